@@ -1,0 +1,1 @@
+"""Worked examples; nothing in the package `rollyard` imports them."""

@@ -1,0 +1,133 @@
+"""What the policy is shown: whole conversations with the tools' real answers, and plain copying exercises.
+
+Nine in ten open exactly as Rollyard's task kinds do. A few contain a mistake that is answered by an error and then put
+right; the mistake itself is never learned.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from collections.abc import Callable
+
+from examples.tiny_policy.families import CodeProblem, MathProblem, Problem, draw_code, draw_math
+from examples.tiny_policy.offline import Toolbox
+from examples.tiny_policy.template import TURN_END, Message, Part, Setting, tool_call
+from rollyard.agents import prompts, toolset
+
+MATH = Setting(prompts.MATH, (toolset.IPYTHON,))
+CODE = Setting(prompts.CODE, (toolset.BASH, toolset.EDITOR))
+OTHER_SHARE = 0.1
+REFUSED_SHARE = 0.03
+FAILED_SHARE = 0.03
+
+OTHER_PROMPTS = ["", "You solve tasks with tools.", "Use the tools.", prompts.MATH, prompts.CODE]
+NOISE = "0123456789+-*() :,x"
+
+
+def draw_setting(rng: random.Random) -> Setting:
+    if rng.random() >= OTHER_SHARE:
+        return rng.choice([MATH, CODE])
+    tools = list(toolset.SCHEMAS.values())
+    chosen = rng.sample(tools, rng.randint(1, len(tools)))
+    if toolset.EDITOR in chosen and len(chosen) == 1:
+        chosen.append(toolset.BASH)
+    return Setting(rng.choice(OTHER_PROMPTS), tuple(chosen))
+
+
+def draw_problem(rng: random.Random, setting: Setting) -> Problem:
+    """A problem of the training part that the setting's tools can solve."""
+    solvable: list[Callable[[random.Random, bool], Problem]] = []
+    if toolset.IPYTHON in setting.tools:
+        solvable.append(draw_math)
+    if toolset.BASH in setting.tools:
+        solvable.append(draw_code)
+    return rng.choice(solvable)(rng, False)
+
+
+def conversation(problem: Problem, rng: random.Random) -> list[Message]:
+    """The messages after the system's, from the user's to the final answer."""
+    work = _math(problem, rng) if isinstance(problem, MathProblem) else _code(problem, rng)
+    return [Message("user", problem.text), *work]
+
+
+def exercise(rng: random.Random) -> list[Part]:
+    """Copying without any chat around it: a dense signal, from which the heads that copy numbers form early."""
+    kind = rng.random()
+    if kind < 0.5:
+        question = answer = "".join(rng.choices("0123456789", k=rng.randint(1, 12)))
+    elif kind < 0.8:
+        calculation = draw_math(rng, False)
+        question, answer = calculation.text, calculation.expression
+    else:
+        function = draw_code(rng, False)
+        question, answer = function.text, f"{function.path} {function.source}"
+    return [Part(question + "\n", False), Part(answer + TURN_END, True)]
+
+
+def _math(problem: MathProblem, rng: random.Random) -> list[Message]:
+    box = Toolbox()
+    call = {"code": problem.expression}
+    messages = []
+    if rng.random() < REFUSED_SHARE:
+        messages += _refused("ipython", call, rng)
+    elif rng.random() < FAILED_SHARE:
+        bad, _ = _spoil(problem.expression, ast.parse, rng)
+        messages += _unlearned("ipython", {"code": bad}, box.ipython(bad))
+    result = box.ipython(problem.expression)
+    if rng.random() < OTHER_SHARE:
+        result = f"Out[{box.cells}]: {result}"
+    messages += _learned("ipython", call, result)
+    return [*messages, Message("assistant", f"The answer is \\boxed{{{problem.answer}}}.", trained=True)]
+
+
+def _code(problem: CodeProblem, rng: random.Random) -> list[Message]:
+    box = Toolbox()
+    write = {"command": _heredoc(problem.path, problem.source)}
+    check = {"command": f"python3 -m py_compile {problem.path} && echo OK"}
+    messages = []
+    if rng.random() < REFUSED_SHARE:
+        messages += _refused("bash", write, rng)
+    elif rng.random() < FAILED_SHARE:
+        bad, _ = _spoil(problem.source, ast.parse, rng)
+        command = _heredoc(problem.path, bad)
+        messages += _unlearned("bash", {"command": command}, box.bash(command))
+        messages += _learned("bash", check, box.bash(check["command"]))
+    for call in (write, check):
+        messages += _learned("bash", call, box.bash(call["command"]))
+    return [*messages, Message("assistant", "The file is written and compiles.", trained=True)]
+
+
+def _heredoc(path: str, source: str) -> str:
+    return f"cat > {path} <<'EOF'\n{source}\nEOF"
+
+
+def _learned(tool: str, arguments: dict[str, str], result: str) -> list[Message]:
+    return [Message("assistant", tool_call(tool, arguments), trained=True), Message("tool", result)]
+
+
+def _unlearned(tool: str, arguments: dict[str, str], result: str) -> list[Message]:
+    return [Message("assistant", tool_call(tool, arguments)), Message("tool", result)]
+
+
+def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[Message]:
+    """A call whose JSON is broken, and the refusal."""
+    good = json.dumps({"name": tool, "arguments": arguments})
+    bad, error = _spoil(good, json.loads, rng)
+    return [
+        Message("assistant", tool_call(tool, arguments).replace(good, bad)),
+        Message("tool", toolset.bad_call(str(error))),
+    ]
+
+
+def _spoil(text: str, parse: Callable[[str], object], rng: random.Random) -> tuple[str, SyntaxError | ValueError]:
+    """The text with one character lost, added or replaced such that `parse` refuses it, and its refusal."""
+    while True:
+        place = rng.randrange(len(text))
+        added, kept = rng.choice([("", 1), (rng.choice(NOISE), 0), (rng.choice(NOISE), 1)])
+        bad = text[:place] + added + text[place + kept :]
+        try:
+            parse(bad)
+        except (SyntaxError, ValueError) as error:
+            return bad, error

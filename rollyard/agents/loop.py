@@ -1,0 +1,81 @@
+"""The agent loop: sample a turn, carry out its tool calls, until a turn makes none or a limit is reached."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollyard.agents import toolset
+from rollyard.agents.tools import Tools
+from rollyard.errors import ContextExceeded
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.sampled import Sampled
+from rollyard.tokens.tool_calls import parse
+
+
+class Policy(Protocol):
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+        """Raises ContextExceeded when no token fits any more, EndpointError when no server could be used."""
+        ...
+
+
+@dataclass
+class AgentRun:
+    """What has happened so far; stays good when the loop is cut off in the middle."""
+
+    conversation: Conversation
+    turns: list[Turn] = field(default_factory=list)
+    status: Status = Status.TRUNCATED
+    """Truncated until a turn ends the conversation by itself."""
+
+
+async def run_agent(
+    run: AgentRun, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
+) -> None:
+    """Fill `run` turn by turn. Raises SandboxLost and EndpointError; every other limit ends it Truncated."""
+    for number in range(agent.max_turns):
+        started = time.monotonic()
+        prompt = run.conversation.prompt_ids()
+        try:
+            sample = await policy.sample(prompt, _seeded(sampling, sample_index, number))
+        except ContextExceeded:
+            return
+        text = run.conversation.add_sampled(
+            sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
+        )
+        sampled = time.monotonic()
+        segment = len(run.conversation.segments()) - 1
+        parsed = parse(text)
+        calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
+        turn = Turn(
+            segment=segment,
+            prompt_length=len(prompt),
+            response_length=len(sample.token_ids),
+            text=text,
+            finish_reason=sample.finish_reason,
+            tool_calls=calls,
+            timings={"model": round(sampled - started, 6), "tools": 0.0},
+        )
+        run.turns.append(turn)
+        if sample.finish_reason == "length":
+            return
+        if not parsed.calls and parsed.error is None:
+            run.status = Status.COMPLETED
+            return
+        results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+        if parsed.error is not None:
+            results.append(toolset.bad_call(parsed.error))
+        timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
+        run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
+        run.conversation.add_messages([{"role": "tool", "content": text} for text in results])
+
+
+def _seeded(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
+    """Each turn of each sample draws from a seed of its own, the same in every attempt."""
+    if sampling.seed is None:
+        return sampling
+    return sampling.model_copy(update={"seed": zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode())})

@@ -1,0 +1,70 @@
+"""What a task kind brings: how to set up, what to ask, what to keep, how to score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from rollyard.errors import TaskError
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.sandbox.sandbox import Sandbox
+
+ENTRY_POINTS = "rollyard.tasks"
+Artifact = dict[str, str]
+"""Name -> text: all that EVAL gets to see of RUN."""
+Message = dict[str, Any]
+"""A chat message: role and content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class TaskHandler(Protocol):
+    """One task kind; found by the entry point group `rollyard.tasks`, made once a process without arguments.
+
+    What goes wrong here is told by exceptions: TaskError when the task or its evaluator is wrong (Failed), SandboxError
+    passes through (a new attempt). What the agent did wrong is a Score, never an exception.
+    """
+
+    eval_needs_sandbox: bool
+    """Whether `evaluate` gets a fresh sandbox; None is passed otherwise."""
+
+    def image(self, task: Task) -> str | None:
+        """The sandbox image; None for the pool's default."""
+        ...
+
+    def tools(self, task: Task) -> list[str]:
+        """Names of `agents.toolset.SCHEMAS`, in the order they are shown."""
+        ...
+
+    def prompt(self, task: Task) -> list[Message]:
+        """The messages a conversation starts with."""
+        ...
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        """Prepare the sandbox before the agent's first turn."""
+        ...
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        """What is to be scored, taken from the sandbox before it goes."""
+        ...
+
+    async def evaluate(self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn]) -> Score:
+        """The reward. Nothing of it may have been within the agent's reach."""
+        ...
+
+
+def load_handlers() -> dict[str, TaskHandler]:
+    """Every installed handler by task kind. Raises TaskError for a plug-in that cannot be loaded."""
+    found: dict[str, TaskHandler] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            found[entry.name] = entry.load()()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise TaskError(f"task handler {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
+    return found

@@ -1,0 +1,47 @@
+"""Carries out a model's tool calls in a sandbox. Whatever the agent does wrong is a tool result, never an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.agents import toolset
+from rollyard.sandbox.sandbox import Sandbox
+
+
+class Tools:
+    """The tools one rollout is offered."""
+
+    def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float) -> None:
+        self._offered = offered
+        self._sandbox = sandbox
+        self._timeout = timeout
+
+    @property
+    def schemas(self) -> list[toolset.ToolSchema]:
+        return [toolset.SCHEMAS[name] for name in self._offered]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What the model reads back. Raises SandboxLost alone."""
+        if name not in self._offered:
+            return toolset.unknown_tool(name, self._offered)
+        parameters = toolset.SCHEMAS[name]["function"]["parameters"]
+        if missing := [p for p in parameters["required"] if p not in arguments]:
+            return toolset.bad_call(f"{name} needs {', '.join(missing)}")
+        if unknown := [a for a in arguments if a not in parameters["properties"]]:
+            return toolset.bad_call(
+                f"{name} has no argument {unknown[0]!r}; it takes {', '.join(parameters['properties'])}"
+            )
+        if wrong := [p for p in parameters["required"] if not isinstance(arguments[p], str)]:
+            return toolset.bad_call(f"{wrong[0]} must be a string")
+        match name:
+            case "bash":
+                done = await self._sandbox.bash(arguments["command"], self._timeout)
+                late = self._timeout if done.timed_out else None
+                return toolset.bash_result(done.output, done.exit_code, timed_out_after=late, restarted=done.restarted)
+            case "ipython":
+                cell = await self._sandbox.ipython(arguments["code"], self._timeout)
+                late = self._timeout if cell.timed_out else None
+                return toolset.ipython_result(cell.output, timed_out_after=late, restarted=cell.restarted)
+            case _:
+                edit = await self._sandbox.edit(**arguments)
+                return toolset.shorten(edit.output)

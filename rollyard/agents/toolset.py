@@ -1,0 +1,88 @@
+"""The tools an agent may be offered: their schemas, and the exact text a model reads back.
+
+A policy is trained on these very strings, so a change here is a change of the environment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ToolSchema = dict[str, Any]
+
+
+def _tool(name: str, description: str, properties: dict[str, Any], required: list[str]) -> ToolSchema:
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+BASH = _tool(
+    "bash",
+    "Run a command in a bash shell that keeps its state.",
+    {"command": {"type": "string"}},
+    ["command"],
+)
+IPYTHON = _tool(
+    "ipython",
+    "Run Python code in a session that keeps its state.",
+    {"code": {"type": "string"}},
+    ["code"],
+)
+EDITOR = _tool(
+    "editor",
+    "View, create or edit a file.",
+    {
+        "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+        "path": {"type": "string"},
+        "file_text": {"type": "string"},
+        "old_str": {"type": "string"},
+        "new_str": {"type": "string"},
+        "insert_line": {"type": "integer"},
+        "view_range": {"type": "array", "items": {"type": "integer"}},
+    },
+    ["command", "path"],
+)
+SCHEMAS: dict[str, ToolSchema] = {"bash": BASH, "ipython": IPYTHON, "editor": EDITOR}
+
+MAX_RESULT_CHARS = 16_000
+
+
+def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
+    """Keep the head and the tail of a long output; errors tend to stand at either end."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+def bash_result(
+    output: str, exit_code: int | None, *, timed_out_after: float | None = None, restarted: bool = False
+) -> str:
+    """What the model reads after a bash call; `exit_code` is None when the command did not end by itself."""
+    lines = [shorten(output.rstrip("\n"))] if output.strip() else []
+    if timed_out_after is not None:
+        lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
+    elif exit_code:
+        lines.append(f"[exit code {exit_code}]")
+    if restarted:
+        lines.append("[the shell ended and was started anew; its state is lost]")
+    return "\n".join(lines) or "(no output)"
+
+
+def ipython_result(output: str, *, timed_out_after: float | None = None, restarted: bool = False) -> str:
+    """What the model reads after a cell: everything printed, then the value or the traceback."""
+    lines = [shorten(output.rstrip("\n"))] if output.strip() else []
+    if timed_out_after is not None:
+        lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
+    if restarted:
+        lines.append("[the Python process ended and was started anew; its state is lost]")
+    return "\n".join(lines) or "(no output)"
+
+
+def bad_call(why: str) -> str:
+    """What the model reads after text that looks like a tool call and is none."""
+    form = '{"name": "...", "arguments": {...}}'
+    return f"Error: invalid tool call: {why}. Write one JSON object {form} inside <tool_call></tool_call>."
+
+
+def unknown_tool(name: str, offered: list[str]) -> str:
+    return f"Error: there is no tool {name!r}; the tools are: {', '.join(offered)}."

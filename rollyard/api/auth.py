@@ -1,0 +1,42 @@
+"""Who may do what: a signed token's role decides by path; a node agent or engine speaks for its own allocation alone."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from rollyard.api.status import Handler
+from rollyard.clock import Clock
+from rollyard.errors import Forbidden, Unauthorized
+from rollyard.trust.tokens import Claims, Role, TokenSigner
+
+CLAIMS: web.RequestKey[Claims] = web.RequestKey("claims", Claims)
+_ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
+
+
+def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
+    """Middleware: 401 without a valid token, 403 where its role does not reach."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthorized("send a token: `Authorization: Bearer …`; admin.kubeconfig in the data folder holds one")
+        claims = signer.verify(token.strip(), clock.time())
+        needed = next((role for prefix, role in _ROLE_OF_PREFIX if request.path.startswith(prefix)), Role.ADMIN)
+        if claims.role is not needed:
+            raise Forbidden(
+                f"{request.path} needs a token of role {needed.value}; this one is of role {claims.role.value}"
+            )
+        request[CLAIMS] = claims
+        return await handler(request)
+
+    return check
+
+
+def subject(request: web.Request, uid: str) -> str:
+    """The allocation that the token speaks for; Forbidden when the message names another."""
+    own = request[CLAIMS].subject
+    if own != uid:
+        raise Forbidden("this token belongs to another allocation")
+    return own

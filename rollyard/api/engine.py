@@ -1,0 +1,68 @@
+"""Where engines register, get their certificate, and say how they are."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pydantic
+from aiohttp import web
+
+from rollyard.api.auth import subject
+from rollyard.api.binding import bind
+from rollyard.api.services import SERVICES
+from rollyard.api.status import invalid
+from rollyard.errors import Invalid
+from rollyard.inference.endpoints import HEARTBEAT_SECONDS, endpoint_id
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome
+from rollyard.trust.tokens import Role
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.post("/v1/engine/register", _register), web.post("/v1/engine/heartbeat", _heartbeat)]
+
+
+async def _register(request: web.Request) -> web.Response:
+    services = request.app[SERVICES]
+    try:
+        hello = EngineHello.model_validate_json(await request.read())
+    except pydantic.ValidationError as error:
+        raise invalid(error, "the registration") from None
+    identity = hello.identity
+    subject(request, identity.uid)
+    host = urlsplit(hello.url).hostname
+    if host is None:
+        raise Invalid(f"url must be https://HOST:PORT, not {hello.url!r}")
+    allocation = await bind(services.store, services.clock, identity)
+    key = ObjectKey(kind="InferencePool", namespace=identity.namespace, name=allocation.spec.pool.name)
+    pool = await services.store.get(key)
+    assert isinstance(pool, InferencePool)
+    model = pool.spec.model
+    # The same token after each registration: node agents keep what they were given with a lease.
+    token = services.signer.issue(Role.ENDPOINT, identity.uid, None)
+    endpoint = Endpoint(
+        id=endpoint_id(identity),
+        url=hello.url,
+        token=token,
+        model=model.served_name,
+        weights_version="",
+        tokenizer=model.tokenizer or model.path,
+    )
+    services.endpoints.register((key.namespace, key.name), identity, endpoint)
+    certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None
+    welcome = EngineWelcome(certificate=certificate, heartbeat_seconds=HEARTBEAT_SECONDS, token=token)
+    return web.json_response(welcome.model_dump())
+
+
+async def _heartbeat(request: web.Request) -> web.Response:
+    services = request.app[SERVICES]
+    try:
+        beat = EngineHeartbeat.model_validate_json(await request.read())
+    except pydantic.ValidationError as error:
+        raise invalid(error, "the heartbeat") from None
+    subject(request, beat.identity.uid)
+    id = endpoint_id(beat.identity)
+    known = services.endpoints.heartbeat(id, beat)
+    state = services.endpoints.get(id)
+    return web.json_response(EngineOrders(known=known, drain=state.drain if state else False).model_dump())

@@ -1,0 +1,288 @@
+"""The kinds on Kubernetes's paths and verbs: list, watch, get, create, replace, merge patch, scale, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from rollyard.api import table
+from rollyard.api.selectors import Predicate, selector
+from rollyard.api.services import SERVICES
+from rollyard.api.status import status_body
+from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, UnsupportedMediaType
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.pools import Pool
+from rollyard.kinds.registry import BY_PLURAL
+from rollyard.kinds.validation import validate_object
+from rollyard.store.base import Store, WatchEvent
+
+BASE = f"/apis/{API_VERSION}"
+DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
+WRITE_RETRIES = 5
+
+
+def routes() -> list[web.RouteDef]:
+    one, many = f"{BASE}/namespaces/{{namespace}}/{{plural}}/{{name}}", f"{BASE}/namespaces/{{namespace}}/{{plural}}"
+    events = "/api/v1/namespaces/{namespace}/{plural:events}"
+    return [
+        web.get(f"{BASE}/{{plural}}", _list),
+        web.get("/api/v1/{plural:events}", _list),
+        *[route for path in (many, events) for route in (web.get(path, _list),)],
+        web.post(many, _create),
+        web.get(one, _get),
+        web.get(f"{events}/{{name}}", _get),
+        web.put(one, _replace),
+        web.patch(one, _patch),
+        web.delete(one, _delete),
+        web.get(f"{one}/status", _get),
+        web.get(f"{one}/scale", _get_scale),
+        web.put(f"{one}/scale", _put_scale),
+        web.patch(f"{one}/scale", _put_scale),
+    ]
+
+
+def _kind(request: web.Request) -> type[KindObject]:
+    kind = BY_PLURAL.get(request.match_info["plural"])
+    if kind is None:
+        raise NotFound(f"there is no {request.match_info['plural']!r}; there are {', '.join(sorted(BY_PLURAL))}")
+    return kind
+
+
+def _writable(request: web.Request) -> type[KindObject]:
+    kind = _kind(request)
+    if not kind.USER_WRITTEN:
+        raise Forbidden(f"{kind.PLURAL} are made by Rollyard itself; change the pool that owns them")
+    return kind
+
+
+def _key(request: web.Request) -> ObjectKey:
+    info = request.match_info
+    name: str = _kind(request).model_fields["kind"].default
+    return ObjectKey(kind=name, namespace=info["namespace"], name=info["name"])
+
+
+def _store(request: web.Request) -> Store:
+    return request.app[SERVICES].store
+
+
+def _answer(request: web.Request, obj: KindObject, status: int = 200) -> web.Response:
+    if table.wanted(request):
+        return web.json_response(table.of(type(obj), [obj], obj.metadata.resource_version), status=status)
+    return web.json_response(obj.dump(), status=status)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read())
+    except ValueError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def _dry(request: web.Request) -> bool:
+    words = request.query.getall("dryRun", [])
+    if words not in ([], ["All"]):
+        raise BadRequest("dryRun must be All")
+    return bool(words)
+
+
+def _parse(request: web.Request, body: dict[str, Any]) -> Pool:
+    """A user's object for this path; `status` is ours and left out. Raises Invalid, BadRequest."""
+    kind = _writable(request)
+    name = kind.model_fields["kind"].default
+    if body.get("kind", name) != name:
+        raise BadRequest(f"this path takes {name}, the body says {body['kind']!r}")
+    metadata = {"namespace": request.match_info["namespace"], **(body.get("metadata") or {})}
+    obj = validate_object({"apiVersion": API_VERSION, "kind": name, **body, "metadata": metadata, "status": {}})
+    if obj.metadata.namespace != request.match_info["namespace"]:
+        raise BadRequest("metadata.namespace differs from the namespace in the path")
+    assert isinstance(obj, Pool)
+    return obj
+
+
+async def _list(request: web.Request) -> web.StreamResponse:
+    kind = _kind(request)
+    word = kind.model_fields["kind"].default
+    namespace = request.match_info.get("namespace")
+    passes = selector(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+    if request.query.get("watch") in ("1", "true"):
+        return await _watch(request, kind, namespace, passes)
+    found, version = await _store(request).list_objects(word, namespace)
+    items = [o for o in found if passes(o)]
+    if table.wanted(request):
+        return web.json_response(table.of(kind, items, version))
+    return web.json_response(
+        {
+            "kind": f"{word}List",
+            "apiVersion": API_VERSION,
+            "metadata": {"resourceVersion": version},
+            "items": [o.dump() for o in items],
+        }
+    )
+
+
+async def _watch(
+    request: web.Request, kind: type[KindObject], namespace: str | None, passes: Predicate
+) -> web.StreamResponse:
+    store, word = _store(request), kind.model_fields["kind"].default
+    since = request.query.get("resourceVersion", "0")
+    seconds = min(_number(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+
+    async def send(type: str, body: dict[str, Any]) -> None:
+        await response.write(json.dumps({"type": type, "object": body}).encode() + b"\n")
+
+    async def tell(event: WatchEvent) -> None:
+        obj = event.object
+        if (namespace is None or obj.metadata.namespace == namespace) and passes(obj):
+            as_table = table.wanted(request)
+            await send(event.type, table.of(kind, [obj], obj.metadata.resource_version) if as_table else obj.dump())
+
+    try:
+        async with asyncio.timeout(seconds):
+            if since in ("", "0"):
+                found, since = await store.list_objects(word, namespace)
+                for obj in found:
+                    await tell(WatchEvent("ADDED", obj))
+            async for event in store.watch(word, since):
+                await tell(event)
+    except TimeoutError:
+        pass
+    except ApiError as error:  # kubectl wants the end of a watch as an event
+        await send("ERROR", status_body(error))
+    return response
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    try:
+        return int(request.query.get(name, default))
+    except ValueError:
+        raise BadRequest(f"{name} must be a whole number") from None
+
+
+async def _get(request: web.Request) -> web.Response:
+    return _answer(request, await _store(request).get(_key(request)))
+
+
+async def _create(request: web.Request) -> web.Response:
+    obj = _parse(request, await _body(request))
+    meta = obj.metadata
+    fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
+    obj = obj.model_copy(update={"metadata": fresh})
+    if _dry(request):
+        return _answer(request, obj, 201)
+    return _answer(request, await _store(request).create(obj), 201)
+
+
+async def _replace(request: web.Request) -> web.Response:
+    obj = _parse(request, await _body(request))
+    if obj.metadata.name != request.match_info["name"]:
+        raise BadRequest("metadata.name differs from the name in the path; objects cannot be renamed")
+    current = await _store(request).get(_key(request))
+    return _answer(request, await _write(request, current, obj))
+
+
+async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
+    """The user's spec, labels and annotations over what is ours of the metadata."""
+    meta = wanted.metadata
+    if meta.uid and meta.uid != current.metadata.uid:
+        raise Conflict("metadata.uid differs: the object was deleted and made anew; read it again")
+    kept = current.metadata.model_copy(
+        update={"labels": meta.labels, "annotations": meta.annotations, "resource_version": meta.resource_version}
+    )
+    merged = current.model_copy(update={"metadata": kept, "spec": wanted.spec})
+    return merged if _dry(request) else await _store(request).update(merged, "spec")
+
+
+async def _patch(request: web.Request) -> web.Response:
+    if request.content_type != "application/merge-patch+json":
+        raise UnsupportedMediaType(
+            "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"
+        )
+    kind, patch = _writable(request), await _body(request)
+    for attempt in range(WRITE_RETRIES):
+        current = await _store(request).get(_key(request))
+        patched = merge_patch(current.dump(), patch)
+        if not (patch.get("metadata") or {}).get("resourceVersion"):
+            patched["metadata"]["resourceVersion"] = current.metadata.resource_version
+        try:
+            return _answer(request, await _write(request, current, _parse(request, patched)))
+        except Conflict:
+            if attempt == WRITE_RETRIES - 1 or (patch.get("metadata") or {}).get("resourceVersion"):
+                raise
+    raise AssertionError(kind)
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396: objects merge, null removes, anything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
+
+
+async def _delete(request: web.Request) -> web.Response:
+    kind, key = _kind(request), _key(request)
+    if key.kind == "Event":
+        raise Forbidden("events go by themselves")
+    options = await _body(request) if request.can_read_body and await request.read() else {}
+    uid = (options.get("preconditions") or {}).get("uid")
+    if _dry(request) or options.get("dryRun") == ["All"]:
+        return _answer(request, await _store(request).get(key))
+    last = await _store(request).delete(key, uid=uid)
+    if last.metadata.finalizers:
+        return _answer(request, last)
+    details = {"name": key.name, "group": API_VERSION.partition("/")[0], "kind": kind.PLURAL, "uid": last.metadata.uid}
+    return web.json_response(
+        {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+    )
+
+
+async def _get_scale(request: web.Request) -> web.Response:
+    return web.json_response(_scale(await _store(request).get(_key(request))))
+
+
+async def _put_scale(request: web.Request) -> web.Response:
+    _writable(request)
+    replicas = (((await _body(request)).get("spec")) or {}).get("replicas")
+    if not isinstance(replicas, int) or replicas < 0:
+        raise Invalid("spec.replicas must be a whole number, at least 0")
+    for attempt in range(WRITE_RETRIES):
+        current = await _store(request).get(_key(request))
+        assert isinstance(current, Pool)
+        if current.spec.autoscaling is not None:
+            raise Invalid(
+                "the size follows the demand here; change spec.autoscaling, or remove it and set spec.replicas"
+            )
+        wanted = _parse(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
+        try:
+            return web.json_response(_scale(await _write(request, current, wanted)))
+        except Conflict:
+            if attempt == WRITE_RETRIES - 1:
+                raise
+    raise AssertionError(replicas)
+
+
+def _scale(obj: KindObject) -> dict[str, Any]:
+    if not isinstance(obj, Pool):
+        raise NotFound(f"{obj.PLURAL} cannot be scaled")
+    meta = obj.metadata
+    names = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid, "resourceVersion": meta.resource_version}
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": names,
+        "spec": {"replicas": obj.spec.replicas if obj.spec.replicas is not None else obj.status.replicas.desired},
+        "status": {"replicas": obj.status.replicas.observed, "selector": ""},
+    }

@@ -1,0 +1,182 @@
+"""The node protocol's server side: one WebSocket a node agent for orders, plain HTTP for results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import WSMsgType, web
+
+from rollyard.api.auth import CLAIMS, subject
+from rollyard.api.binding import bind
+from rollyard.api.rollouts import pool_of
+from rollyard.api.services import SERVICES, Services
+from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.wire import (
+    HandBack,
+    Heartbeat,
+    Hello,
+    LeaseRef,
+    NewEndpoint,
+    Renewed,
+    ToNode,
+    Want,
+    Welcome,
+    from_node,
+)
+from rollyard.rollouts.agents import NodeAgent
+from rollyard.rollouts.results import split_upload
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 10.0
+CLOSE_FENCED, CLOSE_HELLO_EXPECTED = 4409, 4408
+DEFAULT_MAX_ATTEMPTS = 3
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/v1/node/connect", _connect),
+        web.put("/v1/node/run", _put_run),
+        web.get("/v1/node/run", _get_run),
+        web.put("/v1/node/result", _put_result),
+        web.post("/v1/node/endpoint", _new_endpoint),
+    ]
+
+
+async def _connect(request: web.Request) -> web.WebSocketResponse:
+    services = request.app[SERVICES]
+    socket = web.WebSocketResponse(heartbeat=15.0, max_msg_size=16 << 20)
+    await socket.prepare(request)
+    try:
+        hello = from_node(await socket.receive_str(timeout=HELLO_SECONDS))
+    except (TimeoutError, TypeError, ValueError):
+        hello = None
+    if not isinstance(hello, Hello):
+        await socket.close(code=CLOSE_HELLO_EXPECTED, message=b"the first message must be hello")
+        return socket
+    try:
+        subject(request, hello.identity.uid)
+        allocation = await bind(services.store, services.clock, hello.identity)
+        await _serve(services, socket, hello, allocation)
+    except Fenced as error:
+        await socket.close(code=CLOSE_FENCED, message=str(error).encode()[:120])
+    return socket
+
+
+async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello, allocation: Allocation) -> None:
+    pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
+    outbox: asyncio.Queue[ToNode] = asyncio.Queue()
+    agent = NodeAgent(hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait)
+    lost = services.rollouts.leases.renew(agent.holder, hello.held)
+    for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
+        await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")
+    outbox.put_nowait(
+        Welcome(
+            epoch=services.store.epoch,
+            lease_seconds=services.rollouts.leases.seconds,
+            sandbox=pool.spec.sandbox,
+            stages=pool.spec.stages,
+            lost=lost,
+        )
+    )
+    services.agents.connect(agent)
+    writer = asyncio.create_task(_write(socket, outbox))
+    try:
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                await _hear(services, agent, message.data)
+    finally:
+        writer.cancel()
+        services.agents.disconnect(agent)
+
+
+async def _write(socket: web.WebSocketResponse, outbox: asyncio.Queue[ToNode]) -> None:
+    while True:
+        message = await outbox.get()
+        try:
+            await socket.send_str(message.model_dump_json())
+        except ConnectionError:
+            return  # the reader sees the end too, and what was under way is settled at the next hello
+
+
+async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
+    try:
+        message = from_node(text)
+    except ValueError as error:
+        log.warning("node agent %s said something unreadable: %s", agent.holder, error)
+        return
+    match message:
+        case Want():
+            agent.want_init, agent.want_eval, agent.kinds = message.init, message.eval, frozenset(message.kinds)
+            services.agents.room(agent.pool)
+        case Heartbeat():
+            lost = services.rollouts.leases.renew(agent.holder, message.held)
+            if agent.widths != message.widths:
+                agent.widths = dict(message.widths)
+                services.agents.moved(agent)
+            agent.send(Renewed(sent_at=message.sent_at, lost=lost))
+        case HandBack():
+            try:
+                await services.rollouts.lose(message.lease, message.reason)
+            except RollyardError as error:  # its expiry will do the same, later
+                log.warning("hand-back of %s was not stored: %s", message.lease.id, error)
+        case _:
+            pass  # a word of a newer version
+
+
+async def _put_run(request: web.Request) -> web.Response:
+    services = request.app[SERVICES]
+    header, frame = split_upload(await request.read())
+    await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame)
+    return web.Response(status=204)
+
+
+async def _put_result(request: web.Request) -> web.Response:
+    services = request.app[SERVICES]
+    header, frame = split_upload(await request.read())
+    await services.rollouts.finish(header, request[CLAIMS].subject, frame, await _max_attempts(services, header.lease))
+    return web.Response(status=204)
+
+
+async def _max_attempts(services: Services, lease: LeaseRef) -> int:
+    """The pool's limit; a pool that is gone meanwhile has the default."""
+    try:
+        record = await services.rollouts.get(lease.namespace, lease.id)
+        return (await pool_of(services, record.namespace, record.pool)).spec.max_attempts
+    except NotFound:
+        return DEFAULT_MAX_ATTEMPTS
+
+
+async def _get_run(request: web.Request) -> web.Response:
+    services, query = request.app[SERVICES], request.query
+    namespace, id = query.get("namespace", "default"), query.get("id", "")
+    record = await services.rollouts.get(namespace, id)
+    if str(record.fence) != query.get("fence") or (record.holder or "").partition("/")[0] != request[CLAIMS].subject:
+        raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop it")
+    if record.run is None or record.stage is not Stage.EVAL:
+        raise Invalid(f"rollout {id} has no stored run; it is in {record.stage}")
+    return web.Response(body=await services.store.read_blob(record.run), content_type="application/zstd")
+
+
+async def _new_endpoint(request: web.Request) -> web.Response:
+    """The endpoint in use failed: eject it, choose another, write it down. Raises Unavailable when none is ready."""
+    services = request.app[SERVICES]
+    try:
+        wanted = NewEndpoint.model_validate_json(await request.read())
+    except ValueError as error:
+        raise BadRequest(f"not a NewEndpoint: {error}") from None
+    services.endpoints.eject(wanted.failed, wanted.why or "a node agent could not reach it")
+    record = await services.rollouts.get(wanted.lease.namespace, wanted.lease.id)
+    pool = await pool_of(services, record.namespace, record.pool)
+    name = pool.spec.inference.get(wanted.role)
+    if name is None:
+        raise Invalid(f"pool {record.pool} has no inference role {wanted.role!r}")
+    heap = services.endpoints.heap((record.namespace, name), await services.rollouts.sessions())
+    endpoint = heap.checkout()
+    if endpoint is None:
+        raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
+    await services.rollouts.move_endpoint(wanted.lease, request[CLAIMS].subject, wanted.role, endpoint.id)
+    return web.json_response(endpoint.model_dump())

@@ -1,0 +1,203 @@
+"""What trainers call: submit, look, wait, stream, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pydantic
+from aiohttp import web
+
+from rollyard.api.services import SERVICES, Services
+from rollyard.api.status import invalid
+from rollyard.errors import BadRequest, Cause, Invalid, NotFound
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.tasks import check_task
+from rollyard.rollouts.results import decompress, trajectory, view
+from rollyard.rollouts.submission import MAX_PER_REQUEST
+from rollyard.store.base import RolloutFilter, RolloutRecord
+
+MAX_WAIT_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 10.0
+DEFAULT_LIMIT, MAX_LIMIT = 500, 5000
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/rollouts", _submit),
+        web.get("/v1/rollouts", _list),
+        web.get("/v1/rollouts/counts", _counts),
+        web.get("/v1/rollouts/stream", _stream),
+        web.get("/v1/rollouts/{id}", _get),
+        web.delete("/v1/rollouts/{id}", _cancel),
+    ]
+
+
+def _namespace(request: web.Request) -> str:
+    return request.query.get("namespace", "default")
+
+
+async def _submit(request: web.Request) -> web.Response:
+    services, namespace = request.app[SERVICES], _namespace(request)
+    requests = _read_requests(await request.read())
+    await _check_pools(services, namespace, requests)
+    _check_tasks(services, requests)
+    accepted = await services.rollouts.submit(namespace, requests)
+    rows = [
+        {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}
+        for r, new in accepted
+    ]
+    return web.json_response({"rollouts": rows}, status=202)
+
+
+def _read_requests(body: bytes) -> list[RolloutRequest]:
+    """One request, a list, or {"rollouts": [...]}. Raises BadRequest, Invalid with the path of each wrong field."""
+    try:
+        data = json.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    if isinstance(data, dict) and data.keys() == {"rollouts"}:
+        data = data["rollouts"]
+    if not isinstance(data, list):
+        data = [data]
+    try:
+        requests = pydantic.TypeAdapter(list[RolloutRequest]).validate_python(data)
+    except pydantic.ValidationError as error:
+        raise invalid(error, "the request") from None
+    if not requests:
+        raise Invalid("send at least one rollout")
+    if (n := sum(r.n for r in requests)) > MAX_PER_REQUEST:
+        raise Invalid(f"one request may have at most {MAX_PER_REQUEST} rollouts, this one has {n}; send several")
+    return requests
+
+
+async def _check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> None:
+    for name in {r.pool for r in requests}:
+        try:
+            pool = await services.store.get(ObjectKey(kind="RolloutPool", namespace=namespace, name=name))
+        except NotFound:
+            pools, _ = await services.store.list_objects("RolloutPool", namespace)
+            there = ", ".join(p.metadata.name for p in pools) or "none; apply one first"
+            message = f"there is no RolloutPool {name!r} in namespace {namespace!r} (there: {there})"
+            raise Invalid(message, causes=[Cause("pool", message)]) from None
+        if pool.metadata.deletion_timestamp is not None:
+            raise Invalid(f"RolloutPool {name!r} is being deleted", causes=[Cause("pool", "is being deleted")])
+
+
+def _check_tasks(services: Services, requests: Sequence[RolloutRequest]) -> None:
+    known = services.task_kinds | services.agents.kinds()
+    for i, request in enumerate(requests):
+        if request.task.kind not in known:
+            message = f"unknown task kind {request.task.kind!r}; there are {', '.join(sorted(known))}"
+            raise Invalid(message, causes=[Cause(f"{i}.task.kind", message)])
+        check_task(request.task)
+
+
+async def _list(request: web.Request) -> web.Response:
+    services, query = request.app[SERVICES], request.query
+    limit = min(_int(request, "limit", DEFAULT_LIMIT), MAX_LIMIT)
+    try:
+        statuses = tuple(Status(word) for word in query.get("status", "").split(",") if word)
+    except ValueError:
+        raise BadRequest(f"status must be of {', '.join(Status)}, several separated by commas") from None
+    filter = RolloutFilter(
+        namespace=_namespace(request),
+        pool=query.get("pool"),
+        group=query.get("group"),
+        status=statuses,
+        after_seq=_int(request, "after", 0),
+        limit=limit,
+    )
+    records = await services.rollouts.find(filter)
+    following = records[-1].seq if len(records) == limit else None
+    return web.json_response({"rollouts": [_view(services, r) for r in records], "next": following})
+
+
+async def _get(request: web.Request) -> web.Response:
+    services, id = request.app[SERVICES], request.match_info["id"]
+    wait = min(_float(request, "wait", 0.0), MAX_WAIT_SECONDS)
+    record = await services.rollouts.wait(_namespace(request), id, wait)
+    body = {"rollout": _view(services, record), "trajectory": None}
+    if record.status.terminal:
+        body["trajectory"] = await _trajectory(services, record)
+    return web.json_response(body)
+
+
+async def _cancel(request: web.Request) -> web.Response:
+    services = request.app[SERVICES]
+    record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
+    return web.json_response(_view(services, record))
+
+
+async def _counts(request: web.Request) -> web.Response:
+    """How far a pool or a group is: queued, in each stage, by terminal status, and the mean reward so far."""
+    services, query = request.app[SERVICES], request.query
+    scope = (_namespace(request), query.get("pool"), query.get("group"))
+    counts: dict[str, Any] = {"queued": 0} | {s.value: 0 for s in Stage} | {s.value: 0 for s in Status if s.terminal}
+    for (stage, status), count in (await services.store.counts(*scope)).items():
+        word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
+        counts[word] += count
+    live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
+    if query.get("group") is None:  # the holders' own word is fresher than the durable stage, but knows no groups
+        counts |= {stage.value: n for stage, n in live.items()}
+    counts["reward_mean"] = await services.store.reward_mean(*scope)
+    return web.json_response(counts)
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    """Server-sent events, one a terminal record; resumes after the cursor in `after` or Last-Event-ID."""
+    services, query = request.app[SERVICES], request.query
+    after = _int(request, "after", 0)
+    if last := request.headers.get("Last-Event-ID"):
+        after = int(last) if last.isdigit() else after
+    whole = query.get("trajectories", "0") == "1"
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    await response.write(b": rollouts\n\n")
+    found = services.rollouts.stream(
+        after, _namespace(request), query.get("group"), query.get("pool"), KEEP_ALIVE_SECONDS
+    )
+    async for record in found:
+        if record is None:
+            await response.write(b": nothing yet\n\n")
+            continue
+        data = await _trajectory(services, record) if whole else _view(services, record)
+        await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {json.dumps(data)}\n\n".encode())
+    return response
+
+
+def _view(services: Services, record: RolloutRecord) -> dict[str, Any]:
+    lease = services.rollouts.leases.get(record.namespace, record.id)
+    stage = lease.stage if lease is not None and lease.fence == record.fence else None
+    return view(record, stage).model_dump(mode="json")
+
+
+async def _trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
+    if record.result is None:
+        return trajectory(record, None)
+    frame = await services.store.read_blob(record.result)
+    return await asyncio.to_thread(lambda: trajectory(record, decompress(frame)))
+
+
+def _int(request: web.Request, name: str, default: int) -> int:
+    try:
+        return int(request.query.get(name, default))
+    except ValueError:
+        raise BadRequest(f"{name} must be a whole number") from None
+
+
+def _float(request: web.Request, name: str, default: float) -> float:
+    try:
+        return float(request.query.get(name, default))
+    except ValueError:
+        raise BadRequest(f"{name} must be a number of seconds") from None
+
+
+async def pool_of(services: Services, namespace: str, name: str) -> RolloutPool:
+    pool = await services.store.get(ObjectKey(kind="RolloutPool", namespace=namespace, name=name))
+    assert isinstance(pool, RolloutPool)
+    return pool

@@ -1,0 +1,73 @@
+"""Errors as Kubernetes `Status` objects, whose `reason` a client can branch on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pydantic
+from aiohttp import web
+
+from rollyard.errors import ApiError, BadRequest, Cause, Expired, Invalid, MethodNotAllowed, NotFound, TooLarge
+
+log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def status_body(error: ApiError) -> dict[str, Any]:
+    details: dict[str, Any] = {}
+    if error.causes:
+        details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in error.causes]
+    if error.retry_after is not None:
+        details["retryAfterSeconds"] = error.retry_after
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": str(error),
+        "reason": error.reason,
+        "details": details,
+        "code": error.code,
+    }
+
+
+def error_response(error: ApiError) -> web.Response:
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
+    return web.json_response(status_body(error), status=error.code, headers=headers)
+
+
+def invalid(error: pydantic.ValidationError, what: str) -> Invalid:
+    """A body that its model refuses, field by field."""
+    causes = [Cause(".".join(str(p) for p in e["loc"]), e["msg"]) for e in error.errors()]
+    listed = "; ".join(f"{c.field}: {c.message}" if c.field else c.message for c in causes)
+    return Invalid(f"{what} is invalid: {listed}", causes=causes)
+
+
+@web.middleware
+async def errors_as_status(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The outermost boundary of a request: whatever went wrong becomes a Status."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        return error_response(_from_aiohttp(error, request))
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response(ApiError("internal error; the server's log says more"))
+
+
+def _from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
+    match error.status:
+        case 404:
+            return NotFound(f"there is no {request.path}; see /apis and /v1")
+        case 405:
+            return MethodNotAllowed(f"{request.method} is not possible on {request.path}")
+        case 410:
+            return Expired(error.reason)
+        case 413:
+            return TooLarge(error.text or "the body is too large")
+        case _:
+            return BadRequest(error.text or error.reason)

@@ -1,0 +1,1 @@
+"""The `rollyard` command; its manners are kubectl's."""

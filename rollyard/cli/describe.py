@@ -1,0 +1,98 @@
+"""`rollyard describe`: everything there is to know about an object, for a person."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import yaml
+
+from rollyard.cli.options import kind_and_names, with_client
+from rollyard.cli.output import align, table
+from rollyard.client.client import AsyncClient
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Condition, KindObject
+from rollyard.kinds.columns import age
+from rollyard.kinds.event import Event
+from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
+@with_client
+async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
+    """Show an object with its conditions, allocations and events."""
+    _, keys = kind_and_names(words, namespace)
+    if not keys:
+        raise click.UsageError("describe takes KIND NAME")
+    for key in keys:
+        obj = await client.get(key)
+        allocations, _ = await client.list_objects("Allocation", namespace)
+        owned = [a for a in allocations if isinstance(a, Allocation) and a.spec.pool.uid == obj.metadata.uid]
+        fields = f"involvedObject.kind={key.kind},involvedObject.name={key.name}"
+        events, _ = await client.list_objects("Event", namespace, fields=fields)
+        happened = [e for e in events if isinstance(e, Event)]
+        for allocation in owned:
+            fields = f"involvedObject.kind=Allocation,involvedObject.name={allocation.metadata.name}"
+            more, _ = await client.list_objects("Event", namespace, fields=fields)
+            happened += [e for e in more if isinstance(e, Event)]
+        click.echo("\n".join(_lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))))
+
+
+def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> list[str]:
+    meta = obj.metadata
+    lines = [f"Name:       {meta.name}", f"Namespace:  {meta.namespace}", f"Kind:       {obj.key.kind}"]
+    lines += [f"Created:    {meta.creation_timestamp}", f"Generation: {meta.generation}"]
+    if meta.deletion_timestamp:
+        lines.append(f"Deleting:   since {meta.deletion_timestamp}")
+    dumped: dict[str, Any] = obj.dump()
+    lines += ["Spec:", *_indent(yaml.safe_dump(dumped["spec"], sort_keys=False))]
+    if isinstance(obj, Pool):
+        lines += _pool(obj)
+    if isinstance(obj, Allocation):
+        lines += ["Status:", *_indent(yaml.safe_dump({k: v for k, v in dumped["status"].items() if k != "conditions"}))]
+    lines += ["Conditions:", *_indented(_conditions(getattr(getattr(obj, "status", None), "conditions", [])))]
+    if owned:
+        shown = sorted(owned, key=lambda a: a.spec.index)
+        lines += ["Allocations:", *_indented(table(Allocation, shown, wide=True, namespaces=False))]
+    rows = table(Event, events, wide=True, namespaces=False) if events else ["<none>"]
+    return [*lines, "Events:", *_indented(rows)]
+
+
+def _pool(pool: Pool) -> list[str]:
+    replicas = pool.status.replicas
+    words = f"{replicas.desired} desired, {replicas.requested} requested, {replicas.observed} observed, {replicas.ready} ready"
+    lines = [f"Replicas:   {words}"]
+    if isinstance(pool, InferencePool):
+        rows = [["ENDPOINT", "READY", "SESSIONS", "WEIGHTS", "URL", "REASON"]]
+        rows += [
+            [e.id, str(e.ready), str(e.sessions), e.weights_version or "<none>", e.url, e.reason or "<none>"]
+            for e in pool.status.endpoints
+        ]
+        lines += ["Endpoints:", *_indented(align(rows))]
+    if isinstance(pool, RolloutPool):
+        rows = [["STAGE", "QUEUED", "IN FLIGHT", "WIDTH"]]
+        rows += [[n, str(s.queued), str(s.in_flight), str(s.width)] for n, s in pool.status.stages.items()]
+        lines += ["Stages:", *_indented(align(rows))]
+    now = datetime.now(UTC)
+    rows = [[f"{age(d.time, now)} ago", str(d.desired), d.message] for d in pool.status.decisions]
+    return lines + (["Scaling:", *_indented(align(rows))] if rows else [])
+
+
+def _conditions(conditions: list[Condition]) -> list[str]:
+    now = datetime.now(UTC)
+    rows = [["TYPE", "STATUS", "REASON", "AGE", "GENERATION", "MESSAGE"]]
+    rows += [
+        [c.type, c.status, c.reason, age(c.last_transition_time, now), str(c.observed_generation), c.message]
+        for c in conditions
+    ]
+    return align(rows)
+
+
+def _indent(text: str) -> list[str]:
+    return _indented(text.rstrip().splitlines())
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

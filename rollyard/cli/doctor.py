@@ -1,0 +1,100 @@
+"""`rollyard doctor`: probes this machine with real actions, and says what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rollyard.errors import RollyardError
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: str
+    what: str
+    detail: str
+
+
+@click.command()
+@click.option(
+    "--scratch", type=click.Path(path_type=Path), default=Path(tempfile.gettempdir()), help="node-local folder"
+)
+@click.option("--data", type=click.Path(path_type=Path), help="folder meant for `serve --data`")
+def doctor(scratch: Path, data: Path | None) -> None:
+    """Check what this machine offers; exit 1 when something is missing."""
+    failed = False
+    for finding in _findings(scratch, data):
+        click.echo(f"{finding.level:4}  {finding.what:18} {finding.detail}")
+        failed |= finding.level == "FAIL"
+    sys.exit(1 if failed else 0)
+
+
+def _findings(scratch: Path, data: Path | None) -> Iterator[Finding]:
+    yield _python()
+    yield _guard("cluster", _cluster)
+    yield _guard("sandbox", _sandbox)
+    yield _guard("scratch", lambda: _folder("scratch", scratch))
+    if data is not None:
+        yield _guard("data", lambda: _data(data))
+
+
+def _guard(what: str, probe: Callable[[], Finding]) -> Finding:
+    try:
+        return probe()
+    except (RollyardError, OSError) as error:
+        return Finding("FAIL", what, str(error))
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding("OK", "python", f"{version} at {sys.executable}")
+
+
+def _cluster() -> Finding:
+    if shutil.which("sbatch"):
+        return Finding(
+            "WARN", "cluster", "Slurm is here, but this version has the local driver only: jobs run on this machine"
+        )
+    return Finding("OK", "cluster", "no Slurm; the local driver runs jobs on this machine")
+
+
+def _sandbox() -> Finding:
+    """Starts a real sandbox and runs a command in it."""
+    from rollyard.sandbox.base import Limits, SandboxSpec
+    from rollyard.sandbox.runtimes import find_runtime
+    from rollyard.sandbox.sandbox import Sandboxes
+
+    runtime = find_runtime("auto")
+
+    async def try_one() -> str:
+        limits = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20)
+        async with (
+            Sandboxes(runtime) as sandboxes,
+            await sandboxes.start(SandboxSpec(image=None, limits=limits)) as sandbox,
+        ):
+            return (await sandbox.bash("echo works", 30.0)).output.strip()
+
+    said = asyncio.run(try_one())
+    if said != "works":
+        return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it said {said!r}")
+    return Finding("OK", "sandbox", f"{runtime.name}: a sandbox started and ran a command")
+
+
+def _folder(what: str, folder: Path) -> Finding:
+    with tempfile.TemporaryDirectory(prefix="rollyard-doctor-", dir=folder) as probe:
+        (Path(probe) / "file").write_bytes(os.urandom(1 << 20))
+    free = shutil.disk_usage(folder).free >> 30
+    return Finding("OK" if free >= 2 else "WARN", what, f"{folder} can be written, {free} GiB free")
+
+
+def _data(folder: Path) -> Finding:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return _folder("data", folder)

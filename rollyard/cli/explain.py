@@ -1,0 +1,37 @@
+"""`rollyard explain`: what a field is for, from the models themselves."""
+
+from __future__ import annotations
+
+import click
+from pydantic import BaseModel
+
+from rollyard.errors import NotFound
+from rollyard.kinds.fields import fields_of, find
+from rollyard.kinds.registry import find_kind
+
+
+@click.command()
+@click.argument("path", metavar="KIND[.FIELD...]")
+def explain(path: str) -> None:
+    """Describe a kind or one of its fields."""
+    word, *parts = path.split(".")
+    kind = find_kind(word)
+    if kind is None:
+        raise NotFound(f"there is no kind {word!r}; see `rollyard api-resources`")
+    click.echo(f"KIND:     {kind.model_fields['kind'].default}\nVERSION:  rollyard.dev/v1alpha1\n")
+    model: type[BaseModel] | None = kind
+    text = (kind.__doc__ or "").strip()
+    if parts:
+        shape = find(kind, parts)
+        if shape is None:
+            raise NotFound(f"{path} is no field; see `rollyard explain {'.'.join([word, *parts[:-1]])}`")
+        default = "" if shape.default is None else f" (default {shape.default!r})"
+        click.echo(f"FIELD:    {parts[-1]} <{shape.word}>{' -required-' if shape.required else default}\n")
+        model, text = shape.model, shape.description
+    click.echo(f"DESCRIPTION:\n  {text}")
+    if model is not None:
+        click.echo("\nFIELDS:")
+        for name, shape in fields_of(model).items():
+            click.echo(f"  {name} <{shape.word}>{' -required-' if shape.required else ''}")
+            if shape.description:
+                click.echo(f"    {shape.description.splitlines()[0]}")

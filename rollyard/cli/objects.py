@@ -1,0 +1,203 @@
+"""Commands on objects: apply, get, delete, scale, suspend, resume, wait, events, api-resources."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import click
+
+from rollyard.cli.manifests import read_manifests
+from rollyard.cli.options import kind_and_names, with_client
+from rollyard.cli.output import align, show, table
+from rollyard.client.client import AsyncClient
+from rollyard.errors import NotFound
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
+from rollyard.kinds.event import Event
+from rollyard.kinds.registry import KINDS
+
+POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
+@click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none")
+@with_client
+async def apply(client: AsyncClient, namespace: str, files: tuple[str, ...], dry_run: str) -> None:
+    """Bring the server in line with YAML files."""
+    for obj in read_manifests(files):
+        if "namespace" not in obj.metadata.model_fields_set:
+            obj = obj.model_copy(update={"metadata": obj.metadata.model_copy(update={"namespace": namespace})})
+        if dry_run == "client":
+            click.echo(f"{obj.SINGULAR}/{obj.metadata.name} would be applied (client dry run)")
+            continue
+        change, _ = await client.apply(obj, dry_run=dry_run == "server")
+        click.echo(
+            f"{obj.SINGULAR}/{obj.metadata.name} {change}" + (" (server dry run)" if dry_run == "server" else "")
+        )
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KIND [NAME...]")
+@click.option("-w", "--watch", is_flag=True, help="go on with changes")
+@click.option("-A", "--all-namespaces", is_flag=True)
+@click.option("-l", "--selector", default="", help="label selector")
+@click.option("-o", "--output", "form", default="", help="wide|yaml|json|name|jsonpath={…}")
+@with_client
+async def get(
+    client: AsyncClient,
+    namespace: str,
+    words: tuple[str, ...],
+    watch: bool,
+    all_namespaces: bool,
+    selector: str,
+    form: str,
+) -> None:
+    """Show objects."""
+    kind, keys = kind_and_names(words, namespace)
+    word = kind.model_fields["kind"].default
+    since = "0"
+    if keys:
+        objects = [await client.get(key) for key in keys]
+    else:
+        objects, since = await client.list_objects(word, None if all_namespaces else namespace, labels=selector)
+    if not objects and form in ("", "wide"):
+        click.echo("No resources found" + ("." if all_namespaces else f" in {namespace} namespace."), err=True)
+    else:
+        show(kind, objects, form, all_namespaces=all_namespaces, one=len(keys) == 1)
+    if watch:
+        names, seen = {k.name for k in keys}, {o.metadata.uid: o.metadata.resource_version for o in objects}
+        async for _, obj in client.watch(word, None if all_namespaces else namespace, since=since):
+            if (names and obj.metadata.name not in names) or seen.get(
+                obj.metadata.uid
+            ) == obj.metadata.resource_version:
+                continue
+            if form in ("", "wide"):
+                lines = table(kind, [obj], wide=form == "wide", namespaces=all_namespaces, header=False)
+                click.echo("\n".join(lines))
+            else:
+                show(kind, [obj], form, one=True)
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="KIND NAME...")
+@click.option("-f", "--filename", "files", multiple=True, help="what these files declare")
+@click.option("--wait/--no-wait", default=True, help="until they are gone")
+@click.option("--timeout", default=900.0, help="seconds to wait")
+@with_client
+async def delete(
+    client: AsyncClient, namespace: str, words: tuple[str, ...], files: tuple[str, ...], wait: bool, timeout: float
+) -> None:
+    """Delete objects; a pool drains, ends its jobs, then disappears."""
+    keys = [obj.key for obj in read_manifests(files)] if files else kind_and_names(words, namespace)[1] if words else []
+    if not keys:
+        raise click.UsageError("name what to delete: KIND NAME, KIND/NAME, or -f FILE")
+    for key in keys:
+        await client.delete(key)
+        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} deleted")
+    if wait:
+        for key in keys:
+            await _until(client, key, lambda obj: obj is None, timeout, "is still there")
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
+@click.option("--replicas", type=click.IntRange(min=0), required=True)
+@with_client
+async def scale(client: AsyncClient, namespace: str, words: tuple[str, ...], replicas: int) -> None:
+    """Set the fixed size of a pool."""
+    for key in kind_and_names(words, namespace)[1]:
+        await client.scale(key, replicas)
+        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} scaled")
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
+@with_client
+async def suspend(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
+    """Give back a pool's allocations and keep the pool."""
+    await _set_suspend(client, kind_and_names(words, namespace)[1], True)
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
+@with_client
+async def resume(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
+    """Bring a suspended pool back."""
+    await _set_suspend(client, kind_and_names(words, namespace)[1], False)
+
+
+async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) -> None:
+    for key in keys:
+        await client.patch(key, {"spec": {"suspend": value}})
+        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} {'suspended' if value else 'resumed'}")
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
+@click.option("--for", "what", required=True, help="condition=TYPE[=STATUS] or delete")
+@click.option("--timeout", default=60.0, help="seconds to wait")
+@with_client
+async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
+    """Wait until a condition holds, or an object is gone."""
+    word, _, rest = what.partition("=")
+    type, _, status = rest.partition("=")
+    if what != "delete" and (word != "condition" or not type):
+        raise click.UsageError("--for takes condition=TYPE, condition=TYPE=STATUS, or delete")
+
+    def holds(obj: KindObject | None) -> bool:
+        if what == "delete":
+            return obj is None
+        if obj is None:
+            raise NotFound("it was deleted while waiting")
+        conditions = getattr(getattr(obj, "status", None), "conditions", [])
+        current = [c for c in conditions if c.observed_generation >= obj.metadata.generation]
+        return any(c.type.lower() == type.lower() and c.status.lower() == (status or "true").lower() for c in current)
+
+    for key in kind_and_names(words, namespace)[1]:
+        await _until(client, key, holds, timeout, f"did not come to {what}")
+        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
+
+
+async def _until(
+    client: AsyncClient, key: ObjectKey, holds: Callable[[KindObject | None], bool], seconds: float, complaint: str
+) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    obj = await client.get(key)
+                except NotFound:
+                    obj = None
+                if holds(obj):
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        click.echo(f"error: timed out: {KINDS[key.kind].SINGULAR}/{key.name} {complaint} after {seconds:g} s", err=True)
+        sys.exit(1)
+
+
+@click.command()
+@click.option("--for", "about", default="", help="KIND/NAME")
+@click.option("-A", "--all-namespaces", is_flag=True)
+@with_client
+async def events(client: AsyncClient, namespace: str, about: str, all_namespaces: bool) -> None:
+    """Show what happened, oldest first."""
+    fields = ""
+    if about:
+        keys = kind_and_names((about,), namespace)[1]
+        if not keys:
+            raise click.UsageError("--for takes KIND/NAME")
+        fields = f"involvedObject.kind={keys[0].kind},involvedObject.name={keys[0].name}"
+    found, _ = await client.list_objects("Event", None if all_namespaces else namespace, fields=fields)
+    seen = sorted((e for e in found if isinstance(e, Event)), key=lambda e: e.last_timestamp)
+    click.echo("\n".join(table(Event, seen, wide=False, namespaces=all_namespaces)))
+
+
+@click.command()
+def api_resources() -> None:
+    """List the kinds."""
+    rows = [["NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND"]]
+    rows += [[k.PLURAL, ",".join(k.SHORT), API_VERSION, "true", name] for name, k in sorted(KINDS.items())]
+    click.echo("\n".join(align(rows)))

@@ -1,0 +1,242 @@
+"""`AsyncClient`: objects and rollouts, as trainers and the CLI use them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+
+from rollyard.client.http import Http
+from rollyard.client.kubeconfig import Context, load_context
+from rollyard.client.link import Backoff
+from rollyard.errors import Expired, NotFound, Unavailable
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
+from rollyard.kinds.registry import KINDS, parse_object
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+MERGE_PATCH = "application/merge-patch+json"
+WAIT_SECONDS = 30
+Change = Literal["created", "configured", "unchanged"]
+
+
+class AsyncClient:
+    """Everything the API offers to people and trainers. Use as an async context manager."""
+
+    def __init__(self, context: Context | None = None, *, kubeconfig: Path | None = None) -> None:
+        self.context = context or load_context(kubeconfig)
+        self._http = Http(self.context)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    # objects
+
+    async def get(self, key: ObjectKey) -> KindObject:
+        """Raises NotFound."""
+        return parse_object(await self._http.json("GET", _path(key.kind, key.namespace, key.name)))
+
+    async def list_objects(
+        self, kind: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> tuple[list[KindObject], str]:
+        """All of a kind, in one namespace or in all, and the resourceVersion to watch from."""
+        query = {k: v for k, v in (("labelSelector", labels), ("fieldSelector", fields)) if v}
+        body = await self._http.json("GET", _path(kind, namespace), query=query)
+        return [parse_object(item) for item in body["items"]], body["metadata"]["resourceVersion"]
+
+    async def apply(self, obj: KindObject, *, dry_run: bool = False) -> tuple[Change, KindObject]:
+        """Create it, or bring what is there in line with it; what an earlier apply set and this one leaves out goes.
+
+        The earlier one is remembered in kubectl's own annotation, so both tools can be used on one object.
+        """
+        config = _config(obj)
+        text = json.dumps(config, separators=(",", ":"), sort_keys=True)
+        config["metadata"].setdefault("annotations", {})[LAST_APPLIED] = text
+        query = {"dryRun": "All"} if dry_run else {}
+        try:
+            there = await self.get(obj.key)
+        except NotFound:
+            path = _path(obj.key.kind, obj.key.namespace)
+            made = await self._http.json("POST", path, query=query, body=config, repeat=False)
+            return "created", parse_object(made)
+        before = json.loads(there.metadata.annotations.get(LAST_APPLIED) or "{}")
+        patch = _patch(before, config)
+        path = _path(obj.key.kind, obj.key.namespace, obj.key.name)
+        after = parse_object(await self._http.json("PATCH", path, query=query, body=patch, content_type=MERGE_PATCH))
+        same = after.metadata.resource_version == there.metadata.resource_version and not dry_run
+        return ("unchanged" if same or after == there else "configured"), after
+
+    async def patch(self, key: ObjectKey, patch: dict[str, Any]) -> KindObject:
+        """RFC 7396 merge patch."""
+        path = _path(key.kind, key.namespace, key.name)
+        return parse_object(await self._http.json("PATCH", path, body=patch, content_type=MERGE_PATCH))
+
+    async def scale(self, key: ObjectKey, replicas: int) -> None:
+        path = _path(key.kind, key.namespace, key.name) + "/scale"
+        await self._http.json("PATCH", path, body={"spec": {"replicas": replicas}}, content_type=MERGE_PATCH)
+
+    async def delete(self, key: ObjectKey) -> None:
+        """Begin the deletion; a pool drains first. Raises NotFound."""
+        await self._http.json("DELETE", _path(key.kind, key.namespace, key.name))
+
+    async def watch(
+        self, kind: str, namespace: str | None = None, *, since: str = "0", fields: str = ""
+    ) -> AsyncIterator[tuple[str, KindObject]]:
+        """(ADDED | MODIFIED | DELETED, object), for ever: it resumes by itself where it broke off."""
+        backoff = Backoff()
+        while True:
+            query = {"watch": "true", "resourceVersion": since}
+            if fields:
+                query["fieldSelector"] = fields
+            try:
+                async with self._http.open("GET", _path(kind, namespace), query=query, seconds=None) as answer:
+                    async for line in _lines(answer):
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise Expired(event["object"]["message"])
+                        backoff.reset()
+                        obj = parse_object(event["object"])
+                        since = obj.metadata.resource_version
+                        yield event["type"], obj
+            except Expired:
+                since = "0"
+            except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
+                pass
+            await backoff.wait()
+
+    async def log(
+        self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """An allocation's output as it comes. Raises NotFound."""
+        query = {"follow": "1"} if follow else {}
+        if tail is not None:
+            query["tail"] = str(tail)
+        path = _path("Allocation", namespace, allocation) + "/log"
+        async with self._http.open("GET", path, query=query, seconds=None) as answer:
+            async for chunk in answer.content.iter_any():
+                yield chunk
+
+    # rollouts
+
+    async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
+        """Ids of the accepted rollouts, in order. Requests without an id get one here, so that a lost answer does no harm."""
+        named = [r if r.id else r.model_copy(update={"id": f"r-{secrets.token_hex(8)}"}) for r in requests]
+        body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
+        answer = await self._http.json("POST", "/v1/rollouts", query=self._query(namespace), body=body)
+        return [row["id"] for row in answer["rollouts"]]
+
+    async def rollout(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Trajectory | None]:
+        """The rollout, and its trajectory once it has ended. Raises NotFound."""
+        query = {**self._query(namespace), "wait": str(wait)}
+        body = await self._http.json("GET", f"/v1/rollouts/{id}", query=query)
+        trajectory = body["trajectory"]
+        return (
+            RolloutView.model_validate(body["rollout"]),
+            Trajectory.model_validate(trajectory) if trajectory is not None else None,
+        )
+
+    async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
+        """Until it has ended, however long that takes and whatever connections break meanwhile."""
+        while True:
+            _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+            if trajectory is not None:
+                return trajectory
+
+    async def rollouts(
+        self,
+        namespace: str | None = None,
+        *,
+        pool: str | None = None,
+        group: str | None = None,
+        status: Sequence[str] = (),
+    ) -> AsyncIterator[RolloutView]:
+        """All that match, in order of arrival."""
+        after: int | None = 0
+        while after is not None:
+            query = self._query(namespace, pool=pool, group=group, status=",".join(status), after=str(after))
+            body = await self._http.json("GET", "/v1/rollouts", query=query)
+            for row in body["rollouts"]:
+                yield RolloutView.model_validate(row)
+            after = body["next"]
+
+    async def counts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> dict[str, Any]:
+        """`queued`, a number for each stage and terminal status, and `reward_mean`."""
+        query = self._query(namespace, pool=pool, group=group)
+        counts: dict[str, Any] = await self._http.json("GET", "/v1/rollouts/counts", query=query)
+        return counts
+
+    async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
+        """Terminal at once; what had ended stays as it was. Raises NotFound."""
+        return RolloutView.model_validate(
+            await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
+        )
+
+    async def stream(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
+    ) -> AsyncIterator[tuple[int, Trajectory]]:
+        """(cursor, trajectory) of each rollout as it ends, for ever; resumes by itself after a broken connection."""
+        backoff = Backoff()
+        while True:
+            query = self._query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
+            try:
+                async with self._http.open("GET", "/v1/rollouts/stream", query=query, seconds=None) as answer:
+                    cursor = after
+                    async for line in _lines(answer):
+                        backoff.reset()
+                        if line.startswith(b"id: "):
+                            cursor = int(line[4:])
+                        elif line.startswith(b"data: "):
+                            yield cursor, Trajectory.model_validate_json(line[6:])
+                            after = cursor
+            except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
+                pass
+            await backoff.wait()
+
+    def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
+        given = {"namespace": namespace or self.context.namespace, **more}
+        return {k: v for k, v in given.items() if v}
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length: aiohttp's own reader has a limit that a trajectory exceeds."""
+    rest = b""
+    async for chunk in answer.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
+    plural = KINDS[kind].PLURAL
+    base = "/api/v1" if kind == "Event" else f"/apis/{API_VERSION}"
+    where = f"/namespaces/{namespace}" if namespace else ""
+    return f"{base}{where}/{plural}" + (f"/{name}" if name else "")
+
+
+def _config(obj: KindObject) -> dict[str, Any]:
+    """What the user wrote, and nothing that has a default."""
+    data = obj.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
+    return {"apiVersion": API_VERSION, "kind": obj.key.kind, **data}
+
+
+def _patch(before: Any, wanted: Any) -> Any:
+    """A merge patch to `wanted`: fields of `before` that it leaves out are removed."""
+    if not isinstance(before, dict) or not isinstance(wanted, dict):
+        return wanted
+    removed: dict[str, Any] = {k: None for k in before if k not in wanted}
+    return removed | {k: _patch(before.get(k), v) for k, v in wanted.items()}

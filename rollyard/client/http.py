@@ -1,0 +1,82 @@
+"""Requests to the API: errors as exceptions, repeated where a repetition is safe, to wherever the server is now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from rollyard.client.kubeconfig import Context
+from rollyard.client.link import Backoff, raise_for_status
+from rollyard.errors import Unavailable
+
+PATIENCE_SECONDS = 30.0
+"""How long a server may be away before a call gives up; a restart takes a second or two."""
+REQUEST_SECONDS = 90.0
+
+
+class Http:
+    """One session; every call goes to the URL that counts at that moment."""
+
+    def __init__(self, context: Context, patience: float = PATIENCE_SECONDS) -> None:
+        self.context = context
+        self._patience = patience
+        connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        headers = {"Authorization": f"Bearer {context.token}"}
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        repeat: bool = True,
+    ) -> Any:
+        """The JSON answer. `repeat`: the call may be made twice without harm, so a lost answer is asked for again.
+
+        Raises ApiError; Unavailable when the server stays away.
+        """
+        backoff, loop = Backoff(), asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        while True:
+            try:
+                async with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
+                    return await answer.json()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                unsent = isinstance(error, aiohttp.ClientConnectorError)
+                if loop.time() >= deadline or not (repeat or unsent):
+                    url = self.context.current_url()
+                    message = f"no answer from {url} ({type(error).__name__}: {error}); is `rollyard serve` running?"
+                    raise Unavailable(message) from None
+            await backoff.wait()
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = REQUEST_SECONDS,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer as it comes, for streams. Raises ApiError for an error status."""
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
+        sent = {"Content-Type": content_type, **(headers or {})} if body is not None else dict(headers or {})
+        data = None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
+        url = self.context.current_url() + path
+        async with self._session.request(method, url, params=query, data=data, headers=sent, timeout=timeout) as answer:
+            await raise_for_status(answer)
+            yield answer

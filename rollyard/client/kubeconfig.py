@@ -1,0 +1,73 @@
+"""Where the server is and who we are: a standard kubeconfig."""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from rollyard.errors import BadRequest
+from rollyard.kinds.wire import EndpointFile
+
+VARIABLE = "ROLLYARD_KUBECONFIG"
+
+
+@dataclass(frozen=True)
+class Context:
+    """One server, one identity."""
+
+    url: str
+    ca_pem: str | None
+    token: str
+    namespace: str
+    endpoint_file: Path | None
+    """`endpoint.json` beside the kubeconfig: newer than the URL in it, should the server have moved."""
+
+    def current_url(self) -> str:
+        if self.endpoint_file is not None:
+            try:
+                return EndpointFile.model_validate_json(self.endpoint_file.read_bytes()).url
+            except (OSError, ValueError):
+                pass  # no server of ours in this folder: the kubeconfig alone counts
+        return self.url
+
+    def tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=self.ca_pem)
+
+
+def load_context(path: Path | None = None) -> Context:
+    """From this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config. Raises BadRequest that says what to do."""
+    given = path or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else Path.home() / ".rollyard" / "config")
+    try:
+        file = given.resolve(strict=True)
+        config = yaml.safe_load(file.read_text())
+        return _context(config, file)
+    except OSError as error:
+        hint = f"start one with `rollyard serve --data DIR`, or name its file with --kubeconfig or {VARIABLE}"
+        raise BadRequest(f"no server is known: {given}: {error.strerror}; {hint}") from None
+    except (yaml.YAMLError, KeyError, TypeError, StopIteration, ValueError) as error:
+        raise BadRequest(f"{given} is no kubeconfig with a token: {error!r}") from None
+
+
+def _context(config: dict[str, object], file: Path) -> Context:
+    def named(section: str, name: str) -> dict[str, str]:
+        entries = config[section]
+        assert isinstance(entries, list)
+        found: dict[str, str] = next(e[section.rstrip("s")] for e in entries if e["name"] == name)
+        return found
+
+    context = named("contexts", str(config["current-context"]))
+    cluster, user = named("clusters", context["cluster"]), named("users", context["user"])
+    authority = cluster.get("certificate-authority-data")
+    beside = file.with_name("endpoint.json")
+    return Context(
+        url=cluster["server"],
+        ca_pem=base64.b64decode(authority).decode() if authority else None,
+        token=user["token"],
+        namespace=context.get("namespace", "default"),
+        endpoint_file=beside if beside.exists() else None,
+    )

@@ -1,0 +1,61 @@
+"""`Client`: the same for programs without an event loop; the async client does the work, on a loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rollyard.client.client import AsyncClient
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+
+T = TypeVar("T")
+
+
+class Client:
+    """Submit, wait, look, cancel. Use as a context manager."""
+
+    def __init__(self, *, kubeconfig: Path | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollyard-client", daemon=True)
+        self._thread.start()
+        self._client = self._run(self._open(kubeconfig))
+
+    async def _open(self, kubeconfig: Path | None) -> AsyncClient:
+        return AsyncClient(kubeconfig=kubeconfig)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._client.__aexit__(kind, error, trace))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
+        return self._run(self._client.submit(requests, namespace))
+
+    def rollout(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Trajectory | None]:
+        return self._run(self._client.rollout(id, namespace, wait=wait))
+
+    def wait(self, id: str, namespace: str | None = None) -> Trajectory:
+        return self._run(self._client.wait(id, namespace))
+
+    def counts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> dict[str, Any]:
+        return self._run(self._client.counts(namespace, pool=pool, group=group))
+
+    def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
+        return self._run(self._client.cancel(id, namespace))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -1,0 +1,47 @@
+"""Time, in one place, so that tests can turn it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def time(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+
+class SystemClock:
+    def time(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+@dataclass
+class ManualClock:
+    """A clock that stands still until it is turned."""
+
+    now: float = field(default=1_700_000_000.0)
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def turn(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def as_datetime(unix: float) -> datetime:
+    """UTC, cut to whole seconds as Kubernetes writes times."""
+    return datetime.fromtimestamp(int(unix), UTC)

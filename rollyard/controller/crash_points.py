@@ -1,0 +1,28 @@
+"""Marked moments between an intent and its record, at which a test lets the process die as `kill -9` would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Literal, get_args
+
+CrashPoint = Literal[
+    "after-finalizer",
+    "after-pool-status",
+    "after-create-allocation",
+    "after-prepare",
+    "after-intent",
+    "after-submit",
+    "after-record",
+    "after-cancel",
+    "before-allocation-removal",
+    "before-finalizer-removal",
+]
+CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
+VARIABLE = "ROLLYARD_CRASH_AT"
+
+
+def crash_point(name: CrashPoint) -> None:
+    """Die here and now when the environment says so."""
+    if os.environ.get(VARIABLE) == name:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,59 @@
+"""What was created or deleted and has not been seen yet.
+
+An owner with open expectations looks at an old picture; acting on it would do the same thing twice. An expectation that
+is not met in time lapses: a missed event must not stop an owner for ever (Kubernetes, pkg/controller/controller_utils.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollyard.clock import Clock
+
+TIMEOUT_SECONDS = 30.0
+Change = tuple[Literal["created", "deleted"], Hashable]
+
+
+@dataclass(slots=True)
+class _Open:
+    since: float
+    changes: set[Change] = field(default_factory=set)
+
+
+class Expectations:
+    """Open expectations by owner."""
+
+    def __init__(self, clock: Clock, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._clock = clock
+        self._timeout = timeout_seconds
+        self._open: dict[Hashable, _Open] = {}
+
+    def expect(self, owner: Hashable, change: Change) -> None:
+        """Said before the call that makes the change, since its event may arrive before the call answers."""
+        entry = self._open.setdefault(owner, _Open(self._clock.monotonic()))
+        entry.since = self._clock.monotonic()
+        entry.changes.add(change)
+
+    def met(self, owner: Hashable, change: Change) -> None:
+        """The change was seen, or will never come since its call failed."""
+        entry = self._open.get(owner)
+        if entry is None:
+            return
+        entry.changes.discard(change)
+        if not entry.changes:
+            del self._open[owner]
+
+    def remaining(self, owner: Hashable) -> float:
+        """Seconds until the owner's open expectations lapse; 0 when there are none."""
+        entry = self._open.get(owner)
+        if entry is None:
+            return 0.0
+        left = entry.since + self._timeout - self._clock.monotonic()
+        if left <= 0:
+            del self._open[owner]
+        return max(left, 0.0)
+
+    def forget(self, owner: Hashable) -> None:
+        self._open.pop(owner, None)

@@ -1,0 +1,88 @@
+"""A local copy of all objects of one kind, kept by list and watch, that tells what changed.
+
+The copy lags behind the store by a moment. Nothing wrong comes of it: every write carries the resourceVersion it was
+decided on, and what was created or deleted is waited for (`expectations`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from rollyard.errors import ApiError, Expired
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.store.base import Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=KindObject)
+Handler = Callable[[T | None, T | None], None]
+"""Called with the state before and after: (None, new), (old, new), (old, None). Must not block."""
+
+RETRY_SECONDS = 1.0
+
+
+class Informer(Generic[T]):
+    """All objects of one kind; read it only after `synced` is set."""
+
+    def __init__(self, store: Store, kind: type[T]) -> None:
+        self.kind = kind
+        self.synced = asyncio.Event()
+        self._store = store
+        self._name: str = kind.model_fields["kind"].default
+        self._objects: dict[ObjectKey, T] = {}
+        self._handlers: list[Handler[T]] = []
+
+    def subscribe(self, handler: Handler[T]) -> None:
+        self._handlers.append(handler)
+
+    def get(self, key: ObjectKey) -> T | None:
+        return self._objects.get(key)
+
+    def list(self) -> list[T]:
+        return list(self._objects.values())
+
+    async def run(self) -> None:
+        """Follow the store for ever; after a failure from where it was, after a gap from a new list."""
+        since: str | None = None
+        while True:
+            try:
+                if since is None:
+                    since = await self._relist()
+                async for event in self._store.watch(self._name, since):
+                    since = event.object.metadata.resource_version
+                    self._put(event.object.key, None if event.type == "DELETED" else self._typed(event.object))
+            except Expired:
+                since = None
+                continue
+            except ApiError as error:
+                log.warning("watching %s: %s; again in %g s", self._name, error, RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _relist(self) -> str:
+        objects, version = await self._store.list_objects(self._name)
+        listed = {obj.key: self._typed(obj) for obj in objects}
+        for gone in self._objects.keys() - listed.keys():
+            self._put(gone, None)
+        for key, obj in listed.items():
+            old = self._objects.get(key)
+            if old is None or old.metadata.resource_version != obj.metadata.resource_version:
+                self._put(key, obj)
+        self.synced.set()
+        return version
+
+    def _put(self, key: ObjectKey, new: T | None) -> None:
+        old = self._objects.pop(key, None)
+        if new is not None:
+            self._objects[key] = new
+        if old is None and new is None:
+            return
+        for handler in self._handlers:
+            handler(old, new)
+
+    def _typed(self, obj: KindObject) -> T:
+        if not isinstance(obj, self.kind):
+            raise TypeError(f"the store answered {type(obj).__name__} for {self._name}")
+        return obj

@@ -1,0 +1,182 @@
+"""Runs controllers: informers fill queues, workers take keys, one switch knows every outcome.
+
+A reconcile request is only a key. The reconciler reads everything, plans, acts, writes status; when anything goes wrong
+it is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollyard.controller.informer import Informer
+from rollyard.controller.work_queue import WorkQueue
+from rollyard.errors import BadRequest, Conflict, Forbidden, Invalid, RollyardError, TooLarge
+from rollyard.kinds.base import ObjectKey
+from rollyard.telemetry import RECONCILES
+
+log = logging.getLogger(__name__)
+
+WORKERS = 4
+RESYNC_SECONDS = 30.0
+RECONCILE_TIMEOUT_SECONDS = 120.0
+TERMINAL = (BadRequest, Forbidden, Invalid, TooLarge)
+"""The request itself is wrong: the same again would fail the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing to do until something changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Nothing went wrong, but look once more after this time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """It may go well next time."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """It will not go well until someone changes something."""
+
+    error: RollyardError
+
+
+Outcome = Done | Again | Retry | GaveUp
+
+
+class Reconciler(Protocol):
+    async def reconcile(self, key: ObjectKey) -> Done | Again:
+        """Bring the world one step closer to the object. Raises whatever went wrong."""
+        ...
+
+    async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
+        """Tell the user, in a condition, that there will be no retry."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One kind: its queue and who works it."""
+
+    kind: str
+    reconciler: Reconciler
+    queue: WorkQueue[ObjectKey] = field(default_factory=WorkQueue)
+    workers: int = WORKERS
+
+
+class Manager:
+    """Owns informers, workers, the resync ticker and what else runs beside them."""
+
+    def __init__(
+        self,
+        informers: Sequence[Informer[Any]],
+        controllers: Sequence[Controller],
+        beside: Sequence[Callable[[], Awaitable[None]]] = (),
+        resync_seconds: float = RESYNC_SECONDS,
+    ) -> None:
+        self._informers = informers
+        self._controllers = controllers
+        self._beside = beside
+        self._resync_seconds = resync_seconds
+
+    def add(self, key: ObjectKey, after_seconds: float = 0.0) -> None:
+        """Have a key reconciled; a kind without a controller is no error."""
+        for controller in self._controllers:
+            if controller.kind == key.kind:
+                controller.queue.add_after(key, after_seconds)
+
+    def add_all(self, kind: str) -> None:
+        """Have every known object of a kind reconciled."""
+        for informer in self._informers:
+            for obj in informer.list():
+                if obj.kind == kind:
+                    self.add(obj.key)
+
+    async def run(self) -> None:
+        """Until cancelled. Workers start when every informer has its first list."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for informer in self._informers:
+                    tasks.create_task(informer.run())
+                for informer in self._informers:
+                    await informer.synced.wait()
+                for run in self._beside:
+                    tasks.create_task(_forever(run))
+                for controller in self._controllers:
+                    for _ in range(controller.workers):
+                        tasks.create_task(self._work(controller))
+                tasks.create_task(self._resync())
+        finally:
+            for controller in self._controllers:
+                controller.queue.close()
+
+    async def _resync(self) -> None:
+        while True:
+            for informer in self._informers:
+                for obj in informer.list():
+                    self.add(obj.key)
+            await asyncio.sleep(self._resync_seconds)
+
+    async def _work(self, controller: Controller) -> None:
+        queue = controller.queue
+        while True:
+            key = await queue.get()
+            try:
+                outcome = await _attempt(controller.reconciler, key)
+                _follow(queue, key, outcome)
+                if isinstance(outcome, GaveUp):
+                    await _say(controller.reconciler, key, outcome.error)
+            finally:
+                queue.done(key)
+
+
+def _follow(queue: WorkQueue[ObjectKey], key: ObjectKey, outcome: Outcome) -> None:
+    match outcome:
+        case Done():
+            queue.forget(key)
+        case Again(seconds=seconds):
+            queue.forget(key)
+            queue.add_after(key, seconds)
+        case Retry(error=Conflict() as error):
+            log.debug("%s: %s; again in %.2f s", key, error, queue.retry(key))
+        case Retry(error=RollyardError() | TimeoutError() | OSError() as error):
+            log.warning("%s: %s: %s; again in %.2f s", key, type(error).__name__, error, queue.retry(key))
+        case Retry(error=error):
+            log.error("%s: a bug; again in %.2f s", key, queue.retry(key), exc_info=error)
+        case GaveUp(error=error):
+            queue.forget(key)
+            log.error("%s: %s; no retry until it changes", key, error)
+    RECONCILES.labels(key.kind, type(outcome).__name__.lower()).inc()
+
+
+async def _attempt(reconciler: Reconciler, key: ObjectKey) -> Outcome:
+    try:
+        async with asyncio.timeout(RECONCILE_TIMEOUT_SECONDS):
+            return await reconciler.reconcile(key)
+    except TERMINAL as error:
+        return GaveUp(error)
+    except (RollyardError, TimeoutError, OSError) as error:
+        return Retry(error)
+
+
+async def _forever(run: Callable[[], Awaitable[None]]) -> None:
+    await run()
+
+
+async def _say(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> None:
+    try:
+        await reconciler.gave_up(key, error)
+    except RollyardError as other:
+        log.warning("%s: the condition was not written: %s", key, other)

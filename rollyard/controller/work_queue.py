@@ -1,0 +1,98 @@
+"""A queue of keys: each waits at most once, and no key is ever in two hands.
+
+A key added while it is being worked on is worked on again afterwards, so that no change is missed and none is handled
+twice at once (client-go, util/workqueue).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+BASE_SECONDS = 0.05
+CAP_SECONDS = 60.0
+_MOST_DOUBLINGS = 32
+
+
+class WorkQueue(Generic[K]):
+    """Belongs to one event loop; nothing in it is safe to call from another thread."""
+
+    def __init__(self, base_seconds: float = BASE_SECONDS, cap_seconds: float = CAP_SECONDS) -> None:
+        self._base = base_seconds
+        self._cap = cap_seconds
+        self._ready: asyncio.Queue[K] = asyncio.Queue()
+        self._dirty: set[K] = set()
+        self._working: set[K] = set()
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._failures: dict[K, int] = {}
+
+    def add(self, key: K) -> None:
+        """Have the key worked on; once, however often it is said before that happens."""
+        if key in self._dirty:
+            return
+        self._dirty.add(key)
+        if key not in self._working:
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Add later; of several times the earliest counts."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is not None and timer.when() <= loop.time() + seconds:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_later(seconds, self._fire, key)
+
+    def retry(self, key: K) -> float:
+        """Add after a back-off that doubles with each failure of this key; answers the seconds.
+
+        Full jitter (Brooker, "Exponential Backoff And Jitter"): what failed together does not come back together.
+        """
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        seconds = random.uniform(0, min(self._cap, self._base * 2 ** min(failures, _MOST_DOUBLINGS)))
+        self.add_after(key, seconds)
+        return seconds
+
+    def failures(self, key: K) -> int:
+        """Failures in a row."""
+        return self._failures.get(key, 0)
+
+    def forget(self, key: K) -> None:
+        """The key went well: its next failure is its first."""
+        self._failures.pop(key, None)
+
+    async def get(self) -> K:
+        """The next key, now in the caller's hands until `done`."""
+        key = await self._ready.get()
+        self._dirty.discard(key)
+        self._working.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        """The caller let go of the key; if it was added in the meantime it waits again."""
+        self._working.discard(key)
+        if key in self._dirty:
+            self._ready.put_nowait(key)
+
+    def close(self) -> None:
+        """Drop what was to come later."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def __len__(self) -> int:
+        """Keys that wait now."""
+        return self._ready.qsize()
+
+    def _fire(self, key: K) -> None:
+        del self._timers[key]
+        self.add(key)

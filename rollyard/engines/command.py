@@ -1,0 +1,59 @@
+"""From an InferencePool's spec to the engine's command line. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollyard.errors import Invalid
+from rollyard.kinds.pools import EmbeddedEngine, InferencePoolSpec, ModelSpec, VllmEngine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    argv: list[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the job."""
+
+
+def engine_command(spec: InferencePoolSpec, uds: Path) -> EngineCommand:
+    """What serves this spec on a Unix socket. Raises Invalid for an engine that nobody starts here."""
+    if spec.engine.vllm is not None:
+        return _vllm(spec.model, spec.engine.vllm, uds)
+    if spec.engine.embedded is not None:
+        return _embedded(spec.model, spec.engine.embedded, uds)
+    raise Invalid("an external engine is started by others")
+
+
+def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineCommand:
+    argv = [
+        sys.executable,
+        "-m",
+        "rollyard.engines.embedded",
+        "--model",
+        model.path,
+        "--served-name",
+        model.served_name,
+    ]
+    argv += ["--uds", str(uds), "--max-sequences", str(engine.max_sequences)]
+    if engine.max_model_len is not None:
+        argv += ["--max-model-len", str(engine.max_model_len)]
+    return EngineCommand(argv)
+
+
+def _vllm(model: ModelSpec, engine: VllmEngine, uds: Path) -> EngineCommand:
+    """vLLM's OpenAI server. Its own --api-key would stand in argv and guards only a part of its paths: the door does it."""
+    argv = [engine.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model.path]
+    argv += ["--served-model-name", model.served_name, "--uds", str(uds)]
+    argv += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
+    argv += ["--pipeline-parallel-size", str(engine.pipeline_parallel_size)]
+    # Sampling is the request's alone: a model's generation_config must not bend logprobs.
+    argv += ["--generation-config", "vllm", "--enable-prompt-tokens-details"]
+    if model.tokenizer is not None:
+        argv += ["--tokenizer", model.tokenizer]
+    if engine.max_model_len is not None:
+        argv += ["--max-model-len", str(engine.max_model_len)]
+    env = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **engine.env}
+    return EngineCommand([*argv, *engine.extra_args], env)

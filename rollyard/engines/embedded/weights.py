@@ -1,0 +1,156 @@
+"""Reads the safetensors files of a model folder into float32 matrices laid out for the forward pass.
+
+Three rearrangements leave the function computed unchanged and make it cheaper:
+the weight of each RMS norm is multiplied into the matrix behind it; query and key columns are permuted so that the two
+halves of a rotary pair stand side by side (one complex product then does the rotation; a dot product does not mind);
+and 1/sqrt(head_dim) is multiplied into the query norm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollyard.engines.embedded.config import Config
+from rollyard.errors import Invalid
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer; every matrix is [inputs, outputs], C-contiguous."""
+
+    qkv: Array
+    """[hidden, (heads + 2 kv_heads) head_dim]"""
+    qk_norm: Array
+    """[heads + kv_heads, head_dim]"""
+    out: Array
+    """[heads head_dim, hidden]"""
+    gate_up: Array
+    """[hidden, 2 intermediate]"""
+    down: Array
+    """[intermediate, hidden]"""
+
+
+@dataclass(frozen=True)
+class Weights:
+    embedding: Array
+    """[vocab, hidden]"""
+    layers: tuple[LayerWeights, ...]
+    head: Array
+    """[hidden, vocab]"""
+
+
+def load_weights(folder: Path, config: Config) -> Weights:
+    """Raises Invalid, naming the file or the tensor, when the folder does not hold what its config says."""
+    tensors = _Tensors(folder)
+    d, v = config.hidden_size, config.vocab_size
+    embedding = tensors.take("model.embed_tokens.weight", v, d)
+    head = embedding if config.tied else tensors.take("lm_head.weight", v, d)
+    norm = tensors.take("model.norm.weight", d)
+    layers = tuple(_layer(tensors, f"model.layers.{i}", config) for i in range(config.layers))
+    return Weights(embedding, layers, _matrix(head * norm))
+
+
+def _layer(tensors: _Tensors, at: str, config: Config) -> LayerWeights:
+    d, hd, f = config.hidden_size, config.head_dim, config.intermediate_size
+    h, kv = config.heads, config.kv_heads
+    attention, mlp = f"{at}.self_attn", f"{at}.mlp"
+    q = _pairs(tensors.take(f"{attention}.q_proj.weight", h * hd, d), hd)
+    k = _pairs(tensors.take(f"{attention}.k_proj.weight", kv * hd, d), hd)
+    v = tensors.take(f"{attention}.v_proj.weight", kv * hd, d)
+    q_norm = _pairs(tensors.take(f"{attention}.q_norm.weight", hd), hd) / np.sqrt(np.float32(hd))
+    k_norm = _pairs(tensors.take(f"{attention}.k_norm.weight", hd), hd)
+    gate = tensors.take(f"{mlp}.gate_proj.weight", f, d)
+    up = tensors.take(f"{mlp}.up_proj.weight", f, d)
+    before_attention = tensors.take(f"{at}.input_layernorm.weight", d)
+    before_mlp = tensors.take(f"{at}.post_attention_layernorm.weight", d)
+    return LayerWeights(
+        qkv=_matrix(np.concatenate([q, k, v]) * before_attention),
+        qk_norm=np.concatenate([np.tile(q_norm, (h, 1)), np.tile(k_norm, (kv, 1))]),
+        out=_matrix(tensors.take(f"{attention}.o_proj.weight", d, h * hd)),
+        gate_up=_matrix(np.concatenate([gate, up]) * before_mlp),
+        down=_matrix(tensors.take(f"{mlp}.down_proj.weight", d, f)),
+    )
+
+
+def _matrix(weight: Array) -> Array:
+    """[outputs, inputs], as torch keeps it, to [inputs, outputs]."""
+    return np.ascontiguousarray(weight.T)
+
+
+def _pairs(rows: Array, head_dim: int) -> Array:
+    """Within each head: rows 0..n/2 and n/2..n become 0, n/2, 1, n/2+1, ..."""
+    heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+class _Tensors:
+    """The tensors of a folder by name, read from the files when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found = {name: entry for path in _shards(folder) for name, entry in _entries(path)}
+
+    def take(self, name: str, *shape: int) -> Array:
+        entry = self._found.get(name)
+        if entry is None:
+            raise Invalid(f"{self._folder} has no tensor {name}; its config.json asks for one")
+        if entry.shape != shape:
+            raise Invalid(f"{self._folder}: {name} is {list(entry.shape)}; its config.json asks for {list(shape)}")
+        return entry.read()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self) -> Array:
+        count = int(np.prod(self.shape))
+        if self.dtype == "BF16":
+            # numpy has no bfloat16: it is the upper half of a float32
+            halves = np.fromfile(self.path, np.uint16, count, offset=self.offset)
+            flat = (halves.astype(np.uint32) << 16).view(np.float32)
+        elif self.dtype in ("F16", "F32"):
+            dtype = np.float16 if self.dtype == "F16" else np.float32
+            flat = np.fromfile(self.path, dtype, count, offset=self.offset).astype(np.float32)
+        else:
+            raise Invalid(f"{self.path}: tensors must be BF16, F16 or F32, not {self.dtype}")
+        if flat.size != count:
+            raise Invalid(f"{self.path} is cut short; copy it again")
+        return flat.reshape(self.shape)
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    paths = [folder / name for name in sorted(names)]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise Invalid(f"{missing[0]} is missing; weights are read from model.safetensors or the files of its index")
+    return paths
+
+
+def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
+    """The header of a safetensors file: eight bytes of length, then JSON; the numbers follow it."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header: dict[str, dict[str, Any]] = json.loads(file.read(size))
+        except ValueError:
+            raise Invalid(f"{path} is no safetensors file; copy it again") from None
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            yield name, _Entry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])

@@ -1,0 +1,227 @@
+"""`rollyard inference-server`: engine, door, registration and heartbeat of one allocation.
+
+Exit status: 0 after SIGTERM, 1 when the engine cannot be kept alive, 3 when another copy of the allocation was first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+
+from rollyard.client.link import Backoff, Link, address_towards
+from rollyard.engines.command import engine_command
+from rollyard.engines.door import Door
+from rollyard.engines.supervisor import EngineFailed, Health, Supervisor
+from rollyard.engines.weights_version import weights_version
+from rollyard.errors import ApiError, Fenced, Invalid, Unavailable
+from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity
+from rollyard.telemetry import set_up_logging
+from rollyard.trust.csr import new_key_and_csr
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FENCED_EXIT = 3
+DRAIN_SECONDS = 600.0
+STOP_SECONDS = 8.0
+
+
+def main(folder: Path) -> int:
+    """Run until the job ends."""
+    set_up_logging()
+    os.umask(0o077)
+    link = Link.open(folder)
+    # Sockets have 108 bytes for their path, so it stays short.
+    scratch = Path(tempfile.mkdtemp(prefix="ry-", dir=link.allocation.scratch))
+    try:
+        return asyncio.run(InferenceServer(link, scratch).run())
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class InferenceServer:
+    """One engine and its door."""
+
+    def __init__(self, link: Link, scratch: Path) -> None:
+        if link.allocation.inference is None:
+            raise Invalid(f"{link.folder} is not the folder of an InferencePool's allocation")
+        self._link = link
+        self._spec = link.allocation.inference
+        self._scratch = scratch
+        self._identity: Identity = link.identity()
+        self._supervisor = Supervisor(engine_command(self._spec, scratch / "engine.sock"), scratch / "engine.sock")
+        self._version = ""
+        self._fatal = ""
+        self._stop = asyncio.Event()
+        self._drain = False
+        self._door: Door | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        listener = socket.socket()
+        async with self._link.session() as http, self._supervisor.session() as engine:
+            try:
+                address = await self._until_stopped(self._address())
+                listener.bind((address, 0))
+                url = f"https://{address}:{listener.getsockname()[1]}"
+                key, csr = new_key_and_csr(self._identity.allocation)
+                welcome = await self._until_stopped(self._register(http, url, csr.decode()))
+                assert welcome.certificate is not None
+                self._door = Door(engine, welcome.token)
+                runner = await self._door.open(listener, self._tls(key, welcome.certificate))
+                try:
+                    return await self._serve(http, url, welcome.heartbeat_seconds)
+                finally:
+                    await runner.cleanup()
+            except Fenced as error:
+                log.error("%s", error)
+                return FENCED_EXIT
+            except _Stopped:
+                return 0
+            finally:
+                listener.close()
+
+    async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
+        task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _Stopped
+            return task.result()
+        finally:
+            task.cancel()
+            stop.cancel()
+
+    async def _address(self) -> str:
+        """Waits for a server to say where it is."""
+        backoff = Backoff()
+        while True:
+            try:
+                return address_towards(self._link.url())
+            except (Unavailable, OSError) as error:
+                log.warning("%s", error)
+                await backoff.wait()
+
+    async def _register(self, http: aiohttp.ClientSession, url: str, csr: str | None) -> EngineWelcome:
+        """Until a server answers. Raises Fenced."""
+        hello, backoff = EngineHello(identity=self._identity, url=url, csr=csr), Backoff()
+        while True:
+            try:
+                answer = await self._link.post(http, "/v1/engine/register", hello.model_dump_json())
+                return EngineWelcome.model_validate(answer)
+            except Fenced:
+                raise
+            except ApiError as error:
+                log.warning("not registered yet: %s", error)
+                await backoff.wait()
+
+    def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
+        pem = self._scratch / "door.pem"
+        pem.write_bytes(key + certificate.encode())  # 0600 by the umask
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(pem)
+        return context
+
+    async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
+        """Engine and heartbeat until one of them ends it."""
+        engine = asyncio.create_task(self._engine())
+        beat = asyncio.create_task(self._beat(http, url, seconds))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if beat.done():
+                beat.result()  # Fenced
+            if engine.done():
+                # The reason must reach the server before the job is gone.
+                self._fatal = str(engine.exception() or "EngineFailed: it ended")
+                print(f"error: {self._fatal}", file=sys.stderr)  # noqa: T201 - the job's log
+                with contextlib.suppress(ApiError):
+                    await self._say(http, url)
+                return 1
+            await self._finish(http, url)
+            return 0
+        finally:
+            for task in (engine, beat, stop):
+                task.cancel()
+            await asyncio.gather(engine, beat, stop, return_exceptions=True)
+
+    async def _engine(self) -> None:
+        try:
+            self._version = await asyncio.to_thread(weights_version, Path(self._spec.model.path))
+        except Invalid as error:
+            raise EngineFailed(str(error)) from None
+        await self._supervisor.run()
+
+    async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
+        """Says how the engine is, for ever: at once when that changes. Raises Fenced."""
+        said: tuple[bool, str] | None = None
+        due = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            health = self._health()
+            if (health.ready, health.reason) != said or loop.time() >= due:
+                try:
+                    orders = await self._say(http, url)
+                    if not orders.known:
+                        await self._register(http, url, None)
+                        continue
+                    if orders.drain and not self._drain:
+                        self._drain = True
+                        self._stop.set()
+                    said, due = (health.ready, health.reason), loop.time() + seconds
+                except Fenced:
+                    raise
+                except ApiError as error:
+                    log.warning("heartbeat not heard: %s", error)
+                    due = loop.time() + seconds / 2
+                    said = (health.ready, health.reason)
+            await asyncio.sleep(0.1)
+
+    async def _say(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
+        health = self._health()
+        beat = EngineHeartbeat(
+            identity=self._identity,
+            url=url,
+            ready=health.ready,
+            reason=health.reason,
+            weights_version=self._version,
+            running=health.running,
+            waiting=health.waiting,
+            kv_usage=health.kv_usage,
+        )
+        return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat.model_dump_json()))
+
+    def _health(self) -> Health:
+        if self._fatal:
+            return Health(False, self._fatal)
+        if self._stop.is_set():
+            return Health(False, "Draining")
+        return self._supervisor.health
+
+    async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
+        """Nothing new comes in once the server has heard; what is running may end, longer when drained than when killed."""
+        with contextlib.suppress(ApiError):
+            await self._say(http, url)
+        assert self._door is not None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._door.idle.wait(), DRAIN_SECONDS if self._drain else STOP_SECONDS)
+
+
+class _Stopped(Exception):
+    """SIGTERM came while there was nothing to finish."""

@@ -1,0 +1,179 @@
+"""Every error of ours, one tree.
+
+RollyardError
+├── ApiError                 has an HTTP code and a reason a client can branch on
+│   ├── BadRequest           400  the request cannot be read
+│   ├── Unauthorized         401  no token, or one that is wrong or expired
+│   ├── Forbidden            403  the token's role may not do this
+│   ├── NotFound             404
+│   ├── MethodNotAllowed     405
+│   ├── Conflict             409  written on an older version; read again and repeat
+│   │   ├── AlreadyExists    409
+│   │   └── Fenced           409  the caller's lease or binding was given to another; it must stop
+│   ├── Expired              410  the resourceVersion or cursor is too old; list again
+│   ├── TooLarge             413
+│   ├── UnsupportedMediaType 415
+│   ├── Invalid              422  names each wrong field and what one can write instead
+│   ├── TooManyRequests      429
+│   └── Unavailable          503  try again later (a full disk, a server that is stopping)
+├── SlurmError
+│   ├── SlurmUnreachable     no answer: nothing is known, so nothing may be concluded
+│   └── SubmitRefused        Slurm said no; its words are the message
+├── SandboxError             ours, never the agent's: leads to a retry, then InfraFailed
+│   ├── SandboxStartFailed
+│   ├── SandboxLost          it died under a rollout
+│   └── ImageNotFound        no retry will help
+├── EndpointError            a model server failed; the rollout goes on elsewhere
+│   ├── EndpointLost         connection, 5xx or time-out
+│   └── EndpointRefused      4xx: the request itself is wrong; no retry
+├── ContextExceeded          the conversation does not fit the model: Truncated, not an error of anyone
+└── TaskError                the task or its evaluator is wrong: Failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RollyardError(Exception):
+    """The root; `str()` is a sentence for a person."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One wrong field: `field` is a path such as `spec.stages.run.workers.max`."""
+
+    field: str
+    message: str
+    reason: str = "FieldValueInvalid"
+
+
+class ApiError(RollyardError):
+    code = 500
+    reason = "InternalError"
+
+    def __init__(self, message: str, *, causes: Sequence[Cause] = (), retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.causes = tuple(causes)
+        self.retry_after = retry_after
+        """Seconds after which a repetition makes sense; None where it does not."""
+
+
+class BadRequest(ApiError):
+    code, reason = 400, "BadRequest"
+
+
+class Unauthorized(ApiError):
+    code, reason = 401, "Unauthorized"
+
+
+class Forbidden(ApiError):
+    code, reason = 403, "Forbidden"
+
+
+class NotFound(ApiError):
+    code, reason = 404, "NotFound"
+
+
+class MethodNotAllowed(ApiError):
+    code, reason = 405, "MethodNotAllowed"
+
+
+class Conflict(ApiError):
+    code, reason = 409, "Conflict"
+
+
+class AlreadyExists(Conflict):
+    reason = "AlreadyExists"
+
+
+class Fenced(Conflict):
+    reason = "Fenced"
+
+
+class Expired(ApiError):
+    code, reason = 410, "Expired"
+
+
+class TooLarge(ApiError):
+    code, reason = 413, "RequestEntityTooLarge"
+
+
+class UnsupportedMediaType(ApiError):
+    code, reason = 415, "UnsupportedMediaType"
+
+
+class Invalid(ApiError):
+    code, reason = 422, "Invalid"
+
+
+class TooManyRequests(ApiError):
+    code, reason = 429, "TooManyRequests"
+
+
+class Unavailable(ApiError):
+    code, reason = 503, "ServiceUnavailable"
+
+
+def from_reason(code: int, reason: str, message: str, causes: Sequence[Cause] = ()) -> ApiError:
+    """The error that a `Status` body stands for; an unknown reason falls back to its HTTP code."""
+    classes = (
+        BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, AlreadyExists, Fenced, Expired,
+        TooLarge, UnsupportedMediaType, Invalid, TooManyRequests, Unavailable,
+    )  # fmt: skip
+    for cls in classes:
+        if cls.reason == reason:
+            return cls(message, causes=causes)
+    for cls in classes:
+        if cls.code == code:
+            return cls(message, causes=causes)
+    return ApiError(message, causes=causes)
+
+
+class SlurmError(RollyardError):
+    pass
+
+
+class SlurmUnreachable(SlurmError):
+    pass
+
+
+class SubmitRefused(SlurmError):
+    pass
+
+
+class SandboxError(RollyardError):
+    pass
+
+
+class SandboxStartFailed(SandboxError):
+    pass
+
+
+class SandboxLost(SandboxError):
+    pass
+
+
+class ImageNotFound(SandboxError):
+    pass
+
+
+class EndpointError(RollyardError):
+    pass
+
+
+class EndpointLost(EndpointError):
+    pass
+
+
+class EndpointRefused(EndpointError):
+    pass
+
+
+class ContextExceeded(RollyardError):
+    pass
+
+
+class TaskError(RollyardError):
+    pass

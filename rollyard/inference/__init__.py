@@ -1,0 +1,1 @@
+"""Which model servers there are, which are healthy, and which one a rollout gets."""

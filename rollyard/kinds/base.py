@@ -1,0 +1,133 @@
+"""Base models and the metadata every kind shares. Kinds are camelCase on the wire and snake_case in Python."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "rollyard.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+FINALIZER = f"{GROUP}/allocations"
+NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+
+class Kinded(BaseModel):
+    """A part of a kind: strict about fields, camelCase outside."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", use_attribute_docstrings=True, frozen=True
+    )
+
+
+class Wire(BaseModel):
+    """A message or REST body; snake_case, strict: what a client misspells is refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+
+class OwnerReference(Kinded):
+    api_version: str = API_VERSION
+    kind: str
+    name: str
+    uid: str
+    controller: bool = True
+
+
+class ObjectMeta(Kinded):
+    # Foreign metadata (managedFields, generateName, ...) is kept out without being an error: kubectl sends it.
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field(pattern=NAME_PATTERN, max_length=63)
+    """Unique within the namespace; lower case letters, digits and '-', at most 63 characters."""
+    namespace: str = Field(default="default", pattern=NAME_PATTERN, max_length=63)
+    """Namespaces organise, they do not isolate."""
+    uid: str = ""
+    generation: int = 0
+    """Moves with spec only."""
+    resource_version: str = ""
+    """Opaque; moves with every change of anything in the store."""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    finalizers: list[str] = []
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+
+
+class Condition(Kinded):
+    """A fact about an object, with the generation it was observed at."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    observed_generation: int = 0
+    last_transition_time: datetime
+    """Moves only when `status` changes."""
+    reason: str
+    message: str = ""
+
+
+class KindObject(Kinded):
+    """A stored object; subclasses add `spec` and `status` and name their REST path."""
+
+    PLURAL: ClassVar[str]
+    SINGULAR: ClassVar[str]
+    SHORT: ClassVar[tuple[str, ...]] = ()
+    USER_WRITTEN: ClassVar[bool] = False
+
+    api_version: Literal["rollyard.dev/v1alpha1"] = "rollyard.dev/v1alpha1"
+    kind: str
+    metadata: ObjectMeta
+
+    @property
+    def key(self) -> ObjectKey:
+        return ObjectKey(kind=self.kind, namespace=self.metadata.namespace, name=self.metadata.name)
+
+    def dump(self) -> dict[str, Any]:
+        """The JSON form, camelCase, without fields that are unset."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ObjectKey(BaseModel):
+    """Names one object; the only thing a reconcile request carries."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()}/{self.namespace}/{self.name}"
+
+
+def set_condition(
+    conditions: list[Condition],
+    type: str,
+    status: bool | None,
+    reason: str,
+    message: str,
+    *,
+    generation: int,
+    now: datetime,
+) -> list[Condition]:
+    """A new list with this condition in it; its transition time is kept unless its status changed."""
+    word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"
+    before = next((c for c in conditions if c.type == type), None)
+    since = before.last_transition_time if before and before.status == word else now
+    new = Condition(
+        type=type,
+        status=word,
+        observed_generation=generation,
+        last_transition_time=since,
+        reason=reason,
+        message=message,
+    )
+    return [c for c in conditions if c.type != type] + [new]
+
+
+def get_condition(conditions: list[Condition], type: str) -> Condition | None:
+    return next((c for c in conditions if c.type == type), None)

@@ -1,0 +1,103 @@
+"""The columns of each kind, in one place: what `rollyard get` prints and what the API's Table serves. NAME first, AGE last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject, get_condition
+from rollyard.kinds.event import Event
+from rollyard.kinds.pools import InferencePool, RolloutPool
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    description: str
+    cell: Callable[[Any, datetime], str]
+    """(object, now) -> text."""
+    wide: bool = False
+    """Shown with -o wide only."""
+
+
+def age(since: datetime | None, now: datetime) -> str:
+    """As kubectl writes it: 5s, 12m, 3h, 4d."""
+    if since is None:
+        return "<unknown>"
+    seconds = max(0, int((now - since).total_seconds()))
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "m"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // unit}{name}"
+    return f"{seconds // 86400}d"
+
+
+def _ready(pool: InferencePool | RolloutPool) -> str:
+    return f"{pool.status.replicas.ready}/{pool.status.replicas.desired}"
+
+
+def _reason(pool: InferencePool | RolloutPool) -> str:
+    found = get_condition(pool.status.conditions, "Ready")
+    return found.reason if found else "Unknown"
+
+
+_NAME = Column("NAME", "Name of the object.", lambda o, now: o.metadata.name)
+_AGE = Column("AGE", "Time since it was made.", lambda o, now: age(o.metadata.creation_timestamp, now))
+_POOL = [
+    Column("READY", "Allocations that are healthy, of those wanted.", lambda o, now: _ready(o)),
+    Column("STATUS", "Why it is ready, or why not.", lambda o, now: _reason(o)),
+]
+_COLUMNS: dict[type[KindObject], list[Column]] = {
+    InferencePool: [
+        _NAME,
+        *_POOL,
+        Column(
+            "SESSIONS",
+            "Live rollouts on its endpoints.",
+            lambda o, now: str(sum(e.sessions for e in o.status.endpoints)),
+        ),
+        Column("MODEL", "Name under which it is served.", lambda o, now: o.spec.model.served_name),
+        Column("PATH", "Folder of the model.", lambda o, now: o.spec.model.path, wide=True),
+        _AGE,
+    ],
+    RolloutPool: [
+        _NAME,
+        *_POOL,
+        Column("QUEUED", "Rollouts that wait.", lambda o, now: str(sum(s.queued for s in o.status.stages.values()))),
+        Column("INIT", "Rollouts in INIT, of its stage workers.", lambda o, now: _stage(o, "INIT")),
+        Column("RUN", "Rollouts in RUN, of its stage workers.", lambda o, now: _stage(o, "RUN")),
+        Column("EVAL", "Rollouts in EVAL, of its stage workers.", lambda o, now: _stage(o, "EVAL")),
+        _AGE,
+    ],
+    Allocation: [
+        _NAME,
+        Column("POOL", "Pool it belongs to.", lambda o, now: o.spec.pool.name),
+        Column("READY", "Whether it is healthy.", lambda o, now: str(o.status.ready)),
+        Column("JOB", "Slurm's job id.", lambda o, now: o.status.job_id or "<none>"),
+        Column("STATE", "Slurm's job state.", lambda o, now: o.status.job_state or "<none>"),
+        Column("NODE", "Where it runs.", lambda o, now: o.status.node or "<none>"),
+        Column("REASON", "Slurm's reason, or how it ended.", lambda o, now: o.status.reason or "<none>", wide=True),
+        _AGE,
+    ],
+    Event: [
+        Column("LAST SEEN", "When it happened last.", lambda o, now: age(o.last_timestamp, now)),
+        Column("TYPE", "Normal or Warning.", lambda o, now: o.type),
+        Column("REASON", "One word.", lambda o, now: o.reason),
+        Column(
+            "OBJECT", "What it is about.", lambda o, now: f"{o.involved_object.kind.lower()}/{o.involved_object.name}"
+        ),
+        Column("COUNT", "How often.", lambda o, now: str(o.count), wide=True),
+        Column("MESSAGE", "What happened.", lambda o, now: o.message),
+    ],
+}
+
+
+def _stage(pool: RolloutPool, stage: str) -> str:
+    status = pool.status.stages.get(stage)
+    return f"{status.in_flight}/{status.width}" if status else "0/0"
+
+
+def columns(kind: type[KindObject]) -> list[Column]:
+    return _COLUMNS[kind]

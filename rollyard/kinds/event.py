@@ -1,0 +1,32 @@
+"""`Event`: something that happened to an object, told once and counted."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar, Literal
+
+from rollyard.kinds.base import Kinded, KindObject
+
+
+class InvolvedObject(Kinded):
+    kind: str
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class Event(KindObject):
+    """Something that happened; the same thing again moves `count` and `lastTimestamp`."""
+
+    PLURAL: ClassVar[str] = "events"
+    SINGULAR: ClassVar[str] = "event"
+    SHORT: ClassVar[tuple[str, ...]] = ("ev",)
+
+    kind: Literal["Event"] = "Event"
+    involved_object: InvolvedObject
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    count: int = 1
+    first_timestamp: datetime
+    last_timestamp: datetime

@@ -1,0 +1,126 @@
+"""The fields of a kind as a user writes them: walked by validation messages and by `explain`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+Path = tuple[str | int, ...]
+_WORDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One field: `word` is its type such as `integer`, `[]string`, `map[string]string`, `Workers`."""
+
+    name: str
+    word: str
+    description: str
+    required: bool
+    default: Any
+    """As JSON; None where there is none."""
+    choices: tuple[str, ...]
+    model: type[BaseModel] | None
+    """The model of the value, or of the values in a list or mapping."""
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, Shape]:
+    """By the name on the wire."""
+    return {shape.name: shape for shape in (_shape(name, field) for name, field in model.model_fields.items())}
+
+
+def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
+    """The model that is found at `path` (list indexes and mapping keys included); None where there is none."""
+    annotation: Any = model
+    for part in path:
+        annotation = _step(_bare(annotation), part)
+    bare = _bare(annotation)
+    return bare if _is_model(bare) else None
+
+
+def find(model: type[BaseModel], path: Sequence[str]) -> Shape | None:
+    """The field at a path of names such as `spec.engine.external.endpoints.url`, lists and mappings seen through."""
+    shape: Shape | None = None
+    holder: type[BaseModel] | None = model
+    for name in path:
+        shape = fields_of(holder).get(name) if holder else None
+        if shape is None:
+            return None
+        holder = shape.model
+    return shape
+
+
+def walk(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Shape]]:
+    """Every field below a model with its path, outer ones first."""
+    for name, shape in fields_of(model).items():
+        yield (*above, name), shape
+        if shape.model is not None:
+            yield from walk(shape.model, (*above, name))
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`spec.engine.external.endpoints[0].url`, as Kubernetes writes paths."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _shape(name: str, field: FieldInfo) -> Shape:
+    bare = _bare(field.annotation)
+    leaf = _leaf(bare)
+    default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(default, BaseModel):
+        default = default.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return Shape(
+        name=field.alias or name,
+        word=_word(bare),
+        description=(field.description or (leaf.__doc__ if _is_model(leaf) else "") or "").strip(),
+        required=field.is_required(),
+        default=default,
+        choices=tuple(str(c) for c in get_args(leaf)) if get_origin(leaf) is Literal else (),
+        model=leaf if _is_model(leaf) else None,
+    )
+
+
+def _bare(annotation: Any) -> Any:
+    """Without `Annotated[...]` and `| None`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _bare(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        rest = [a for a in get_args(annotation) if a is not type(None)]
+        return _bare(rest[0]) if len(rest) == 1 else annotation
+    return annotation
+
+
+def _leaf(bare: Any) -> Any:
+    while get_origin(bare) in (list, dict):
+        bare = _bare(get_args(bare)[-1])
+    return bare
+
+
+def _step(bare: Any, part: str | int) -> Any:
+    if _is_model(bare):
+        return next((f.annotation for n, f in bare.model_fields.items() if (f.alias or n) == part), None)
+    return get_args(bare)[-1] if get_origin(bare) in (list, dict) else None
+
+
+def _word(bare: Any) -> str:
+    origin = get_origin(bare)
+    if origin is list:
+        return f"[]{_word(_bare(get_args(bare)[0]))}"
+    if origin is dict:
+        return f"map[string]{_word(_bare(get_args(bare)[1]))}"
+    if origin is Literal:
+        return "string"
+    return str(_WORDS.get(bare) or getattr(bare, "__name__", bare))
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

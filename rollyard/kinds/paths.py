@@ -1,0 +1,32 @@
+"""Paths in a spec are those of the allocation's node, so they must be absolute. In a YAML file they may be relative to it."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+FIELDS = (("spec", "model", "path"), ("spec", "model", "tokenizer"), ("spec", "sandbox", "defaultImage"))
+
+
+def _check(path: str) -> str:
+    if not os.path.isabs(path):
+        raise ValueError(
+            "write an absolute path, as the allocation's node sees it (a YAML file may write one relative to itself)"
+        )
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_check)]
+
+
+def make_absolute(data: Any, base: str) -> None:
+    """Resolve the relative paths of a manifest in place."""
+    for *above, last in FIELDS:
+        inner = data
+        for part in above:
+            inner = inner.get(part) if isinstance(inner, Mapping) else None
+        if isinstance(inner, dict) and isinstance(inner.get(last), str):
+            inner[last] = os.path.normpath(os.path.join(base, inner[last]))

@@ -1,0 +1,308 @@
+"""The two kinds a user writes: `InferencePool` (model servers) and `RolloutPool` (node agents with sandboxes)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.base import Condition, Kinded, KindObject
+from rollyard.kinds.paths import AbsolutePath
+from rollyard.kinds.quantity import Size
+
+MAX_REPLICAS = 4096
+MAX_NAME = 48
+"""Allocations are called after their pool, with a suffix."""
+
+
+P = TypeVar("P", bound=KindObject)
+
+
+class Autoscaling(Kinded):
+    """Bounds between which the number of allocations follows the demand."""
+
+    min_replicas: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    """Fewest allocations."""
+    max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
+    """Most allocations."""
+    idle_timeout_seconds: int = Field(default=900, ge=0)
+    """How long demand must be lower before allocations are given back."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Autoscaling:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"`maxReplicas` must be at least `minReplicas` ({self.min_replicas})")
+        return self
+
+
+class InferenceAutoscaling(Autoscaling):
+    target_sessions_per_replica: int = Field(default=48, ge=1)
+    """Live rollouts one model server should carry."""
+
+
+class ModelSpec(Kinded):
+    path: AbsolutePath
+    """Folder of the model in Hugging Face layout, as the allocation's node sees it."""
+    served_name: str = Field(default="policy", min_length=1)
+    """Name under which engines serve it."""
+    tokenizer: AbsolutePath | None = None
+    """Folder of the tokenizer, when it is not the model's own."""
+
+
+class VllmEngine(Kinded):
+    """vLLM, started by us in the allocation."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs one replica is split over."""
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    """Pipeline stages."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Context length in tokens; the model's own when left out."""
+    python: str = "python3"
+    """Interpreter that has vLLM installed."""
+    extra_args: list[str] = []
+    """Further arguments of vLLM's server."""
+    env: dict[str, str] = {}
+    """Environment variables of the engine."""
+
+
+class EmbeddedEngine(Kinded):
+    """Our own numpy engine: any small Qwen3-architecture model, on CPU."""
+
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Context length in tokens; the model's own when left out."""
+    max_sequences: int = Field(default=32, ge=1, le=1024)
+    """Sequences decoded together."""
+
+
+class ExternalEndpoint(Kinded):
+    url: str = Field(pattern=r"^https?://")
+    """Base URL of an OpenAI-shaped server, such as http://node7:8000/v1."""
+    token_file: str | None = None
+    """File with its bearer token, as the server sees it."""
+
+
+class ExternalEngine(Kinded):
+    """Servers that others run: no allocation, same checks and ejection."""
+
+    endpoints: list[ExternalEndpoint] = Field(min_length=1)
+    """The servers."""
+
+
+class EngineSpec(Kinded):
+    """Exactly one of `vllm`, `embedded`, `external`."""
+
+    vllm: VllmEngine | None = None
+    """vLLM, started by us."""
+    embedded: EmbeddedEngine | None = None
+    """Our own small CPU engine."""
+    external: ExternalEngine | None = None
+    """Servers that others run."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> EngineSpec:
+        given = [n for n in ("vllm", "embedded", "external") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(f"set exactly one of vllm, embedded, external (set now: {', '.join(given) or 'none'})")
+        return self
+
+
+class InferencePoolSpec(Kinded):
+    model: ModelSpec
+    """What is served."""
+    engine: EngineSpec
+    """How it is served."""
+    replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
+    """Fixed size; leave out when `autoscaling` is set."""
+    autoscaling: InferenceAutoscaling | None = None
+    """Size that follows the demand; leave out when `replicas` is set."""
+    suspend: bool = False
+    """Keep the pool but give back all its allocations."""
+    allocation: AllocationTemplate = AllocationTemplate()
+    """What to ask of Slurm."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> InferencePoolSpec:
+        if self.engine.external is not None:
+            if self.replicas is not None or self.autoscaling is not None:
+                raise ValueError("an external engine is started by others; leave out `replicas` and `autoscaling`")
+            return self
+        _one_size(self.replicas, self.autoscaling)
+        return self
+
+
+def _one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
+    if replicas is not None and autoscaling is not None:
+        raise ValueError("set `replicas` for a fixed size or `autoscaling` for one that follows demand, not both")
+    if replicas is None and autoscaling is None:
+        raise ValueError("set `replicas` for a fixed size or `autoscaling` for one that follows demand")
+
+
+class Workers(Kinded):
+    min: int = Field(default=1, ge=1, le=4096)
+    """Stage workers at the start."""
+    max: int = Field(default=4, ge=1, le=4096)
+    """Most stage workers."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Workers:
+        if self.max < self.min:
+            raise ValueError(f"`max` must be at least `min` ({self.min})")
+        return self
+
+
+class StageSpec(Kinded):
+    workers: Workers = Workers()
+    """Stage workers of one allocation."""
+    timeout_seconds: int = Field(default=900, ge=1)
+    """Budget of the stage, started with the stage."""
+
+
+class Stages(Kinded):
+    init: StageSpec = StageSpec(timeout_seconds=300)
+    """Prepare the sandbox."""
+    run: StageSpec = StageSpec(timeout_seconds=1800)
+    """The agent's turns."""
+    eval: StageSpec = StageSpec(timeout_seconds=900)
+    """Score the artifact in a fresh sandbox."""
+
+
+class SandboxTemplate(Kinded):
+    runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
+    """Container runtime; auto takes Apptainer, then Singularity, then bubblewrap."""
+    default_image: AbsolutePath | None = None
+    """Image when a task names none: a .sif file or a folder; left out: the node's own /usr, read-only."""
+    network: Literal["none"] = "none"
+    """Sandboxes have no network."""
+    cpus: float = Field(default=1, gt=0)
+    """CPU cores one sandbox counts for."""
+    memory: Size = "2G"
+    """Most memory of one process in the sandbox."""
+    disk: Size = "1G"
+    """Most that may be written in the sandbox."""
+
+
+class RolloutPoolSpec(Kinded):
+    inference: dict[str, str] = {}
+    """Role -> InferencePool in the same namespace; the agent itself uses the role `policy`."""
+    sandbox: SandboxTemplate = SandboxTemplate()
+    """What each sandbox gets."""
+    stages: Stages = Stages()
+    """Worker pools and budgets of one allocation."""
+    max_attempts: int = Field(default=3, ge=1, le=20)
+    """Attempts before a rollout whose infrastructure keeps failing ends InfraFailed."""
+    replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
+    """Fixed size; leave out when `autoscaling` is set."""
+    autoscaling: Autoscaling | None = None
+    """Size that follows the demand; leave out when `replicas` is set."""
+    suspend: bool = False
+    """Keep the pool but give back all its allocations."""
+    allocation: AllocationTemplate = AllocationTemplate()
+    """What to ask of Slurm."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RolloutPoolSpec:
+        _one_size(self.replicas, self.autoscaling)
+        return self
+
+
+class Replicas(Kinded):
+    """`desired` is the target, `requested` is submitted, `observed` is seen in Slurm, `ready` is healthy."""
+
+    desired: int = 0
+    requested: int = 0
+    observed: int = 0
+    ready: int = 0
+
+
+class EndpointStatus(Kinded):
+    id: str
+    url: str
+    sessions: int = 0
+    """Live rollouts on it."""
+    weights_version: str = ""
+    ready: bool = False
+    reason: str = ""
+    """Why it is not ready."""
+
+
+class StageStatus(Kinded):
+    queued: int = 0
+    in_flight: int = 0
+    width: int = 0
+    """Stage workers over all ready allocations."""
+
+
+class ScalingDecision(Kinded):
+    time: datetime
+    desired: int
+    message: str
+    """The numbers it was made from."""
+
+
+class PoolStatus(Kinded):
+    observed_generation: int = 0
+    replicas: Replicas = Replicas()
+    conditions: list[Condition] = []
+    next_index: int = 0
+    """Index of the next allocation."""
+    failures: int = 0
+    """Allocations that ended by themselves since the last one that was ready; drives the back-off."""
+    last_failure_time: datetime | None = None
+    demand_below_since: datetime | None = None
+    """Since when the demand has asked for fewer allocations than there are."""
+    decisions: list[ScalingDecision] = []
+    """The last scaling decisions, newest last."""
+
+
+class InferencePoolStatus(PoolStatus):
+    endpoints: list[EndpointStatus] = []
+
+
+class RolloutPoolStatus(PoolStatus):
+    stages: dict[str, StageStatus] = {}
+
+
+class InferencePool(KindObject):
+    """Model servers of one policy."""
+
+    PLURAL: ClassVar[str] = "inferencepools"
+    SINGULAR: ClassVar[str] = "inferencepool"
+    SHORT: ClassVar[tuple[str, ...]] = ("ip",)
+    USER_WRITTEN: ClassVar[bool] = True
+
+    kind: Literal["InferencePool"] = "InferencePool"
+    spec: InferencePoolSpec
+    status: InferencePoolStatus = InferencePoolStatus()
+
+    @model_validator(mode="after")
+    def _room_for_a_suffix(self) -> Self:
+        return _short_name(self)
+
+
+class RolloutPool(KindObject):
+    """Node agents that run rollouts in sandboxes."""
+
+    PLURAL: ClassVar[str] = "rolloutpools"
+    SINGULAR: ClassVar[str] = "rolloutpool"
+    SHORT: ClassVar[tuple[str, ...]] = ("rp",)
+    USER_WRITTEN: ClassVar[bool] = True
+
+    kind: Literal["RolloutPool"] = "RolloutPool"
+    spec: RolloutPoolSpec
+    status: RolloutPoolStatus = RolloutPoolStatus()
+
+    @model_validator(mode="after")
+    def _room_for_a_suffix(self) -> Self:
+        return _short_name(self)
+
+
+def _short_name(pool: P) -> P:
+    if len(pool.metadata.name) > MAX_NAME:
+        raise ValueError(f"write a pool's name with at most {MAX_NAME} characters")
+    return pool
+
+
+Pool = InferencePool | RolloutPool

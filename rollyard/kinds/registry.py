@@ -1,0 +1,26 @@
+"""Which kinds there are, by the names people and URLs use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject
+from rollyard.kinds.event import Event
+from rollyard.kinds.pools import InferencePool, RolloutPool
+
+KINDS: dict[str, type[KindObject]] = {
+    k.model_fields["kind"].default: k for k in (InferencePool, RolloutPool, Allocation, Event)
+}
+BY_PLURAL: dict[str, type[KindObject]] = {k.PLURAL: k for k in KINDS.values()}
+
+
+def find_kind(word: str) -> type[KindObject] | None:
+    """The kind for `RolloutPool`, `rolloutpools`, `rolloutpool` or `rp`; None when there is none."""
+    low = word.lower()
+    return next((k for name, k in KINDS.items() if low in (name.lower(), k.PLURAL, k.SINGULAR, *k.SHORT)), None)
+
+
+def parse_object(data: dict[str, Any]) -> KindObject:
+    """A stored or received JSON object as its model. Raises pydantic.ValidationError, KeyError for an unknown kind."""
+    return KINDS[data["kind"]].model_validate(data)

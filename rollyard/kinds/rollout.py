@@ -1,0 +1,257 @@
+"""Rollouts as trainers see them: request, record, trajectory. snake_case, because trainers are Python.
+
+A rollout is one accepted request for one trajectory of one task. It may take several attempts and ends in exactly one
+terminal record.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rollyard.kinds.base import NAME_PATTERN, Wire
+
+RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=128)]
+
+
+class Stage(StrEnum):
+    """The fixed pipeline."""
+
+    INIT = "INIT"
+    RUN = "RUN"
+    EVAL = "EVAL"
+
+
+class Status(StrEnum):
+    """`Queued` and `Running` are on the way; the others are terminal."""
+
+    QUEUED = "Queued"
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    TRUNCATED = "Truncated"
+    FAILED = "Failed"
+    INFRA_FAILED = "InfraFailed"
+    CANCELLED = "Cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (Status.QUEUED, Status.RUNNING)
+
+    @property
+    def scored(self) -> bool:
+        """Only these carry a reward; every other terminal status has `reward: null`."""
+        return self in (Status.COMPLETED, Status.TRUNCATED)
+
+
+class Sampling(Wire):
+    """How the policy samples, for every turn."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus; 1 leaves the distribution as it is."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Most likely tokens to choose from; null for all."""
+    seed: int | None = None
+    """Turn k of sample i uses a seed derived from it; null draws freely."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Most tokens of one turn."""
+
+
+class AgentSpec(Wire):
+    """The loop that turns a task into a trajectory."""
+
+    max_turns: int = Field(default=20, ge=1, le=1000)
+    """Model calls; reaching it ends the rollout Truncated."""
+    tool_timeout_seconds: float = Field(default=30.0, gt=0)
+    """Most time of one tool call; longer is a tool result that says so."""
+
+
+class Budgets(Wire):
+    """Limits of this rollout; each can only be tighter than the pool's."""
+
+    init_seconds: float | None = Field(default=None, gt=0)
+    """INIT; running over is an infrastructure failure."""
+    run_seconds: float | None = Field(default=None, gt=0)
+    """RUN; running over ends the rollout Truncated, and what it did is scored."""
+    eval_seconds: float | None = Field(default=None, gt=0)
+    """EVAL."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of the conversation; running over ends the rollout Truncated."""
+
+
+class Task(Wire):
+    """A dataset item; `kind` picks the handler, the other fields are the handler's."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str = Field(min_length=1, max_length=64)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class RolloutRequest(Wire):
+    """What a client submits; n > 1 makes one group with sample_index 0..n-1."""
+
+    id: RolloutId | None = None
+    """Caller's id. The same id with the same body attaches to the rollout there is; with another body it is a 409.
+    With n > 1 it names the group, and each rollout is called `<id>.<sample_index>`."""
+    pool: str = Field(pattern=NAME_PATTERN)
+    """RolloutPool to run in."""
+    task: Task
+    n: int = Field(default=1, ge=1, le=1024)
+    """Rollouts of this task."""
+    group: RolloutId | None = None
+    """Name of the group; made up when n > 1 and it is left out."""
+    agent: AgentSpec = AgentSpec()
+    sampling: Sampling = Sampling()
+    budgets: Budgets = Budgets()
+    priority: int = Field(default=0, ge=-100, le=100)
+    """Higher goes first."""
+    mode: Literal["train", "eval"] = "train"
+    """Kept with the trajectory."""
+
+    @model_validator(mode="after")
+    def _ids(self) -> Self:
+        if self.n > 1 and self.id is not None and self.group is not None and self.group != self.id:
+            raise ValueError("with n > 1 the id names the group; leave out `group` or give both the same value")
+        return self
+
+
+class RolloutError(Wire):
+    """Why a rollout has no reward."""
+
+    stage: Stage | None = None
+    reason: str
+    """CamelCase word to branch on, such as SandboxLost."""
+    message: str
+
+
+class Timings(Wire):
+    """Seconds in each stage of the last attempt; null where it was not reached."""
+
+    queued: float | None = None
+    init: float | None = None
+    run: float | None = None
+    eval: float | None = None
+
+
+class Segment(Wire):
+    """One unbroken token sequence. The four arrays have one length.
+
+    `loss_mask[i]` is 1 where the token was sampled by the policy; `logprobs[i]` (natural log, of the unscaled
+    distribution) and `weights_version[i]` are null wherever it was not.
+    """
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float | None]
+    weights_version: list[str | None]
+    prompt_length: int
+    """Tokens before the first sampled one."""
+    extras: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        n = len(self.token_ids)
+        if not (n == len(self.loss_mask) == len(self.logprobs) == len(self.weights_version)):
+            raise ValueError("token_ids, loss_mask, logprobs and weights_version must have one length")
+        for sampled, logprob, version in zip(self.loss_mask, self.logprobs, self.weights_version, strict=True):
+            if bool(sampled) != (logprob is not None) or bool(sampled) != (version is not None):
+                raise ValueError("logprobs and weights_version must be null exactly where loss_mask is 0")
+        return self
+
+
+class Turn(Wire):
+    """One model call and the tool results that followed; text is for people, the tokens are in the segments."""
+
+    segment: int
+    prompt_length: int
+    response_length: int
+    text: str
+    finish_reason: str
+    tool_calls: list[dict[str, Any]] = []
+    tool_results: list[str] = []
+    timings: dict[str, float] = {}
+    """Seconds: `model`, `tools`."""
+
+
+class Outcome(Wire):
+    """What a node agent found out about one rollout; the server adds identity and stores it."""
+
+    status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+    segments: list[Segment] = []
+    turns: list[Turn] = []
+    timings: Timings = Timings()
+    breaks: dict[str, int] = {}
+    """Breaks of the token prefix by cause."""
+    endpoint: str | None = None
+    node: str | None = None
+    error: RolloutError | None = None
+
+    @model_validator(mode="after")
+    def _honest(self) -> Self:
+        if self.reward is not None and not self.status.scored:
+            raise ValueError(f"a rollout that ended {self.status} has no reward")
+        return self
+
+
+class RunResult(Wire):
+    """What RUN ends with: the outcome so far and the artifact that EVAL scores, on any node, again if need be."""
+
+    outcome: Outcome
+    artifact: dict[str, str]
+    """Name -> text or base64, as the handler's `collect` made it; bounded by the server."""
+
+
+class RolloutView(Wire):
+    """A rollout without its trajectory, as listed."""
+
+    id: str
+    namespace: str
+    pool: str
+    task_kind: str
+    group: str | None
+    sample_index: int
+    mode: str
+    priority: int
+    status: Status
+    stage: Stage | None
+    attempt: int
+    reward: float | None
+    error: RolloutError | None
+    node: str | None
+    endpoints: dict[str, str]
+    created_at: float
+    """Unix seconds."""
+    finished_at: float | None
+    cursor: int | None
+    """Position in the stream of terminal records; null until terminal."""
+
+
+class Trajectory(Wire):
+    """The whole result: the contract with trainers."""
+
+    id: str
+    namespace: str = "default"
+    group: str | None
+    sample_index: int
+    attempt: int
+    mode: str = "train"
+    status: Status
+    reward: float | None
+    metrics: dict[str, float]
+    task: Task
+    segments: list[Segment]
+    turns: list[Turn]
+    timings: Timings
+    breaks: dict[str, int] = {}
+    endpoint: str | None
+    node: str | None
+    error: RolloutError | None

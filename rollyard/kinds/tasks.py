@@ -1,0 +1,84 @@
+"""The fields of the built-in task kinds; checked when a rollout is submitted, so that a bad task is refused at once."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pydantic
+from pydantic import Field, field_validator
+
+from rollyard.errors import Cause, Invalid
+from rollyard.kinds.base import Wire
+from rollyard.kinds.rollout import Task
+
+
+class MathTask(Wire):
+    """A problem with one answer, compared as mathematics."""
+
+    problem: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    """The reference, such as 42 or \\frac{1}{2}."""
+    image: str | None = None
+    """Sandbox image; the pool's default when left out."""
+
+
+class Case(Wire):
+    call: str
+    """Python expression over what the solution defines, such as f(3)."""
+    expect: str
+    """Python literal that it must equal; it never enters a sandbox."""
+
+    @field_validator("expect")
+    @classmethod
+    def _literal(cls, value: str) -> str:
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise ValueError("write a Python literal, such as 9, 'a' or [1, 2]") from None
+        return value
+
+
+class CodeTask(Wire):
+    """A file to be written, scored by hidden cases in a fresh sandbox."""
+
+    problem: str = Field(min_length=1)
+    solution: str = Field(pattern=r"^/")
+    """Absolute path of the file that the agent is to write."""
+    cases: list[Case] = Field(min_length=1, max_length=1000)
+    files: dict[str, str] = {}
+    """Absolute path -> text, written before the agent starts."""
+    case_seconds: float = Field(default=10.0, gt=0, le=600)
+    """Most time of one case."""
+    image: str | None = None
+    """Sandbox image; the pool's default when left out."""
+
+
+_MODELS: dict[str, type[MathTask] | type[CodeTask]] = {"math": MathTask, "code": CodeTask}
+
+
+def check_task(task: Task) -> None:
+    """Raises Invalid with each wrong field of a built-in kind; what plug-ins take is for them to check."""
+    model = _MODELS.get(task.kind)
+    if model is None:
+        return
+    try:
+        model.model_validate(task.fields)
+    except pydantic.ValidationError as error:
+        causes = [Cause(".".join(["task", *map(str, e["loc"])]), e["msg"]) for e in error.errors()]
+        listed = "; ".join(f"{c.field}: {c.message}" for c in causes)
+        known = ", ".join(model.model_fields)
+        raise Invalid(f"the {task.kind} task is invalid: {listed} (its fields are {known})", causes=causes) from None
+
+
+def read_math(task: Task) -> MathTask:
+    return MathTask.model_validate(_fields(task))
+
+
+def read_code(task: Task) -> CodeTask:
+    return CodeTask.model_validate(_fields(task))
+
+
+def _fields(task: Task) -> dict[str, Any]:
+    check_task(task)
+    return task.fields

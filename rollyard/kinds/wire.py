@@ -1,0 +1,271 @@
+"""What node agents and engines say to the server and hear from it.
+
+Messages only grow: fields are added with defaults, unknown fields and unknown message types are ignored on arrival, so
+that an old node agent outlives a new server.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from rollyard.kinds.pools import InferencePoolSpec, SandboxTemplate, Stages
+from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
+
+PROTOCOL = 1
+RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
+MAX_ARTIFACT_BYTES = 4 << 20
+MAX_RESULT_BYTES = 256 << 20
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Identity(Message):
+    """Who speaks: one process in one run of one job of one allocation. The first that registers is the one."""
+
+    allocation: str
+    namespace: str
+    uid: str
+    job_id: str
+    restart_count: int = 0
+    instance: str
+    """Random id of the process."""
+    node: str
+    pid: int = 0
+    protocol: int = PROTOCOL
+
+
+class AllocationFile(Message):
+    """`allocation.json` in an allocation's folder (0700): all that a batch job is told. `token` lies beside it, 0600."""
+
+    allocation: str
+    namespace: str
+    uid: str
+    pool_kind: Literal["InferencePool", "RolloutPool"]
+    pool: str
+    endpoint_file: str
+    """Path of the server's `endpoint.json`; read again before each reconnect."""
+    ca_file: str
+    """PEM of the server's own CA."""
+    scratch: str
+    """Node-local folder."""
+    inference: InferencePoolSpec | None = None
+    """The pool's spec, for an allocation of an InferencePool."""
+
+
+class EndpointFile(Message):
+    """`endpoint.json` in the server's data folder (0600), replaced atomically."""
+
+    url: str
+    epoch: int
+    """Grows with every start of a server on this folder; an older one never overwrites a newer one."""
+
+
+class Endpoint(Message):
+    """A model server as a node agent reaches it."""
+
+    id: str
+    url: str
+    """Base URL; `/v1/completions` hangs below it."""
+    token: str | None = None
+    model: str
+    weights_version: str
+    tokenizer: str
+    """Folder of the tokenizer and chat template."""
+    ca: bool = True
+    """Whether its certificate comes from Rollyard's own CA."""
+
+
+class LeaseRef(Message):
+    """Names one lease; a higher fence of the same rollout makes it void."""
+
+    namespace: str
+    id: str
+    fence: int
+    stage: Stage = Stage.INIT
+
+
+class Lease(LeaseRef):
+    """A rollout handed to a node agent, with all that is needed to run it."""
+
+    attempt: int
+    sample_index: int
+    task: Task
+    agent: AgentSpec
+    sampling: Sampling
+    budgets: Budgets
+    endpoints: dict[str, Endpoint] = {}
+    """Role -> model server."""
+
+
+# node agent -> server, over one WebSocket
+
+
+class Hello(Message):
+    type: Literal["hello"] = "hello"
+    identity: Identity
+    held: list[LeaseRef] = []
+    """Everything in hand, unacknowledged results included."""
+
+
+class Want(Message):
+    """How many more leases there is room for right now; replaces what was said before."""
+
+    type: Literal["want"] = "want"
+    init: int = 0
+    eval: int = 0
+    kinds: list[str] = []
+    """Task kinds this node agent has handlers for."""
+
+
+class Heartbeat(Message):
+    """Renews every lease named; a lease the server thinks is here and is not named was never received."""
+
+    type: Literal["heartbeat"] = "heartbeat"
+    held: list[LeaseRef]
+    widths: dict[str, int] = {}
+    """Stage -> stage workers."""
+    sent_at: float = 0.0
+    """The sender's monotonic clock, echoed in `Renewed`."""
+
+
+class HandBack(Message):
+    """Not done and not at fault: preempted, drained, or out of time. Costs no attempt."""
+
+    type: Literal["hand_back"] = "hand_back"
+    lease: LeaseRef
+    reason: str
+
+
+# server -> node agent
+
+
+class Welcome(Message):
+    type: Literal["welcome"] = "welcome"
+    protocol: int = PROTOCOL
+    epoch: int
+    lease_seconds: float
+    """A holder that has not been renewed for so long stops by itself."""
+    sandbox: SandboxTemplate
+    stages: Stages
+    lost: list[LeaseRef] = []
+    """Of what `hello` named: no longer the caller's; stop."""
+
+
+class Grant(Message):
+    type: Literal["grant"] = "grant"
+    leases: list[Lease]
+
+
+class Renewed(Message):
+    type: Literal["renewed"] = "renewed"
+    sent_at: float
+    lost: list[LeaseRef] = []
+
+
+class Cancel(Message):
+    type: Literal["cancel"] = "cancel"
+    lease: LeaseRef
+
+
+class Drain(Message):
+    type: Literal["drain"] = "drain"
+
+
+# over plain HTTP, so that heartbeats never queue behind them
+
+
+class NewEndpoint(Message):
+    """POST /v1/node/endpoint: the one in use failed; answers an `Endpoint`."""
+
+    lease: LeaseRef
+    role: str
+    failed: str
+    why: str = ""
+
+
+class ResultHeader(Message):
+    """First line of an uploaded result; the compressed JSON body follows."""
+
+    lease: LeaseRef
+    status: str
+    reward: float | None = None
+    error: RolloutError | None = None
+    metrics: dict[str, float] = {}
+    endpoint: str | None = None
+    turns: int = 0
+    tokens: int = 0
+    """Sampled tokens."""
+    tool_calls: int = 0
+    timings: dict[str, float] = {}
+
+
+class EngineHello(Message):
+    """POST /v1/engine/register, answered by `EngineWelcome`; again after each reconnect."""
+
+    identity: Identity
+    url: str
+    csr: str | None = None
+    """PEM; null when the certificate at hand is still good."""
+
+
+class EngineWelcome(Message):
+    certificate: str | None = None
+    """PEM of the door's certificate with its chain."""
+    heartbeat_seconds: float
+    token: str
+    """What node agents will show at the door."""
+
+
+class EngineHeartbeat(Message):
+    """POST /v1/engine/heartbeat, answered by `EngineOrders`."""
+
+    identity: Identity
+    url: str
+    ready: bool
+    reason: str = ""
+    """Why it is not ready."""
+    weights_version: str = ""
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+class EngineOrders(Message):
+    known: bool = True
+    """False: register again."""
+    drain: bool = False
+
+
+FromNode = Hello | Want | Heartbeat | HandBack
+ToNode = Welcome | Grant | Renewed | Cancel | Drain
+_FROM_NODE: dict[str, type[Message]] = {"hello": Hello, "want": Want, "heartbeat": Heartbeat, "hand_back": HandBack}
+_TO_NODE: dict[str, type[Message]] = {
+    "welcome": Welcome,
+    "grant": Grant,
+    "renewed": Renewed,
+    "cancel": Cancel,
+    "drain": Drain,
+}
+
+
+def _decode(text: str, known: dict[str, type[Message]]) -> Any:
+    data = json.loads(text)
+    model = known.get(str(data.get("type"))) if isinstance(data, dict) else None
+    return model.model_validate(data) if model else None
+
+
+def from_node(text: str) -> FromNode | None:
+    """A node agent's message; None for a type that this version does not know. Raises ValueError on nonsense."""
+    message: FromNode | None = _decode(text, _FROM_NODE)
+    return message
+
+
+def to_node(text: str) -> ToNode | None:
+    """A server's message; None for a type that this version does not know. Raises ValueError on nonsense."""
+    message: ToNode | None = _decode(text, _TO_NODE)
+    return message

@@ -1,0 +1,229 @@
+"""The node agent: one task a lease, one line to the server, and a clock of its own that ends what is not renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rollyard.agents.tasks.base import TaskHandler, load_handlers
+from rollyard.client.link import Link
+from rollyard.client.node import NodeLine
+from rollyard.errors import Fenced
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.wire import (
+    Cancel,
+    Drain,
+    Grant,
+    HandBack,
+    Heartbeat,
+    Hello,
+    Lease,
+    LeaseRef,
+    Renewed,
+    ToNode,
+    Want,
+    Welcome,
+)
+from rollyard.node_agent.policy import LeasedPolicy
+from rollyard.node_agent.stages import StagePool
+from rollyard.node_agent.uploads import Uploads
+from rollyard.node_agent.work import Work, Workshop
+from rollyard.sandbox.runtimes import find_runtime
+from rollyard.sandbox.sandbox import Sandboxes
+from rollyard.tokens.client import TokenClient
+from rollyard.tokens.template import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str, int]
+"""(namespace, rollout id, fence)."""
+HAND_BACK_SECONDS = 5.0
+
+
+class NodeAgent:
+    """All leases of one allocation."""
+
+    def __init__(self, link: Link, http: aiohttp.ClientSession, models: aiohttp.ClientSession) -> None:
+        self._link = link
+        self._http = http
+        self._tokens = TokenClient(models)
+        self._identity = link.identity()
+        self._line = NodeLine(link, http, self._hello, self._hear)
+        self._uploads = Uploads(link, http)
+        self._handlers: dict[str, TaskHandler] = load_handlers()
+        self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
+        self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
+        self._shop: Workshop | None = None
+        self._sandboxes: Sandboxes | None = None
+        self._lease_seconds = 30.0
+        self._renewed_at = asyncio.get_running_loop().time()
+        self._poke = asyncio.Event()
+        self._drain = False
+        self._drained = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` (hand everything back) or a drain is done. Raises Fenced."""
+        parts = [self._line.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
+        tasks = [asyncio.create_task(_plain(part)) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._hand_back("NodeAgentStopped")
+        finally:
+            works = [task for _, task in self._works.values()]
+            for task in (*tasks, *works):
+                task.cancel()
+            await asyncio.gather(*tasks, *works, return_exceptions=True)
+            if self._sandboxes is not None:
+                await self._sandboxes.close()
+
+    # what the server says
+
+    async def _hear(self, message: ToNode) -> None:
+        match message:
+            case Welcome():
+                await self._welcome(message)
+            case Grant(leases=leases):
+                for lease in leases:
+                    self._take(lease)
+            case Renewed(sent_at=sent_at, lost=lost):
+                self._renewed_at = max(self._renewed_at, sent_at)
+                self._drop(lost, "the server gave it to another")
+            case Cancel(lease=ref):
+                self._drop([ref], "cancelled")
+            case Drain():
+                self._drain = True
+                self._changed()
+
+    async def _welcome(self, welcome: Welcome) -> None:
+        self._lease_seconds = welcome.lease_seconds
+        self._renewed_at = asyncio.get_running_loop().time()
+        self._drop(welcome.lost, "the server gave it to another")
+        if self._shop is None:
+            runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
+            self._sandboxes = Sandboxes(runtime)
+            widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
+            self._shop = Workshop(
+                pools={stage: StagePool(width) for stage, width in widths.items()},
+                sandboxes=self._sandboxes,
+                handlers=self._handlers,
+                uploads=self._uploads,
+                template=self._template,
+                policy=self._policy,
+                sandbox=welcome.sandbox,
+                stages=welcome.stages,
+                node=self._identity.node,
+            )
+        self._changed()
+
+    # leases
+
+    def _take(self, lease: Lease) -> None:
+        key = (lease.namespace, lease.id, lease.fence)
+        if key in self._works or self._shop is None:
+            return
+        work = Work(self._shop, lease, self._changed)
+        self._works[key] = (work, asyncio.create_task(self._pursue(key, work)))
+        self._changed()
+
+    async def _pursue(self, key: Key, work: Work) -> None:
+        try:
+            await work.pursue()
+        except Fenced as error:
+            log.warning("%s", error)
+        except Exception:
+            # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
+            log.exception("rollout %s broke its node agent's code", key[1])
+            await self._line.say(HandBack(lease=work.ref, reason="NodeAgentError"))
+        finally:
+            self._works.pop(key, None)
+            self._changed()
+
+    def _drop(self, refs: list[LeaseRef], why: str) -> None:
+        for ref in refs:
+            found = self._works.pop((ref.namespace, ref.id, ref.fence), None)
+            if found is not None:
+                log.info("stopping rollout %s: %s", ref.id, why)
+                found[1].cancel()
+
+    async def _hand_back(self, reason: str) -> None:
+        """Give back whatever is in hand, while there is still a line to say it on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                for work, task in list(self._works.values()):
+                    task.cancel()
+                    await self._line.say(HandBack(lease=work.ref, reason=reason))
+
+    # what we say
+
+    def _hello(self) -> Hello:
+        return Hello(identity=self._identity, held=[work.ref for work, _ in self._works.values()])
+
+    def _changed(self) -> None:
+        self._poke.set()
+
+    async def _beat(self) -> None:
+        """A heartbeat in time, and at once when something moved; with it how much more there is room for."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._poke.wait(), self._lease_seconds / 3)
+            self._poke.clear()
+            if self._shop is None:
+                continue
+            pools = self._shop.pools
+            held = [work.ref for work, _ in self._works.values()]
+            widths = {stage.value: pool.width for stage, pool in pools.items()}
+            await self._line.say(Heartbeat(held=held, widths=widths, sent_at=loop.time()))
+            await self._line.say(self._want(pools))
+            if self._drain and not self._works:
+                self._drained.set()
+            await asyncio.sleep(0.02)  # what moves together is told together
+
+    def _want(self, pools: dict[Stage, StagePool]) -> Want:
+        """INIT works ahead of RUN by its own width, so that RUN never waits for a sandbox."""
+        if self._drain:
+            return Want()
+        early = sum(work.stage is not Stage.EVAL for work, _ in self._works.values())
+        late = len(self._works) - early
+        init = max(0, pools[Stage.INIT].width + pools[Stage.RUN].width - early)
+        return Want(init=init, eval=max(0, pools[Stage.EVAL].width - late), kinds=sorted(self._handlers))
+
+    async def _watch_clock(self) -> None:
+        """Stop by our own clock what was not renewed: the server gives it to another at about the same time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            left = self._renewed_at + self._lease_seconds - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            if self._works:
+                log.warning("no renewal for %g s: stopping %d rollouts", self._lease_seconds, len(self._works))
+                self._drop([work.ref for work, _ in self._works.values()], "its lease ran out")
+            await asyncio.sleep(1.0)
+
+    # shared parts
+
+    def _template(self, folder: str) -> asyncio.Future[ChatTemplate]:
+        found = self._templates.get(folder)
+        if found is None or (found.done() and not found.cancelled() and found.exception() is not None):
+            found = self._templates[folder] = asyncio.ensure_future(asyncio.to_thread(ChatTemplate.load, Path(folder)))
+        return asyncio.shield(found)
+
+    def _policy(self, lease: Lease, template: ChatTemplate) -> LeasedPolicy:
+        endpoint = lease.endpoints["policy"]
+        ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
+        return LeasedPolicy(
+            self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
+        )
+
+
+async def _plain(part: Coroutine[Any, Any, Any]) -> None:
+    await part

@@ -1,0 +1,53 @@
+"""`rollyard node-agent`: from an allocation's folder to an exit status.
+
+Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here, 3 when another copy of the allocation was first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+from pathlib import Path
+
+import aiohttp
+
+from rollyard.client.link import Link
+from rollyard.errors import Fenced, RollyardError
+from rollyard.node_agent.agent import NodeAgent
+from rollyard.telemetry import set_up_logging
+
+log = logging.getLogger(__name__)
+
+FENCED_EXIT = 3
+
+
+def main(folder: Path) -> int:
+    """Run until the job ends."""
+    set_up_logging()
+    os.umask(0o077)
+    try:
+        return asyncio.run(_run(Link.open(folder)))
+    except Fenced as error:
+        log.error("%s", error)
+        return FENCED_EXIT
+    except RollyardError as error:
+        log.error("%s", error)
+        return 1
+
+
+async def _run(link: Link) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with link.session() as http, _models(link.tls) as models:
+        await NodeAgent(link, http, models).run(stop)
+    return 0
+
+
+def _models(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """For model servers: many long streams, each with its own limits."""
+    connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0))

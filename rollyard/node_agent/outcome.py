@@ -1,0 +1,35 @@
+"""From what went wrong to a status: the one place that decides whose fault it was. Pure."""
+
+from __future__ import annotations
+
+from rollyard.errors import (
+    EndpointError,
+    EndpointRefused,
+    ImageNotFound,
+    RollyardError,
+    SandboxError,
+    TaskError,
+)
+from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
+
+
+class StageTimeout(RollyardError):
+    """A stage's budget ran out where that is not the agent's doing."""
+
+
+def verdict(error: RollyardError) -> Status:
+    """InfraFailed means "this attempt, by no fault of the task": the server decides about another one."""
+    match error:
+        case ImageNotFound() | TaskError() | EndpointRefused():
+            return Status.FAILED
+        case SandboxError() | EndpointError() | StageTimeout():
+            return Status.INFRA_FAILED
+        case _:
+            return Status.FAILED
+
+
+def failed(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
+    """The outcome without a reward; what was sampled so far is kept for people to look at."""
+    base = so_far or Outcome(status=Status.FAILED, node=node)
+    told = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
+    return base.model_copy(update={"status": verdict(error), "reward": None, "error": told})

@@ -1,0 +1,71 @@
+"""The policy as one rollout sees it: it stays on the endpoint of its lease, and goes on at another when that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+
+from rollyard.client.link import Backoff, Link
+from rollyard.errors import ContextExceeded, Unavailable
+from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.wire import Endpoint, LeaseRef, NewEndpoint
+from rollyard.tokens.client import TokenClient
+from rollyard.tokens.sampled import Sampled
+
+log = logging.getLogger(__name__)
+
+ROLE = "policy"
+MAX_MOVES = 10
+
+
+class LeasedPolicy:
+    """Samples turns for one lease."""
+
+    def __init__(
+        self,
+        link: Link,
+        http: aiohttp.ClientSession,
+        tokens: TokenClient,
+        ref: LeaseRef,
+        endpoint: Endpoint,
+        stop_ids: Sequence[int],
+        context_tokens: int | None,
+    ) -> None:
+        self._link = link
+        self._http = http
+        self._tokens = tokens
+        self._ref = ref
+        self.endpoint = endpoint
+        self._stop_ids = list(stop_ids)
+        self._context = context_tokens
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+        """One turn, whatever endpoints fail meanwhile. Raises ContextExceeded, EndpointLost, EndpointRefused, Fenced."""
+        limit = sampling.max_tokens
+        if self._context is not None:
+            limit = min(limit, self._context - len(prompt_ids))
+        if limit < 1:
+            raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {self._context}")
+        return await self._tokens.complete_with_failover(
+            self._checkout, prompt_ids, sampling, limit, self._stop_ids, max_moves=MAX_MOVES
+        )
+
+    async def _checkout(self, failed: str | None) -> Endpoint:
+        if failed is not None:
+            log.warning("endpoint %s failed in the middle of a turn", failed)
+            self.endpoint = await self._another(failed)
+        return self.endpoint
+
+    async def _another(self, failed: str) -> Endpoint:
+        """Waits until one is ready; the stage's budget is the limit."""
+        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed=failed, why="a node agent could not use it")
+        backoff = Backoff(0.2, 2.0)
+        while True:
+            try:
+                answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
+                return Endpoint.model_validate(answer)
+            except Unavailable as error:
+                log.warning("no other endpoint yet: %s", error)
+                await backoff.wait()

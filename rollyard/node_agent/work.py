@@ -1,0 +1,191 @@
+"""One lease from INIT to the uploaded verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from rollyard.agents.loop import AgentRun, run_agent
+from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
+from rollyard.agents.tools import Tools
+from rollyard.errors import EndpointError, Invalid, RollyardError, SandboxError, TaskError
+from rollyard.kinds.pools import SandboxTemplate, Stages
+from rollyard.kinds.quantity import size_bytes
+from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings
+from rollyard.kinds.wire import Lease, LeaseRef
+from rollyard.node_agent.outcome import StageTimeout, failed
+from rollyard.node_agent.policy import ROLE, LeasedPolicy
+from rollyard.node_agent.stages import StagePool
+from rollyard.node_agent.uploads import Uploads
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.template import ChatTemplate
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all rollouts of a node agent share."""
+
+    pools: dict[Stage, StagePool]
+    sandboxes: Sandboxes
+    handlers: dict[str, TaskHandler]
+    uploads: Uploads
+    template: Callable[[str], asyncio.Future[ChatTemplate]]
+    """Tokenizer folder -> its chat template, loaded once."""
+    policy: Callable[[Lease, ChatTemplate], LeasedPolicy]
+    sandbox: SandboxTemplate
+    stages: Stages
+    node: str
+
+
+class Work:
+    """Carries one lease through the stages; every way out ends in an upload or, when it is cancelled, in nothing."""
+
+    def __init__(self, shop: Workshop, lease: Lease, moved: Callable[[], None]) -> None:
+        self._shop = shop
+        self._lease = lease
+        self._moved = moved
+        self.stage = lease.stage
+        self._timings: dict[str, float] = {}
+        self._so_far: Outcome | None = None
+        self._endpoint: str | None = None
+
+    @property
+    def ref(self) -> LeaseRef:
+        lease = self._lease
+        return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
+
+    async def pursue(self) -> None:
+        """Raises Fenced when the lease turns out to be void."""
+        await self._shop.uploads.result(self.ref, await self._outcome())
+
+    async def _outcome(self) -> Outcome:
+        try:
+            handler = self._shop.handlers.get(self._lease.task.kind)
+            if handler is None:
+                raise TaskError(f"there is no handler for task kind {self._lease.task.kind!r} on this node")
+            if self.stage is Stage.EVAL:
+                run = await self._shop.uploads.stored_run(self.ref)
+            else:
+                run = await self._run(handler)
+                await self._shop.uploads.run(self.ref, run)
+            self._so_far = run.outcome
+            return await self._evaluated(handler, run)
+        except Invalid as error:
+            return self._failed(TaskError(str(error)))
+        except (SandboxError, TaskError, StageTimeout, EndpointError) as error:
+            return self._failed(error)
+
+    def _failed(self, error: RollyardError) -> Outcome:
+        return failed(self._so_far, self.stage, error, self._shop.node).model_copy(update={"timings": self._times()})
+
+    # INIT and RUN
+
+    async def _run(self, handler: TaskHandler) -> RunResult:
+        """The sandbox is gone before this returns: nothing of the agent's is alive when hidden tests appear."""
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox = await self._init(handler, stack)
+            template = await self._shop.template(self._lease.endpoints[ROLE].tokenizer)
+            async with self._in(Stage.RUN):
+                run, artifact = await self._agent(handler, sandbox, template)
+        outcome = self._so_far = Outcome(
+            status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
+            segments=run.conversation.segments(),
+            turns=run.turns,
+            timings=self._times(),
+            breaks=_counted(run.conversation),
+            endpoint=self._endpoint,
+            node=self._shop.node,
+        )
+        return RunResult(outcome=outcome, artifact=artifact)
+
+    async def _init(self, handler: TaskHandler, stack: contextlib.AsyncExitStack) -> Sandbox:
+        task, budget = self._lease.task, self._budget(Stage.INIT)
+        async with self._in(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
+            sandbox = await stack.enter_async_context(await self._shop.sandboxes.start(self._spec(handler)))
+            await sandbox.prepare([t for t in handler.tools(task) if t in ("bash", "ipython")])
+            await handler.init(task, sandbox)
+        return sandbox
+
+    async def _agent(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate) -> tuple[AgentRun, Artifact]:
+        """Running out of the stage's budget truncates; what was done by then is collected and scored."""
+        lease, task = self._lease, self._lease.task
+        tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds)
+        policy = self._shop.policy(lease, template)
+        run = AgentRun(Conversation(template, handler.prompt(task), tools.schemas))
+        try:
+            async with asyncio.timeout(self._budget(Stage.RUN)):
+                await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
+        except TimeoutError:
+            run.status = Status.TRUNCATED
+        self._endpoint = policy.endpoint.id
+        budget = self._budget(Stage.INIT)
+        async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
+            return run, await handler.collect(task, sandbox)
+
+    # EVAL
+
+    async def _evaluated(self, handler: TaskHandler, run: RunResult) -> Outcome:
+        budget = self._budget(Stage.EVAL)
+        async with self._in(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
+            score = await self._score(handler, run)
+        timings = run.outcome.timings.model_copy(update={"eval": self._timings["eval"]})
+        update = {"reward": score.reward, "metrics": dict(score.metrics), "timings": timings}
+        return run.outcome.model_copy(update=update)
+
+    async def _score(self, handler: TaskHandler, run: RunResult) -> Score:
+        task, turns = self._lease.task, run.outcome.turns
+        if not handler.eval_needs_sandbox:
+            return await handler.evaluate(task, run.artifact, None, turns)
+        async with await self._shop.sandboxes.start(self._spec(handler)) as fresh:
+            return await handler.evaluate(task, run.artifact, fresh, turns)
+
+    # small things
+
+    def _spec(self, handler: TaskHandler) -> SandboxSpec:
+        pool = self._shop.sandbox
+        limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
+        return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)
+
+    def _budget(self, stage: Stage) -> float:
+        """The pool's, or the rollout's own where that is tighter."""
+        word = stage.value.lower()
+        own = getattr(self._lease.budgets, f"{word}_seconds")
+        pools: float = getattr(self._shop.stages, word).timeout_seconds
+        return min(pools, own) if own is not None else pools
+
+    @contextlib.asynccontextmanager
+    async def _in(self, stage: Stage) -> AsyncIterator[None]:
+        """In a stage worker of this stage; the time counts from when one is free."""
+        self.stage = stage
+        async with self._shop.pools[stage].worker():
+            self._moved()
+            started = time.monotonic()
+            try:
+                yield
+            finally:
+                self._timings[stage.value.lower()] = round(time.monotonic() - started, 6)
+                self._moved()
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def _limit(seconds: float, message: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise StageTimeout(message) from None
+
+    def _times(self) -> Timings:
+        return Timings(**self._timings)
+
+
+def _counted(conversation: Conversation) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for broken in conversation.breaks:
+        counts[broken.cause] = counts.get(broken.cause, 0) + 1
+    return counts

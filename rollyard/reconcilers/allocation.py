@@ -1,0 +1,258 @@
+"""Allocations: intent before submit, adoption by comment, status from the snapshot, an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rollyard.clock import Clock, as_datetime
+from rollyard.controller.crash_points import crash_point
+from rollyard.controller.manager import Again, Done
+from rollyard.controller.recorder import Recorder
+from rollyard.errors import NotFound, RollyardError, SlurmUnreachable, SubmitRefused
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.allocation import Allocation, AllocationStatus
+from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, set_condition
+from rollyard.kinds.pools import Pool
+from rollyard.reconcilers.plan import GONE, AllocationPlan, ended, plan_allocation
+from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.workspace import Workspace
+from rollyard.rollouts.agents import Agents
+from rollyard.slurm.base import Driver, Job
+from rollyard.store.base import Store
+from rollyard.telemetry import SLURM_CALLS
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0
+DRAIN_SECONDS = 600.0
+REFUSED = "FAILED"
+"""Job state of a submit that Slurm refused."""
+
+
+class AllocationReconciler:
+    """One job for each Allocation, and no other."""
+
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        feed: SnapshotFeed,
+        workspace: Workspace,
+        recorder: Recorder,
+        agents: Agents,
+        endpoints: Endpoints,
+        clock: Clock,
+        lost: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._feed = feed
+        self._workspace = workspace
+        self._recorder = recorder
+        self._agents = agents
+        self._endpoints = endpoints
+        self._clock = clock
+        self._lost = lost
+        """Told the uid of an allocation whose job has certainly ended: its leases need not run out."""
+        self._missed: dict[str, tuple[int, int]] = {}
+        """uid -> (snapshot number, complete snapshots in a row without its job)."""
+
+    async def reconcile(self, key: ObjectKey) -> Done | Again:
+        try:
+            allocation = await self._store.get(key)
+        except NotFound:
+            return Done()
+        assert isinstance(allocation, Allocation)
+        snapshot, uid = self._feed.latest, allocation.metadata.uid
+        plan = plan_allocation(allocation, self._workspace.comment(uid), snapshot, self._misses(allocation))
+        if plan.remove:
+            await self._remove(allocation)
+            return Done()
+        if plan.submit:
+            await self._submit(allocation)
+            return Again(WAIT_SECONDS)
+        if plan.cancel:
+            await self._cancel(plan.cancel)
+        allocation = await self._observe(allocation, plan)
+        if ended(allocation):
+            return Again(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
+        if allocation.spec.drain:
+            await self._drain(allocation)
+        undecided = plan.wait or plan.cancel or allocation.spec.drain or allocation.metadata.deletion_timestamp
+        return Again(WAIT_SECONDS) if undecided else Done()
+
+    async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
+        """What cannot be submitted as it is written ends here; the pool says why."""
+        try:
+            allocation = await self._store.get(key)
+        except NotFound:
+            return
+        assert isinstance(allocation, Allocation)
+        await self._end_unsubmitted(allocation, str(error))
+
+    def _misses(self, allocation: Allocation) -> int:
+        """Complete snapshots in a row without the job that is on record."""
+        uid, job_id, snapshot = allocation.metadata.uid, allocation.status.job_id, self._feed.latest
+        if snapshot is None:
+            return 0
+        if job_id is None or job_id in snapshot.jobs:
+            self._missed.pop(uid, None)
+            return 0
+        number, count = self._missed.get(uid, (0, 0))
+        if number != self._feed.count:
+            self._missed[uid] = (self._feed.count, count + 1)
+        return self._missed[uid][1]
+
+    async def _submit(self, allocation: Allocation) -> None:
+        pool = await self._store.get(
+            ObjectKey(
+                kind=allocation.spec.pool.kind,
+                namespace=allocation.metadata.namespace,
+                name=allocation.spec.pool.name,
+            )
+        )
+        assert isinstance(pool, Pool)
+        script = await asyncio.to_thread(self._workspace.prepare, allocation, pool)
+        crash_point("after-prepare")
+        intent = {"intended_at": as_datetime(self._clock.time() + 1), "intents": allocation.status.intents + 1}
+        allocation = await self._write(allocation, intent)
+        crash_point("after-intent")
+        try:
+            job_id = await self._driver.submit(script)
+        except SubmitRefused as error:
+            SLURM_CALLS.labels("submit", "refused").inc()
+            await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
+            await self._end_unsubmitted(allocation, f"SubmitRefused: {error}")
+            return
+        except SlurmUnreachable:
+            SLURM_CALLS.labels("submit", "unreachable").inc()
+            raise  # a later complete snapshot decides whether it went through
+        SLURM_CALLS.labels("submit", "ok").inc()
+        crash_point("after-submit")
+        await self._write(allocation, {"job_id": job_id})
+        crash_point("after-record")
+        self._feed.refresh()
+        await self._recorder.say(allocation, "Submitted", f"submitted as job {job_id}")
+
+    async def _end_unsubmitted(self, allocation: Allocation, why: str) -> None:
+        now = as_datetime(self._clock.time())
+        await self._write(allocation, {"job_state": REFUSED, "reason": why, "end_time": now})
+
+    async def _cancel(self, ids: tuple[str, ...]) -> None:
+        await self._driver.cancel(ids)
+        SLURM_CALLS.labels("cancel", "ok").inc()
+        crash_point("after-cancel")
+        self._feed.refresh()
+
+    async def _drain(self, allocation: Allocation) -> None:
+        """Tell it once more, and end it when it takes too long."""
+        uid, status = allocation.metadata.uid, allocation.status
+        self._agents.drain(uid)
+        self._endpoints.drain(uid)
+        draining = next((c for c in status.conditions if c.type == "Draining"), None)
+        since = draining.last_transition_time.timestamp() if draining else self._clock.time()
+        if status.job_id is not None and self._clock.time() - since > DRAIN_SECONDS:
+            await self._recorder.say(allocation, "DrainTimedOut", f"still busy after {DRAIN_SECONDS:g} s", "Warning")
+            await self._cancel((status.job_id,))
+
+    async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
+        """Status from what was seen; what is not known stays as it was."""
+        before, uid = allocation.status, allocation.metadata.uid
+        update: dict[str, Any] = {}
+        if plan.adopt is not None:
+            update = _from_job(plan.adopt)
+        elif plan.gone:
+            update = {"job_state": GONE, "end_time": as_datetime(self._clock.time())}
+        status = before.model_copy(update=update)
+        over = ended(allocation.model_copy(update={"status": status}))
+        if over:
+            words = await asyncio.to_thread(self._workspace.last_words, allocation)
+            status = status.model_copy(update={"ready": False, "reason": words or status.reason})
+        else:
+            status = status.model_copy(update={"ready": self._ready(uid)})
+        conditions = self._conditions(allocation, status, over)
+        final = status.model_copy(
+            update={"conditions": conditions, "observed_generation": allocation.metadata.generation}
+        )
+        if final != before:
+            allocation = await self._write(allocation, dict(final))
+            await self._tell(allocation, before)
+        if over:
+            self._agents.forget(uid)
+            self._endpoints.forget(uid)
+            self._missed.pop(uid, None)
+            if not plan.gone and status.job_state != "NODE_FAIL":  # there the old copy may still run
+                await self._lost(uid)
+        return allocation
+
+    def _ready(self, uid: str) -> bool:
+        endpoint = self._endpoints.of_allocation(uid)
+        return endpoint.ready if endpoint is not None else self._agents.of_allocation(uid) is not None
+
+    def _conditions(self, allocation: Allocation, status: AllocationStatus, over: bool) -> list[Condition]:
+        generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
+        if over:
+            reason, message = "Ended", f"job {status.job_id} ended {status.job_state}: {status.reason}"
+        elif status.ready:
+            reason, message = "Serving", f"job {status.job_id} on {status.node}"
+        elif status.job_state == "RUNNING":
+            endpoint = self._endpoints.of_allocation(allocation.metadata.uid)
+            reason, message = "Starting", endpoint.reason if endpoint else f"job {status.job_id} has not dialled in yet"
+        else:
+            reason, message = (
+                "Pending",
+                f"job {status.job_id or '(not submitted)'} {status.job_state or ''} {status.reason}".strip(),
+            )
+        conditions = set_condition(
+            status.conditions, "Ready", status.ready, reason, message, generation=generation, now=now
+        )
+        if allocation.spec.drain:
+            message = "takes nothing new and ends when what is in hand is done"
+            conditions = set_condition(conditions, "Draining", True, "Drain", message, generation=generation, now=now)
+        return conditions
+
+    async def _tell(self, allocation: Allocation, before: AllocationStatus) -> None:
+        status = allocation.status
+        if status.job_state == before.job_state:
+            return
+        if ended(allocation):
+            bad = (
+                not (allocation.spec.drain or allocation.metadata.deletion_timestamp)
+                and status.job_state != "COMPLETED"
+            )
+            code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
+            message = f"job {status.job_id} ended {status.job_state}{code}: {status.reason or 'it said nothing'}"
+            await self._recorder.say(allocation, "JobEnded", message, "Warning" if bad else "Normal")
+        elif status.job_state == "RUNNING":
+            await self._recorder.say(allocation, "JobStarted", f"job {status.job_id} runs on {status.node}")
+
+    async def _remove(self, allocation: Allocation) -> None:
+        crash_point("before-allocation-removal")
+        await asyncio.to_thread(self._workspace.remove, allocation)
+        self._agents.forget(allocation.metadata.uid)
+        self._endpoints.forget(allocation.metadata.uid)
+        kept = [f for f in allocation.metadata.finalizers if f != FINALIZER]
+        meta = allocation.metadata.model_copy(update={"finalizers": kept})
+        await self._store.update(allocation.model_copy(update={"metadata": meta}), "spec")
+
+    async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
+        changed = allocation.model_copy(update={"status": allocation.status.model_copy(update=update)})
+        written = await self._store.update(changed, "status")
+        assert isinstance(written, Allocation)
+        return written
+
+
+def _from_job(job: Job) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "restart_count": job.restart_count,
+        "job_state": job.state.value,
+        "reason": job.reason,
+        "node": job.node,
+        "start_time": as_datetime(job.start_time) if job.start_time is not None else None,
+        "end_time": as_datetime(job.end_time) if job.end_time is not None else None,
+        "exit_code": job.exit_code,
+    }

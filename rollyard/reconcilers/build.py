@@ -1,0 +1,90 @@
+"""Puts the reconcilers together: which change wakes which key."""
+
+from __future__ import annotations
+
+from rollyard.clock import Clock
+from rollyard.controller.expectations import Expectations
+from rollyard.controller.informer import Informer
+from rollyard.controller.manager import Controller, Manager
+from rollyard.controller.recorder import Recorder
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.reconcilers.allocation import AllocationReconciler
+from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.orphans import OrphanSweep
+from rollyard.reconcilers.pool import PoolReconciler
+from rollyard.reconcilers.rollout_pool import RolloutTrade
+from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.workspace import Workspace
+from rollyard.rollouts.agents import Agents
+from rollyard.rollouts.service import Rollouts
+from rollyard.slurm.base import Driver
+from rollyard.store.base import Store
+
+
+def build_manager(
+    store: Store,
+    driver: Driver,
+    workspace: Workspace,
+    agents: Agents,
+    endpoints: Endpoints,
+    rollouts: Rollouts,
+    clock: Clock,
+) -> Manager:
+    """The manager of all kinds; `run` it, and `add` a key to have it looked at."""
+    feed, recorder, expectations = SnapshotFeed(driver, clock), Recorder(store, clock), Expectations(clock)
+    allocations = Informer(store, Allocation)
+    inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
+
+    def pool(trade: RolloutTrade | InferenceTrade) -> PoolReconciler:
+        return PoolReconciler(store, allocations, feed, recorder, expectations, clock, trade)
+
+    jobs = AllocationReconciler(
+        store, driver, feed, workspace, recorder, agents, endpoints, clock, rollouts.lose_allocation
+    )
+    manager = Manager(
+        informers=[allocations, inference_pools, rollout_pools],
+        controllers=[
+            Controller("Allocation", jobs),
+            Controller("InferencePool", pool(InferenceTrade(endpoints, rollouts, rollout_pools.list))),
+            Controller("RolloutPool", pool(RolloutTrade(agents, rollouts, inference_pools.get))),
+        ],
+        beside=[feed.run, OrphanSweep(store, driver, feed, workspace).run],
+    )
+
+    def allocation_changed(old: Allocation | None, new: Allocation | None) -> None:
+        seen = new or old
+        assert seen is not None
+        owner = seen.spec.pool
+        key = ObjectKey(kind=owner.kind, namespace=seen.metadata.namespace, name=owner.name)
+        if new is not None:
+            expectations.met(key, ("created", new.metadata.name))
+            manager.add(new.key)
+        if new is None or new.metadata.deletion_timestamp is not None:
+            expectations.met(key, ("deleted", seen.metadata.name))
+        manager.add(key)
+
+    def pool_changed(old: InferencePool | RolloutPool | None, new: InferencePool | RolloutPool | None) -> None:
+        seen = new or old
+        assert seen is not None
+        manager.add(seen.key)
+        if isinstance(seen, InferencePool):
+            for user in rollout_pools.list():
+                manager.add(user.key)
+
+    def jobs_changed(comments: set[str]) -> None:
+        uids = {workspace.uid_of(comment) for comment in comments}
+        for allocation in allocations.list():
+            if not comments or allocation.metadata.uid in uids:
+                manager.add(allocation.key)
+        if not comments:
+            for found in (*inference_pools.list(), *rollout_pools.list()):
+                manager.add(found.key)
+
+    allocations.subscribe(allocation_changed)
+    inference_pools.subscribe(pool_changed)
+    rollout_pools.subscribe(pool_changed)
+    feed.changed = jobs_changed
+    return manager

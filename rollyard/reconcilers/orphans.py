@@ -1,0 +1,51 @@
+"""Jobs of ours that no Allocation stands for: proven by the comment, and by a list read after the snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rollyard.errors import RollyardError
+from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.workspace import Workspace
+from rollyard.slurm.base import Driver
+from rollyard.store.base import Store
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 10.0
+
+
+class OrphanSweep:
+    """Ends them; a job of a stranger, or of another server, is never touched."""
+
+    def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: Workspace) -> None:
+        self._store = store
+        self._driver = driver
+        self._feed = feed
+        self._workspace = workspace
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except RollyardError as error:
+                log.warning("no sweep for orphans this time: %s", error)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> list[str]:
+        """Ids of the jobs that were ended."""
+        snapshot = self._feed.latest
+        if snapshot is None:
+            return []
+        known = {a.metadata.uid for a in (await self._store.list_objects("Allocation"))[0]}
+        orphans = [
+            job.id
+            for job in snapshot.jobs.values()
+            if not job.state.ended and (uid := self._workspace.uid_of(job.comment)) is not None and uid not in known
+        ]
+        if orphans:
+            log.warning("ending jobs of ours without an allocation: %s", ", ".join(orphans))
+            await self._driver.cancel(orphans)
+            self._feed.refresh()
+        return orphans

@@ -1,0 +1,304 @@
+"""Both pools: their size, their allocations, their status. What differs between them is asked of a `Trade`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rollyard.clock import Clock, as_datetime
+from rollyard.controller.crash_points import crash_point
+from rollyard.controller.expectations import Expectations
+from rollyard.controller.informer import Informer
+from rollyard.controller.manager import Again, Done
+from rollyard.controller.recorder import Recorder
+from rollyard.errors import AlreadyExists, Conflict, NotFound, RollyardError
+from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
+from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, ObjectMeta, OwnerReference, set_condition
+from rollyard.kinds.pools import InferencePool, Pool, PoolStatus, Replicas, ScalingDecision
+from rollyard.reconcilers.plan import Member, PoolPlan, ended, plan_pool, template_hash
+from rollyard.reconcilers.scaling import Scale, autoscale
+from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.store.base import Store
+
+log = logging.getLogger(__name__)
+
+DECISIONS = 10
+REFRESH_SECONDS = 2.0
+"""Numbers in status that nothing announces (queues, sessions) are at most so old."""
+CRASH_LOOP = 2
+
+
+class Trade(Protocol):
+    """What one kind of pool knows and the other does not."""
+
+    def member(self, allocation: Allocation) -> Member: ...
+
+    async def demand(self, pool: Pool) -> int | None: ...
+
+    def capacity(self, pool: Pool) -> int:
+        """What one allocation takes of the demand."""
+        ...
+
+    async def details(self, pool: Pool, members: Sequence[Member]) -> dict[str, Any]:
+        """Further fields of the status."""
+        ...
+
+    def problem(self, pool: Pool, members: Sequence[Member]) -> tuple[str, str] | None:
+        """(reason, message) of what keeps the pool from being ready that allocations alone do not tell."""
+        ...
+
+    async def deleted(self, pool: Pool) -> None:
+        """The pool is going: end what waits for it."""
+        ...
+
+
+class PoolReconciler:
+    def __init__(
+        self,
+        store: Store,
+        allocations: Informer[Allocation],
+        feed: SnapshotFeed,
+        recorder: Recorder,
+        expectations: Expectations,
+        clock: Clock,
+        trade: Trade,
+    ) -> None:
+        self._store = store
+        self._allocations = allocations
+        self._feed = feed
+        self._recorder = recorder
+        self._expectations = expectations
+        self._clock = clock
+        self._trade = trade
+
+    async def reconcile(self, key: ObjectKey) -> Done | Again:
+        try:
+            pool = await self._store.get(key)
+        except NotFound:
+            self._expectations.forget(key)
+            return Done()
+        assert isinstance(pool, Pool)
+        if pool.metadata.deletion_timestamp is None and FINALIZER not in pool.metadata.finalizers:
+            await self._add_finalizer(pool)
+            crash_point("after-finalizer")
+            return Again(0.0)
+        if (wait := self._expectations.remaining(key)) > 0:
+            return Again(min(wait, 1.0))  # the picture is old: what we did last is not in it yet
+        now = self._clock.time()
+        members = [self._trade.member(a) for a in self._allocations.list() if _owned(a, pool)]
+        scale = await self._scale(pool, now)
+        plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None)
+        if pool.metadata.deletion_timestamp is not None:
+            await self._trade.deleted(pool)
+        pool = await self._write_status(pool, members, plan, scale, now)
+        crash_point("after-pool-status")
+        await self._act(pool, members, plan)
+        if plan.removable:
+            crash_point("before-finalizer-removal")
+            await self._drop_finalizer(pool)
+            return Done()
+        return Again(min(REFRESH_SECONDS, plan.again_after or REFRESH_SECONDS))
+
+    async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
+        try:
+            pool = await self._store.get(key)
+        except NotFound:
+            return
+        assert isinstance(pool, Pool)
+        await self._recorder.say(pool, "ReconcileFailed", str(error), "Warning")
+        conditions = self._condition(pool, pool.status.conditions, "Ready", False, "ReconcileFailed", str(error))
+        await self._store.update(_with_status(pool, {"conditions": conditions}), "status")
+
+    # decide
+
+    async def _scale(self, pool: Pool, now: float) -> Scale:
+        spec = pool.spec
+        if spec.suspend:
+            return Scale(0, None, "suspended")
+        if isinstance(pool, InferencePool) and pool.spec.engine.external is not None:
+            return Scale(0, None, "its servers are started by others")
+        if spec.autoscaling is None:
+            return Scale(spec.replicas or 0, None, f"spec.replicas is {spec.replicas}")
+        since = pool.status.demand_below_since
+        return autoscale(
+            spec.autoscaling,
+            current=pool.status.replicas.desired,
+            demand=await self._trade.demand(pool),
+            capacity=self._trade.capacity(pool),
+            below_since=since.timestamp() if since else None,
+            now=now,
+        )
+
+    # act
+
+    async def _act(self, pool: Pool, members: Sequence[Member], plan: PoolPlan) -> None:
+        by_name = {m.name: m.allocation for m in members}
+        for index in plan.create:
+            await self._create(pool, index)
+            crash_point("after-create-allocation")
+        for name in plan.drain:
+            allocation = by_name[name]
+            spec = allocation.spec.model_copy(update={"drain": True})
+            await self._store.update(allocation.model_copy(update={"spec": spec}), "spec")
+            await self._recorder.say(pool, "Draining", f"allocation {name} takes nothing new")
+        for name in plan.delete:
+            await self._delete(pool, by_name[name])
+
+    async def _create(self, pool: Pool, index: int) -> None:
+        word = "ip" if isinstance(pool, InferencePool) else "rp"
+        meta = pool.metadata
+        name = f"{meta.name}-{word}-{index}"
+        owner = OwnerReference(kind=pool.kind, name=meta.name, uid=meta.uid)
+        allocation = Allocation(
+            metadata=ObjectMeta(
+                name=name,
+                namespace=meta.namespace,
+                labels={"rollyard.dev/pool": meta.name},
+                finalizers=[FINALIZER],
+                owner_references=[owner],
+            ),
+            spec=AllocationSpec(
+                pool=PoolReference(kind=pool.kind, name=meta.name, uid=meta.uid),
+                index=index,
+                template_hash=template_hash(pool),
+                template=pool.spec.allocation,
+            ),
+        )
+        self._expectations.expect(pool.key, ("created", name))
+        try:
+            await self._store.create(allocation)
+        except AlreadyExists:
+            self._expectations.met(pool.key, ("created", name))  # made before a crash
+        except RollyardError:
+            self._expectations.met(pool.key, ("created", name))
+            raise
+
+    async def _delete(self, pool: Pool, allocation: Allocation) -> None:
+        name = allocation.metadata.name
+        self._expectations.expect(pool.key, ("deleted", name))
+        try:
+            await self._store.delete(allocation.key, uid=allocation.metadata.uid)
+        except (NotFound, Conflict):
+            self._expectations.met(pool.key, ("deleted", name))
+        except RollyardError:
+            self._expectations.met(pool.key, ("deleted", name))
+            raise
+
+    async def _add_finalizer(self, pool: Pool) -> None:
+        meta = pool.metadata.model_copy(update={"finalizers": [*pool.metadata.finalizers, FINALIZER]})
+        await self._store.update(pool.model_copy(update={"metadata": meta}), "spec")
+
+    async def _drop_finalizer(self, pool: Pool) -> None:
+        kept = [f for f in pool.metadata.finalizers if f != FINALIZER]
+        meta = pool.metadata.model_copy(update={"finalizers": kept})
+        await self._store.update(pool.model_copy(update={"metadata": meta}), "spec")
+
+    # tell
+
+    async def _write_status(
+        self, pool: Pool, members: Sequence[Member], plan: PoolPlan, scale: Scale, now: float
+    ) -> Pool:
+        before = pool.status
+        active = [m for m in members if m.active]
+        replicas = Replicas(
+            desired=scale.desired,
+            requested=sum(m.allocation.status.intents > 0 for m in active),
+            observed=sum(m.allocation.status.job_state is not None for m in active),
+            ready=sum(m.ready for m in active),
+        )
+        decisions = before.decisions
+        if scale.desired != before.replicas.desired:
+            decision = ScalingDecision(time=as_datetime(now), desired=scale.desired, message=scale.message)
+            decisions = [*decisions, decision][-DECISIONS:]
+        update: dict[str, Any] = {
+            "observed_generation": pool.metadata.generation,
+            "replicas": replicas,
+            "next_index": plan.next_index,
+            "failures": plan.failures,
+            "last_failure_time": as_datetime(plan.last_failure) if plan.last_failure is not None else None,
+            "demand_below_since": as_datetime(scale.below_since) if scale.below_since is not None else None,
+            "decisions": decisions,
+            "conditions": self._conditions(pool, members, plan, replicas),
+            **await self._trade.details(pool, members),
+        }
+        changed = _with_status(pool, update)
+        if changed.status == before:
+            return pool
+        written = await self._store.update(changed, "status")
+        assert isinstance(written, Pool)
+        if scale.desired != before.replicas.desired:
+            message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
+            await self._recorder.say(pool, "Scaled", message)
+        await self._tell_ready(pool, before, written.status)
+        return written
+
+    async def _tell_ready(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
+        old, new = (next((c for c in s.conditions if c.type == "Ready"), None) for s in (before, after))
+        if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
+            return
+        bad = new.status == "False" and new.reason not in ("Deleting", "Suspended", "WaitingForAllocations", "Loading")
+        await self._recorder.say(pool, new.reason, new.message, "Warning" if bad else "Normal")
+
+    def _conditions(self, pool: Pool, members: Sequence[Member], plan: PoolPlan, replicas: Replicas) -> list[Condition]:
+        conditions = pool.status.conditions
+        ready, reason, message = self._readiness(pool, members, plan, replicas)
+        conditions = self._condition(pool, conditions, "Ready", ready, reason, message)
+        moving = replicas.ready != replicas.desired or any(not m.active and m.live for m in members)
+        words = f"{replicas.ready} of {replicas.desired} allocations ready, {replicas.observed} seen in Slurm"
+        conditions = self._condition(
+            pool, conditions, "Progressing", moving, "Settling" if moving else "Settled", words
+        )
+        since = self._feed.unreachable_since
+        if since is not None:
+            message = (
+                f"Slurm cannot be read since {as_datetime(since).isoformat()}; nothing is created or ended meanwhile"
+            )
+            conditions = self._condition(pool, conditions, "SlurmReachable", False, "NoAnswer", message)
+        elif self._feed.latest is not None:
+            conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
+        words = "all allocations are given back" if pool.spec.suspend else ""
+        word = "Suspended" if pool.spec.suspend else "NotSuspended"
+        return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
+
+    def _readiness(
+        self, pool: Pool, members: Sequence[Member], plan: PoolPlan, replicas: Replicas
+    ) -> tuple[bool, str, str]:
+        counted = f"{replicas.ready} of {replicas.desired} allocations ready"
+        if pool.metadata.deletion_timestamp is not None:
+            return False, "Deleting", f"{len(members)} allocations left"
+        if pool.spec.suspend:
+            return False, "Suspended", "spec.suspend is true"
+        problem = self._trade.problem(pool, members)
+        if problem is not None:
+            return False, *problem
+        if replicas.ready >= replicas.desired:
+            return True, "AllReady", counted
+        failure = _last_failure(members)
+        if plan.failures and failure is not None:
+            word = "CrashLoop" if plan.failures >= CRASH_LOOP else "AllocationFailed"
+            return False, word, f"{counted}; {plan.failures} failed in a row, the last: {failure}"
+        return False, "WaitingForAllocations", counted
+
+    def _condition(
+        self, pool: Pool, conditions: list[Condition], type: str, status: bool, reason: str, message: str
+    ) -> list[Condition]:
+        now = as_datetime(self._clock.time())
+        return set_condition(conditions, type, status, reason, message, generation=pool.metadata.generation, now=now)
+
+
+def _owned(allocation: Allocation, pool: Pool) -> bool:
+    return allocation.spec.pool.uid == pool.metadata.uid
+
+
+def _last_failure(members: Sequence[Member]) -> str | None:
+    over = [m.allocation for m in members if ended(m.allocation) and not m.allocation.spec.drain]
+    if not over:
+        return None
+    last = max(over, key=lambda a: a.spec.index)
+    code = f", exit code {last.status.exit_code}" if last.status.exit_code is not None else ""
+    return f"{last.metadata.name} ended {last.status.job_state}{code}: {last.status.reason or 'it said nothing'}"
+
+
+def _with_status(pool: Pool, update: dict[str, Any]) -> Pool:
+    return pool.model_copy(update={"status": pool.status.model_copy(update=update)})

@@ -1,0 +1,86 @@
+"""The node agents that are connected right now, what they have room for, and how to reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollyard.kinds.wire import Drain, Identity, ToNode
+
+PoolKey = tuple[str, str]
+"""(namespace, RolloutPool name)."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeAgent:
+    """One live connection."""
+
+    identity: Identity
+    pool: PoolKey
+    send: Callable[[ToNode], None]
+    """Queues a message; never blocks."""
+    want_init: int = 0
+    want_eval: int = 0
+    kinds: frozenset[str] = frozenset()
+    widths: dict[str, int] = field(default_factory=dict)
+    draining: bool = False
+
+    @property
+    def holder(self) -> str:
+        """How records name it: the allocation's uid, so that its token can be checked, and the process."""
+        return f"{self.identity.uid}/{self.identity.instance}"
+
+
+class Agents:
+    """All connections, by holder. A reconnect replaces the connection before it."""
+
+    def __init__(self) -> None:
+        self._by_holder: dict[str, NodeAgent] = {}
+        self._draining: set[str] = set()
+        self.room: Callable[[PoolKey], None] = lambda pool: None
+        """Called when a node agent may have room for more."""
+        self.moved: Callable[[NodeAgent], None] = lambda agent: None
+        """Called when a node agent comes, goes, drains, or changes its widths."""
+
+    def connect(self, agent: NodeAgent) -> None:
+        agent.draining = agent.identity.uid in self._draining
+        self._by_holder[agent.holder] = agent
+        if agent.draining:
+            agent.send(Drain())
+        self.moved(agent)
+
+    def disconnect(self, agent: NodeAgent) -> None:
+        if self._by_holder.get(agent.holder) is agent:
+            del self._by_holder[agent.holder]
+            self.moved(agent)
+
+    def drain(self, uid: str) -> None:
+        """Give this allocation nothing more and tell its node agent; also when it connects later."""
+        if uid in self._draining:
+            return
+        self._draining.add(uid)
+        agent = self.of_allocation(uid)
+        if agent is not None:
+            agent.draining = True
+            agent.send(Drain())
+            self.moved(agent)
+
+    def forget(self, uid: str) -> None:
+        """The allocation has ended."""
+        self._draining.discard(uid)
+
+    def get(self, holder: str) -> NodeAgent | None:
+        return self._by_holder.get(holder)
+
+    def of_allocation(self, uid: str) -> NodeAgent | None:
+        return next((a for a in self._by_holder.values() if a.identity.uid == uid), None)
+
+    def of_pool(self, pool: PoolKey) -> list[NodeAgent]:
+        return [a for a in self._by_holder.values() if a.pool == pool]
+
+    def all(self) -> list[NodeAgent]:
+        return list(self._by_holder.values())
+
+    def kinds(self) -> set[str]:
+        """Task kinds that some connected node agent has a handler for."""
+        return {kind for agent in self._by_holder.values() for kind in agent.kinds}

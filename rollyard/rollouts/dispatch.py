@@ -1,0 +1,166 @@
+"""Hands queued rollouts to node agents: one pool at a time, the emptiest node agent first, endpoints with the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollyard.clock import Clock
+from rollyard.errors import RollyardError
+from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.wire import Endpoint, Grant, Lease
+from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
+from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.step import Granted, step
+from rollyard.store.base import RolloutRecord, Store, Transaction
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+MAX_PER_GRANT = 256
+
+
+class Checkout(Protocol):
+    def checkout(self) -> Endpoint | None: ...
+
+
+class Placement(Protocol):
+    """Where the endpoints come from; `inference.Endpoints` is one."""
+
+    def heap(self, pool: tuple[str, str], sessions: Mapping[str, int]) -> Checkout: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    agent: NodeAgent
+    record: RolloutRecord
+    endpoints: dict[str, Endpoint]
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a node agent asked for when the round began; taken from in the writer, so no state of the loop is touched."""
+
+    agent: NodeAgent
+    init: int
+    eval: int
+
+
+class Dispatcher:
+    """Wakes for a pool when work, room, or an endpoint appears."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        agents: Agents,
+        leases: Leases,
+        placement: Placement,
+        pool: Callable[[PoolKey], Awaitable[RolloutPool]],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._agents = agents
+        self._leases = leases
+        self._placement = placement
+        self._pool = pool
+        self._due: set[PoolKey] = set()
+        self._wake = asyncio.Event()
+
+    def wake(self, pool: PoolKey, at: float = 0.0) -> None:
+        """Look at this pool now, or at `at` (Unix seconds) when that is later."""
+        delay = at - self._clock.time()
+        if delay > 0:
+            asyncio.get_running_loop().call_later(delay + 0.001, self.wake, pool)
+            return
+        self._due.add(pool)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), RETRY_SECONDS)
+            self._wake.clear()
+            # The idle round is a safety net: whatever wake was missed, nothing waits longer than this.
+            due = self._due or {a.pool for a in self._agents.all()}
+            self._due = set()
+            for pool in due:
+                try:
+                    await self._dispatch(pool)
+                except RollyardError as error:
+                    log.warning("nothing handed out in pool %s/%s: %s", *pool, error)
+
+    async def _dispatch(self, key: PoolKey) -> None:
+        agents = [a for a in self._agents.of_pool(key) if not a.draining and (a.want_init > 0 or a.want_eval > 0)]
+        if not agents:
+            return
+        pool = await self._pool(key)
+        if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
+            return
+        rooms = [_Room(a, a.want_init, a.want_eval) for a in agents]
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms))
+        for agent in agents:
+            own = [g for g in granted if g.agent is agent]
+            agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
+            agent.want_init -= sum(g.record.stage is Stage.INIT for g in own)
+            for g in own:
+                self._leases.add(g.record)
+            if own:
+                agent.send(Grant(leases=[_lease(g) for g in own]))
+        if len(granted) >= MAX_PER_GRANT:
+            self.wake(key)
+
+    def _grant(self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room]) -> list[_Granted]:
+        """In the writer: pick, step, put."""
+        now, granted = self._clock.time(), []
+        if want := sum(r.eval for r in rooms):
+            for record in tx.queued([key], [Stage.EVAL], now, min(want, MAX_PER_GRANT)):
+                room = max((r for r in rooms if record.task_kind in r.agent.kinds), key=lambda r: r.eval, default=None)
+                if room is not None and room.eval > 0:
+                    room.eval -= 1
+                    granted.append(self._put(tx, record, room.agent, {}, now))
+        if want := sum(r.init for r in rooms):
+            sessions = tx.sessions() if pool.spec.inference else {}
+            heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
+            for record in tx.queued([key], [Stage.INIT], now, min(want, MAX_PER_GRANT)):
+                room = max((r for r in rooms if record.task_kind in r.agent.kinds), key=lambda r: r.init, default=None)
+                if room is None or room.init <= 0:
+                    continue
+                endpoints = {role: found for role, heap in heaps.items() if (found := heap.checkout()) is not None}
+                if len(endpoints) < len(heaps):
+                    break  # a role has no endpoint that is ready; its pool's conditions say why
+                room.init -= 1
+                granted.append(self._put(tx, record, room.agent, endpoints, now))
+        return granted
+
+    @staticmethod
+    def _put(
+        tx: Transaction, record: RolloutRecord, agent: NodeAgent, endpoints: dict[str, Endpoint], now: float
+    ) -> _Granted:
+        ids = {role: endpoint.id for role, endpoint in endpoints.items()}
+        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids))
+        return _Granted(agent, tx.put(after), endpoints)
+
+
+def _lease(granted: _Granted) -> Lease:
+    record = granted.record
+    request = RolloutRequest.model_validate_json(record.request)
+    return Lease(
+        namespace=record.namespace,
+        id=record.id,
+        fence=record.fence,
+        stage=record.stage,
+        attempt=record.attempt,
+        sample_index=record.sample_index,
+        task=request.task,
+        agent=request.agent,
+        sampling=request.sampling,
+        budgets=request.budgets,
+        endpoints=granted.endpoints,
+    )

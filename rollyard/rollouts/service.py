@@ -1,0 +1,274 @@
+"""The rollouts service: accepts, hands out, takes back, ends. It owns no state but expiry times and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from rollyard.clock import Clock
+from rollyard.errors import Fenced, NotFound, Unavailable
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.wire import Cancel, LeaseRef, ResultHeader
+from rollyard.rollouts.agents import Agents
+from rollyard.rollouts.leases import Key, Leases
+from rollyard.rollouts.step import (
+    Cancelled,
+    Effect,
+    Ended,
+    EndpointMoved,
+    Event,
+    Finished,
+    Lost,
+    Requeued,
+    RunStored,
+    StopHolder,
+    step,
+)
+from rollyard.rollouts.submission import accept, expand
+from rollyard.store.base import RolloutFilter, RolloutRecord, Store, Transaction
+from rollyard.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.5
+Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
+
+
+class Rollouts:
+    """All rollouts of one server."""
+
+    def __init__(self, store: Store, clock: Clock, agents: Agents, leases: Leases) -> None:
+        self._store = store
+        self._clock = clock
+        self._agents = agents
+        self.leases = leases
+        self.wake: Callable[[Key, float], None] = lambda pool, at: None
+        """Called with a pool, and when (Unix seconds), whenever there is work to hand out."""
+        self._ended = asyncio.Event()
+        self._waiting: dict[Key, set[asyncio.Event]] = {}
+
+    async def recover(self) -> None:
+        """After a restart: every lease in the store gets one full period to be renewed by its holder."""
+        for record in await self._store.transact(lambda tx: tx.held()):
+            self.leases.add(record)
+
+    async def sweep(self) -> None:
+        """Give the work of silent holders to others, for ever."""
+        while True:
+            for (namespace, id), lease in self.leases.expired():
+                ref = LeaseRef(namespace=namespace, id=id, fence=lease.fence)
+                try:
+                    await self.lose(ref, "Expired")
+                except Unavailable as error:
+                    log.error("lease of %s expired but that cannot be stored: %s", id, error)
+                    break
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    # clients
+
+    async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
+        """All of them or none; answered once they are on disk. Each comes with whether it is new. Raises Conflict."""
+        now = self._clock.time()
+        records = [record for request in requests for record in expand(namespace, request, now)]
+        accepted = await self._store.transact(lambda tx: accept(tx, records))
+        for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
+            self.wake(pool, now)
+        return accepted
+
+    async def get(self, namespace: str, id: str) -> RolloutRecord:
+        record = await self._store.get_rollout(namespace, id)
+        if record is None:
+            raise NotFound(f"rollout {id!r} not found in namespace {namespace!r}")
+        return record
+
+    async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
+        """The record, as soon as it is terminal or the time is up. Raises NotFound."""
+        event = asyncio.Event()
+        waiting = self._waiting.setdefault((namespace, id), set())
+        waiting.add(event)  # before the look, so that no ending slips between
+        try:
+            record = await self.get(namespace, id)
+            if record.status.terminal or seconds <= 0:
+                return record
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), seconds)
+        finally:
+            waiting.discard(event)
+            if not waiting and self._waiting.get((namespace, id)) is waiting:
+                del self._waiting[namespace, id]
+        return await self.get(namespace, id)
+
+    async def find(self, filter: RolloutFilter) -> list[RolloutRecord]:
+        return await self._store.list_rollouts(filter)
+
+    async def stream(
+        self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
+    ) -> AsyncIterator[RolloutRecord | None]:
+        """Terminal records after this cursor, for ever; None when nothing came for a while."""
+        while True:
+            ended = self._ended
+            rows = await self._store.finished(after, 200, namespace, group)
+            for record in rows:
+                assert record.cursor is not None
+                after = record.cursor
+                if pool is None or record.pool == pool:
+                    yield record
+            if rows:
+                continue
+            try:
+                await asyncio.wait_for(ended.wait(), idle_seconds)
+            except TimeoutError:
+                yield None
+
+    async def cancel(
+        self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None
+    ) -> RolloutRecord:
+        """Terminal at once, whatever it was doing; what had ended stays as it was. Raises NotFound."""
+        event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
+        await self._apply([((namespace, id), event)])
+        return await self.get(namespace, id)
+
+    async def cancel_queued(self, pool: Key, reason: str, message: str) -> int:
+        """End what waits in a pool's queue, a portion at a time; answers how many ended."""
+        now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
+
+        def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            queued = tx.queued([pool], stages, float("inf"), 500)
+            return [(record, Cancelled(now, reason, message)) for record in queued]
+
+        total = 0
+        while ended := await self._change(pick):
+            total += len(ended)
+        return total
+
+    # node agents
+
+    async def run_stored(self, ref: LeaseRef, holder_uid: str, blob: bytes) -> None:
+        """RUN is done. Raises Fenced; the same word said twice is no error."""
+        now = self._clock.time()
+
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            record = _held(tx, ref, holder_uid)
+            if record.stage is Stage.EVAL and record.fence == ref.fence and record.leased:
+                return []
+            return [(record, RunStored(now, ref.fence, tx.add_blob(blob)))]
+
+        await self._change(change)
+
+    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
+        """The holder's verdict, with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
+        ref, now = header.lease, self._clock.time()
+        summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
+        status = Status(header.status)
+
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            record = _held(tx, ref, holder_uid)
+            if record.leased and record.fence == ref.fence:
+                result = tx.add_blob(blob)
+                event = Finished(now, ref.fence, status, header.reward, header.error, result, max_attempts, summary)
+                return [(record, event)]
+            return [(record, Finished(now, ref.fence, status, None, None, None, max_attempts))]
+
+        await self._change(change)
+
+    async def lose(self, ref: LeaseRef, reason: str) -> None:
+        """The lease came back undone; a void lease is nobody's loss."""
+        try:
+            await self._apply([((ref.namespace, ref.id), Lost(self._clock.time(), ref.fence, reason))])
+            LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
+        except Fenced:
+            self._drop_void(ref)
+
+    async def lose_allocation(self, uid: str) -> None:
+        """Its job has certainly ended: take its leases back without waiting for them to run out."""
+        for (namespace, id), lease in self.leases.of_allocation(uid):
+            await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
+
+    async def move_endpoint(self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str) -> None:
+        now = self._clock.time()
+        await self._change(
+            lambda tx: [(_held(tx, ref, holder_uid), EndpointMoved(now, ref.fence, role, endpoint))],
+        )
+
+    async def queued(self, namespace: str, pool: str) -> dict[Stage, int]:
+        """What waits in a pool's queue, by the stage it waits for."""
+        counts = await self._store.counts(namespace, pool)
+        return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
+
+    async def sessions(self) -> dict[str, int]:
+        return await self._store.transact(lambda tx: tx.sessions())
+
+    # the one way in
+
+    async def _apply(self, events: Sequence[tuple[Key, Event]]) -> None:
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            found = []
+            for (namespace, id), event in events:
+                record = tx.get(namespace, id)
+                if record is None:
+                    raise NotFound(f"rollout {id!r} not found in namespace {namespace!r}")
+                found.append((record, event))
+            return found
+
+        await self._change(change)
+
+    async def _change(self, pick: Change) -> list[RolloutRecord]:
+        """Step the records that `pick` names, write them in one transaction, then act on the effects."""
+
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]]:
+            done: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = []
+            for before, event in pick(tx):
+                after, effects = step(before, event)
+                if after is not before:
+                    after = tx.put(after)
+                done.append((before, after, effects))
+            return done
+
+        changed = await self._store.transact(change)
+        for before, after, effects in changed:
+            self._follow(before, after, effects)
+        return [after for _, after, _ in changed]
+
+    def _follow(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:
+        if after.leased:
+            self.leases.moved(after)
+        elif before.leased:
+            self.leases.discard(before.namespace, before.id)
+        for effect in effects:
+            match effect:
+                case Requeued(at=at):
+                    self.wake((after.namespace, after.pool), at)
+                case StopHolder(holder=holder, fence=fence):
+                    agent = self._agents.get(holder)
+                    if agent is not None:
+                        agent.send(Cancel(lease=LeaseRef(namespace=after.namespace, id=after.id, fence=fence)))
+                case Ended():
+                    self._tell(after)
+
+    def _tell(self, record: RolloutRecord) -> None:
+        ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        for stage in ("init", "run", "eval"):
+            if isinstance(seconds := record.summary.get(stage), int | float):
+                ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
+        self._ended.set()
+        self._ended = asyncio.Event()
+        for event in self._waiting.get((record.namespace, record.id), ()):
+            event.set()
+
+    def _drop_void(self, ref: LeaseRef) -> None:
+        lease = self.leases.get(ref.namespace, ref.id)
+        if lease is not None and lease.fence <= ref.fence:
+            log.error("lease %s of rollout %s was live here and void in the store; dropped", ref.fence, ref.id)
+            self.leases.discard(ref.namespace, ref.id)
+
+
+def _held(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
+    """The record that a holder speaks of; its own, or Fenced."""
+    record = tx.get(ref.namespace, ref.id)
+    if record is None:
+        raise Fenced(f"rollout {ref.id!r} is not known here; drop what you have")
+    if record.holder is not None and record.holder.partition("/")[0] != holder_uid:
+        raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop what you have")
+    return record

@@ -1,0 +1,225 @@
+"""`step(record, event) -> (record, effects)`: every change of a rollout, as a pure function.
+
+A record is queued (no holder), leased (a holder and a fence) or terminal. The table of crashes is a table of inputs to
+this function: whatever process dies, what follows is one of the events below.
+
+              Granted                 RunStored               Finished
+    queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
+      ^  ^                  |                          |
+      |  +--- Lost ---------+                          |      Lost: the lease came back undone; costs no retry
+      |       Finished(InfraFailed), retries left      |      a fault of ours: counted, with back-off, until spent
+      +------------------------------------------------+      at EVAL the stored run is scored again, not run again
+
+    Cancelled: from anywhere that is not terminal, at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollyard.errors import Fenced
+from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.store.base import BlobRef, RolloutRecord
+
+MAX_LOSSES = 20
+"""Leases that may come back undone before a rollout counts as one that ends its node agents."""
+BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A node agent gets the lease. `holder` is `<allocation uid>/<instance>`."""
+
+    at: float
+    holder: str
+    node: str
+    endpoints: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMoved:
+    """The model server in use failed; the rollout goes on at another."""
+
+    at: float
+    fence: int
+    role: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStored:
+    """RUN is done: its result and artifact lie in the store, so EVAL may happen anywhere, again if need be."""
+
+    at: float
+    fence: int
+    run: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The holder's verdict. InfraFailed speaks of this attempt only."""
+
+    at: float
+    fence: int
+    status: Status
+    reward: float | None
+    error: RolloutError | None
+    result: BlobRef | None
+    max_attempts: int
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease came back undone: expired, handed back, or never received."""
+
+    at: float
+    fence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    at: float
+    reason: str = "Cancelled"
+    message: str = "cancelled on request"
+
+
+Event = Granted | EndpointMoved | RunStored | Finished | Lost | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """There is work to hand out, at `at` (Unix seconds)."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The record is terminal: tell whoever waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopHolder:
+    """The holder works on something that nobody wants any more."""
+
+    holder: str
+    fence: int
+
+
+Effect = Requeued | Ended | StopHolder
+
+
+def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    """The record after the event, and what to do once it is on disk. Raises Fenced for a word from a void lease."""
+    match event:
+        case Cancelled():
+            return _cancel(record, event)
+        case Granted():
+            return _grant(record, event), ()
+        case EndpointMoved():
+            _check_fence(record, event.fence)
+            return replace(record, endpoints={**record.endpoints, event.role: event.endpoint}), ()
+        case RunStored():
+            _check_fence(record, event.fence)
+            return replace(record, stage=Stage.EVAL, run=event.run), ()
+        case Lost():
+            return _lose(record, event)
+        case Finished():
+            return _finish(record, event)
+
+
+def _check_fence(record: RolloutRecord, fence: int) -> None:
+    if record.status.terminal:
+        raise Fenced(f"rollout {record.id} has ended {record.status}; drop what you have")
+    if not record.leased or record.fence != fence:
+        raise Fenced(f"lease {fence} of rollout {record.id} is void (now {record.fence}); drop what you have")
+
+
+def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
+    if record.status is not Status.QUEUED:
+        raise Fenced(f"rollout {record.id} is {record.status}, not queued")
+    return replace(
+        record,
+        status=Status.RUNNING,
+        holder=event.holder,
+        node=event.node,
+        fence=record.fence + 1,
+        endpoints=dict(event.endpoints),
+        queued_seconds=record.queued_seconds + max(0.0, event.at - record.queued_at),
+    )
+
+
+def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    if record.status.terminal:
+        return record, ()
+    error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
+    stop = (StopHolder(record.holder, record.fence),) if record.holder else ()
+    return _end(record, Status.CANCELLED, None, error, record.result, {}, event.at), (*stop, Ended())
+
+
+def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    _check_fence(record, event.fence)
+    losses = record.losses + 1
+    if losses > MAX_LOSSES:
+        message = f"its lease was lost {losses} times, the last time: {event.reason}"
+        error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
+        return _end(replace(record, losses=losses), Status.INFRA_FAILED, None, error, None, {}, event.at), (Ended(),)
+    return _requeue(replace(record, losses=losses), event.at, event.at)
+
+
+def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    _check_fence(record, event.fence)
+    if event.status is Status.INFRA_FAILED:
+        record = replace(record, faults=record.faults + 1, error=event.error)
+        if record.faults < event.max_attempts:
+            return _requeue(record, event.at, event.at + backoff(record.id, record.faults))
+    reward = event.reward if event.status.scored else None
+    ended = _end(record, event.status, reward, event.error, event.result, event.summary, event.at)
+    return ended, (Ended(),)
+
+
+def backoff(id: str, faults: int) -> float:
+    """Seconds to wait after the nth fault: exponential, capped, spread over half to all of it by the rollout's id."""
+    full = min(BACKOFF_CAP_SECONDS, BACKOFF_SECONDS * 2.0 ** (faults - 1))
+    return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
+
+
+def _requeue(record: RolloutRecord, now: float, not_before: float) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    again = record.stage is not Stage.EVAL
+    queued = replace(
+        record,
+        status=Status.QUEUED,
+        holder=None,
+        node=None,
+        endpoints={},
+        attempt=record.attempt + (1 if again else 0),
+        queued_at=now,
+        not_before=not_before,
+    )
+    return queued, (Requeued(not_before),)
+
+
+def _end(
+    record: RolloutRecord,
+    status: Status,
+    reward: float | None,
+    error: RolloutError | None,
+    result: BlobRef | None,
+    summary: Mapping[str, Any],
+    now: float,
+) -> RolloutRecord:
+    return replace(
+        record,
+        status=status,
+        holder=None,
+        reward=reward,
+        error=error,
+        result=result,
+        summary=dict(summary),
+        finished_at=now,
+    )

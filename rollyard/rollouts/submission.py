@@ -1,0 +1,63 @@
+"""From requests to records: ids, groups, and the digest that tells the same body from another."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+from rollyard.errors import Conflict, Invalid
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.store.base import RolloutRecord, Transaction
+
+MAX_PER_REQUEST = 4096
+MAX_TASK_BYTES = 1 << 20
+
+
+def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
+    """The n records of one request, ids given. Raises Invalid when the task is too large."""
+    name = request.id or f"r-{secrets.token_hex(8)}"
+    group = request.group or (name if request.n > 1 else None)
+    single = request.model_copy(update={"n": 1, "id": None, "group": group})
+    body = single.model_dump_json()
+    if len(body) > MAX_TASK_BYTES:
+        raise Invalid(
+            f"a request may have at most {MAX_TASK_BYTES} bytes, this one has {len(body)}; keep data in the image"
+        )
+    records = []
+    for index in range(request.n):
+        id = f"{name}.{index}" if request.n > 1 else name
+        digest = hashlib.sha256(f"{request.n}/{index}/{body}".encode()).hexdigest()
+        records.append(
+            RolloutRecord(
+                namespace=namespace,
+                id=id,
+                digest=digest,
+                request=body,
+                pool=request.pool,
+                task_kind=request.task.kind,
+                group=group,
+                sample_index=index,
+                mode=request.mode,
+                priority=request.priority,
+                created_at=now,
+                queued_at=now,
+            )
+        )
+    return records
+
+
+def accept(tx: Transaction, records: Sequence[RolloutRecord]) -> list[tuple[RolloutRecord, bool]]:
+    """Insert what is new, attach to what is there already; all of it or nothing. Raises Conflict for another body."""
+    accepted = []
+    for record in records:
+        there = tx.get(record.namespace, record.id)
+        if there is None:
+            accepted.append((tx.put(record), True))
+        elif there.digest == record.digest:
+            accepted.append((there, False))
+        else:
+            raise Conflict(
+                f"rollout {record.id!r} exists with another body; choose another id, or send the body it was made with"
+            )
+    return accepted

@@ -1,0 +1,29 @@
+"""Folders made once a node and shared from then on: all there or not there at all, whoever makes them and dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """`folder`, made by `fill` in an empty folder beside it unless it is there already. Others who need it wait."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return folder
+        growing = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(growing, ignore_errors=True)
+        growing.mkdir(mode=0o755)
+        try:
+            fill(growing)
+            os.rename(growing, folder)
+        finally:
+            shutil.rmtree(growing, ignore_errors=True)
+    return folder

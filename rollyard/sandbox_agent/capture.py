@@ -1,0 +1,39 @@
+"""Output in bounded memory: the head and the tail of what a tool printed, however much that was."""
+
+from __future__ import annotations
+
+LIMIT = 1 << 20
+
+
+class Capture:
+    """Keeps the first and the last `limit // 2` bytes fed to it."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._half = limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> None:
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        self._tail += chunk
+        # Trimmed only when twice too long, so that each byte is moved at most once.
+        if len(self._tail) > 2 * self._half:
+            self._trim()
+
+    def take(self) -> bytes:
+        """Everything kept, with a line where bytes were left out; empties the capture."""
+        self._trim()
+        gap = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
+        output = bytes(self._head) + gap + bytes(self._tail)
+        self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+        return output
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._half
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped += excess

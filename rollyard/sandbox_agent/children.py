@@ -1,0 +1,76 @@
+"""The processes the agent started, and those it inherits.
+
+The agent is process 1 of its sandbox: whatever the task leaves behind becomes its child and has to be reaped, or dead
+processes would use up the sandbox's process limit. So one thread reaps everybody, and nobody else ever waits for a process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Child:
+    """A process of ours. `exited` is a file descriptor that turns readable when it has ended; `status` is then set."""
+
+    pid: int
+    exited: int = field(default_factory=lambda: os.eventfd(0))
+    status: int | None = None
+    """Exit code as `subprocess` counts it: negative for a signal."""
+
+    def close(self) -> None:
+        os.close(self.exited)
+
+
+class Children:
+    def __init__(self) -> None:
+        self._known: dict[int, Child] = {}
+        self._lock = threading.Lock()
+        self._some = threading.Event()
+        threading.Thread(target=self._reap, name="reaper", daemon=True).start()
+
+    def start(self, spawn: Callable[[], int]) -> Child:
+        """Register the process that `spawn` starts, before its end can be reaped."""
+        with self._lock:
+            child = Child(spawn())
+            self._known[child.pid] = child
+        self._some.set()
+        return child
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, 0)
+            except ChildProcessError:
+                self._some.wait()
+                self._some.clear()
+                continue
+            with self._lock:
+                child = self._known.pop(pid, None)
+            if child is not None:
+                child.status = os.waitstatus_to_exitcode(status)
+                os.eventfd_write(child.exited, 1)
+
+
+def kill_family(leader: int, signal_number: int) -> bool:
+    """Signal every process of the process-session that `leader` began; True when there was one."""
+    found = False
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            pid = int(entry)
+            if pid != os.getpid() and os.getsid(pid) == leader and not _is_dead(pid):
+                os.kill(pid, signal_number)
+                found = True
+        except (ProcessLookupError, PermissionError, FileNotFoundError):
+            continue
+    return found
+
+
+def _is_dead(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b") ")[2][:1] in b"ZX"

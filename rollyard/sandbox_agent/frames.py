@@ -1,0 +1,63 @@
+"""Frames on a Unix socket: two lengths (4 bytes each, big-endian), a JSON header, then a body of raw bytes.
+
+Output of commands and contents of files are bodies, so bytes that are no text need no escaping.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from typing import Any
+
+Header = dict[str, Any]
+PROTOCOL = 1
+"""Named in the hello message; raised when a frame of one side could be misread by the other."""
+
+_LENGTHS = struct.Struct("!II")
+
+
+class Stream:
+    """One end of a socket; `send` may be called from any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        head = json.dumps(header, separators=(",", ":")).encode()
+        with self._sending:
+            self._sock.sendall(_LENGTHS.pack(len(head), len(body)) + head + body)
+
+    def receive(self) -> tuple[Header, bytes] | None:
+        """The next frame; None once the other end is gone."""
+        lengths = self._exactly(_LENGTHS.size)
+        if lengths is None:
+            return None
+        head_length, body_length = _LENGTHS.unpack(lengths)
+        head = self._exactly(head_length)
+        body = self._exactly(body_length) if head is not None else None
+        if head is None or body is None:
+            return None
+        header: Header = json.loads(head)
+        return header, body
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _exactly(self, count: int) -> bytes | None:
+        buffer = bytearray(count)
+        view, filled = memoryview(buffer), 0
+        while filled < count:
+            try:
+                received = self._sock.recv_into(view[filled:])
+            except ConnectionError:
+                return None
+            if received == 0:
+                return None
+            filled += received
+        return bytes(buffer)

@@ -1,0 +1,141 @@
+"""The Python process behind the `ipython` tool: one IPython shell that runs cells as messages ask for them.
+
+The messages have the shapes of the Jupyter protocol (execute_request in; execute_result, error, execute_reply out), one
+frame each on an inherited socket. There is no `stream` message: standard output and standard error are one pipe to the
+agent, at the level of file descriptors, so that subprocesses and C libraries are heard too and everything stays in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+from traitlets.config import Config
+
+from rollyard.sandbox_agent.frames import Header, Stream
+
+SOCKET_FD = 3
+VERSION = "5.4"
+
+
+def message(kind: str, content: Header, parent: Header, number: int) -> Header:
+    """A Jupyter message; `parent` is the header of the message that it answers."""
+    header = {
+        "msg_id": f"{os.getpid()}_{number}",
+        "msg_type": kind,
+        "session": str(os.getpid()),
+        "username": "agent",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(),
+        "version": VERSION,
+    }
+    return {"header": header, "parent_header": parent, "metadata": {}, "content": content}
+
+
+class _Value(DisplayHook):  # type: ignore[misc]
+    """Keeps the text of a cell's value instead of printing it behind an `Out[n]:`."""
+
+    def write_output_prompt(self) -> None:
+        pass
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        self.shell.value_text = format_dict.get("text/plain", "")
+
+    def finish_displayhook(self) -> None:
+        pass
+
+
+class _Shell(InteractiveShell):  # type: ignore[misc]
+    displayhook_class = Type(_Value)
+    value_text: str | None = None
+    error: Header | None = None
+    exiting = False
+
+    # Straight to our file descriptors: the piped variant starts a terminal of its own and copies late.
+    system = InteractiveShell.system_raw
+
+    def ask_exit(self) -> None:
+        self.exiting = True
+
+    def _showtraceback(self, etype: type, evalue: BaseException, stb: str) -> None:
+        text = stb if isinstance(stb, str) else self.InteractiveTB.stb2text(stb)
+        self.error = {"ename": etype.__name__, "evalue": str(evalue), "traceback": text.split("\n")}
+
+
+class Kernel:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._pid = os.getpid()
+        self._sent = 0
+        config = Config()
+        config.InteractiveShell.xmode = "Plain"
+        config.InteractiveShell.colors = "nocolor"
+        config.HistoryManager.enabled = False
+        config.DisplayFormatter.active_types = ["text/plain"]
+        self._shell = _Shell.instance(config=config)
+
+    def serve(self) -> None:
+        """Answer requests until the socket closes or a cell asks to exit."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._send("status", {"execution_state": "idle"}, {})
+        while frame := self._stream.receive():
+            request, _ = frame
+            self._execute(request["content"]["code"])
+            if os.getpid() != self._pid:
+                os._exit(0)  # a cell forked, and this is the copy: it must not answer a second time
+            self._reply(request["header"])
+            if self._shell.exiting:
+                return
+
+    def _execute(self, code: str) -> None:
+        shell = self._shell
+        shell.value_text, shell.error = None, None
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            shell.run_cell(code, store_history=True)
+        except KeyboardInterrupt:
+            shell.error = {"ename": "KeyboardInterrupt", "evalue": "", "traceback": ["KeyboardInterrupt"]}
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for output in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                output.flush()
+
+    def _reply(self, parent: Header) -> None:
+        shell, count = self._shell, self._shell.execution_count - 1
+        if shell.value_text is not None:
+            data = {"data": {"text/plain": shell.value_text}, "metadata": {}, "execution_count": count}
+            self._send("execute_result", data, parent)
+        if shell.error is not None:
+            self._send("error", shell.error, parent)
+        payload = [{"source": "ask_exit", "keepkernel": False}] if shell.exiting else []
+        status = {"status": "error" if shell.error else "ok", "execution_count": count, "payload": payload}
+        self._send("execute_reply", status, parent)
+
+    def _send(self, kind: str, content: Header, parent: Header) -> None:
+        self._sent += 1
+        self._stream.send(message(kind, content, parent, self._sent))
+
+
+def main() -> None:
+    os.chdir(sys.argv[1])
+    sys.argv = [""]
+    sys.path.insert(0, "")  # what the task wrote beside it can be imported
+    # This interpreter is started through its own loader; a subprocess of a cell needs something it can just execute.
+    wrapper = "/opt/rollyard/fallback/python3"
+    if os.path.exists(wrapper):
+        sys.executable = wrapper
+    sock = socket.socket(fileno=SOCKET_FD)
+    sock.set_inheritable(False)
+    Kernel(Stream(sock)).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The agent's main thread: says hello, takes its settings, hands each call to its tool's lane, ends with its owner.
+
+Its standard input is a Unix socket without a name, made by the owner: nobody else can find it, nothing is left of it, and
+its end of file is the owner's death, however that came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollyard.sandbox_agent.children import Children
+from rollyard.sandbox_agent.editor import edit
+from rollyard.sandbox_agent.files import read_file, write_file
+from rollyard.sandbox_agent.frames import PROTOCOL, Header, Stream
+from rollyard.sandbox_agent.lane import Call, Lane
+from rollyard.sandbox_agent.python import Python
+from rollyard.sandbox_agent.settings import WORKSPACE, Settings
+from rollyard.sandbox_agent.shell import Shell
+
+Answer = tuple[Header, bytes]
+_PR_SET_DUMPABLE = 4
+
+
+@dataclass(frozen=True)
+class Route:
+    lane: Lane
+    run: Callable[[Header, bytes], Answer]
+
+
+class Server:
+    def __init__(self, stream: Stream, settings: Settings) -> None:
+        children = Children()
+        self._stream = stream
+        self._shell = Shell(settings, children)
+        self._python = Python(settings, children)
+        bash = Lane("bash", stream, self._shell)
+        ipython = Lane("ipython", stream, self._python)
+        files = Lane("files", stream)
+        self._lanes = (bash, ipython, files)
+        self._routes = {
+            "bash": Route(bash, self._bash),
+            "prepare bash": Route(bash, self._prepare_bash),
+            "ipython": Route(ipython, self._ipython),
+            "prepare ipython": Route(ipython, self._prepare_ipython),
+            "edit": Route(files, _edit),
+            "read": Route(files, _read),
+            "write": Route(files, _write),
+        }
+
+    def serve(self) -> None:
+        for lane in self._lanes:
+            lane.start()
+        while frame := self._stream.receive():
+            header, body = frame
+            if header["op"] == "cancel":
+                for lane in self._lanes:
+                    lane.cancel(header["id"])
+                continue
+            route = self._routes[header["op"]]
+            route.lane.put(Call(header["id"], header, body, route.run))
+
+    def _prepare_bash(self, header: Header, body: bytes) -> Answer:
+        self._shell.start()
+        return {}, b""
+
+    def _prepare_ipython(self, header: Header, body: bytes) -> Answer:
+        self._python.start()
+        return {}, b""
+
+    def _bash(self, header: Header, body: bytes) -> Answer:
+        done = self._shell.run(body, header["timeout"])
+        return {"exit_code": done.exit_code, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
+
+    def _ipython(self, header: Header, body: bytes) -> Answer:
+        done = self._python.run(body.decode("utf-8", "replace"), header["timeout"])
+        return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
+
+
+def _edit(header: Header, body: bytes) -> Answer:
+    output, ok = edit(header["command"], header["path"], header["arguments"])
+    return {"ok": ok}, output.encode("utf-8", "surrogateescape")
+
+
+def _read(header: Header, body: bytes) -> Answer:
+    try:
+        return {}, read_file(os.path.join(WORKSPACE, header["path"]), header["limit"])
+    except OSError as error:
+        return _refused(error)
+
+
+def _write(header: Header, body: bytes) -> Answer:
+    try:
+        write_file(os.path.join(WORKSPACE, header["path"]), body, header["mode"])
+    except OSError as error:
+        return _refused(error)
+    return {}, b""
+
+
+def _refused(error: OSError) -> Answer:
+    """A file that is not as the owner thought is the task's doing, not a fault: the owner gets the error itself."""
+    return {"errno": error.errno, "error": error.strerror}, b""
+
+
+def main() -> None:
+    stream = Stream(_take_stdin())
+    _hide()
+    with contextlib.suppress(BrokenPipeError):
+        stream.send(
+            {"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version}
+        )
+        frame = stream.receive()
+        if frame is not None:
+            Server(stream, Settings.of_message(frame[0])).serve()
+    # At once and with everything: as process 1 of the sandbox we take every other process along.
+    os._exit(0)
+
+
+def _take_stdin() -> socket.socket:
+    """The owner's socket, out of the reach of our children, who get /dev/null in its place."""
+    sock = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    return sock
+
+
+def _hide() -> None:
+    """Keep the task, which runs under our uid, from tracing us, reading our memory or borrowing our socket."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,0 +1,32 @@
+"""A flag that another thread can raise and a waiting `poll` sees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+
+
+class Wake:
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def set(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+
+def readable(fds: list[int], deadline: float | None) -> set[int]:
+    """Those of `fds` that can be read, or are hung up, by `deadline` (monotonic seconds; None waits for ever)."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+    return {fd for fd, _ in poll.poll(timeout)}

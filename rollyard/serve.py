@@ -1,0 +1,225 @@
+"""The server: the composition root, the only module that knows all its parts.
+
+Everything here but the store is disposable. A start is a recovery: open the store, take the folder's lock and the next
+epoch, adopt what runs, and only then say where we are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from aiohttp import web
+
+from rollyard.api.app import build
+from rollyard.api.services import Services
+from rollyard.clock import SystemClock
+from rollyard.errors import BadRequest, RollyardError, Unavailable
+from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
+from rollyard.inference.external import ExternalProber
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.wire import EndpointFile
+from rollyard.reconcilers.build import build_manager
+from rollyard.reconcilers.workspace import Workspace
+from rollyard.rollouts.agents import Agents, NodeAgent
+from rollyard.rollouts.dispatch import Dispatcher
+from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.service import Rollouts
+from rollyard.slurm.base import Driver
+from rollyard.slurm.choose import choose_driver
+from rollyard.store.sqlite import SqliteStore
+from rollyard.telemetry import set_up_logging
+from rollyard.trust.ca import Authority
+from rollyard.trust.endpoint_file import write_endpoint
+from rollyard.trust.kubeconfig import write_kubeconfig
+from rollyard.trust.secrets import write_secret
+from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tokens import Role, TokenSigner
+
+log = logging.getLogger(__name__)
+
+EVENTS_KEPT_SECONDS = 24 * 3600.0
+HOUSEKEEPING_SECONDS = 600.0
+LEASE_SECONDS = 15.0
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `rollyard serve` was told."""
+
+    data: Path
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    cluster: str = "auto"
+    lease_seconds: float = LEASE_SECONDS
+
+
+def run(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them."""
+    set_up_logging()
+    os.umask(0o077)
+    try:
+        asyncio.run(_serve(options))
+    except RollyardError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+async def _serve(options: Options) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        server = await Server.start(options, stack)
+        work = asyncio.create_task(server.work())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()  # a part of the server that ends is a bug: end loudly, the next start recovers
+        finally:
+            for task in (work, stopped):
+                task.cancel()
+            await asyncio.gather(work, stopped, return_exceptions=True)
+
+
+class Server:
+    """All parts, put together; the exit stack closes them in the reverse order."""
+
+    def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: Options) -> None:
+        self.store, self.data, self.options = store, data, options
+        self.clock = clock = SystemClock()
+        self.authority = Authority.open(data / "keys")
+        self.signer = TokenSigner.open(data / "keys" / "token.key")
+        self.endpoints, self.agents = Endpoints(clock), Agents()
+        leases = Leases(clock, options.lease_seconds)
+        self.rollouts = Rollouts(store, clock, self.agents, leases)
+        self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
+        self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
+        self.manager = build_manager(store, driver, self.workspace, self.agents, self.endpoints, self.rollouts, clock)
+        self._join()
+
+    @classmethod
+    async def start(cls, options: Options, stack: contextlib.AsyncExitStack) -> Server:
+        """Open, recover, listen, and only then say where we are."""
+        host, port = _address(options.listen)
+        data = options.data.resolve()
+        store = await SqliteStore.open(data, SystemClock())
+        stack.push_async_callback(store.close)
+        driver = choose_driver(options.cluster, data / "local-slurm")
+        stack.push_async_callback(driver.close)
+        server = cls(store, driver, data, options)
+        write_secret(data / "ca.pem", server.authority.ca_pem)
+        await server.rollouts.recover()
+        runner = web.AppRunner(
+            build(server.services()), shutdown_timeout=STOP_SECONDS, handler_cancellation=True, access_log=None
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        advertised = options.advertise or (host if host not in ("0.0.0.0", "::") else os.uname().nodename)
+        pem = server.authority.server_certificate([advertised, "127.0.0.1", "localhost"])
+        await web.TCPSite(runner, host, port, ssl_context=server_ssl_context(pem)).start()
+        server.announce(f"https://{advertised}:{runner.addresses[0][1]}")
+        return server
+
+    def services(self) -> Services:
+        return Services(
+            store=self.store,
+            clock=self.clock,
+            rollouts=self.rollouts,
+            agents=self.agents,
+            endpoints=self.endpoints,
+            signer=self.signer,
+            authority=self.authority,
+            log_file=self.workspace.log_file,
+            task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
+        )
+
+    def announce(self, url: str) -> None:
+        """`endpoint.json` for our own processes, a kubeconfig for people, one line of JSON for scripts."""
+        write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch))
+        kubeconfig = self.data / "admin.kubeconfig"
+        write_kubeconfig(kubeconfig, url, self.authority.ca_pem, self.signer.issue(Role.ADMIN, "admin"))
+        _link_newest(kubeconfig)
+        print(json.dumps({"event": "serving", "url": url, "kubeconfig": str(kubeconfig)}), flush=True)  # noqa: T201
+
+    async def work(self) -> None:
+        """Everything that runs beside the listener, until cancelled."""
+        prober = ExternalProber(self.endpoints, self._inference_pools)
+        async with asyncio.TaskGroup() as tasks:
+            for part in (self.manager, self.dispatcher, prober):
+                tasks.create_task(part.run())
+            tasks.create_task(self.rollouts.sweep())
+            tasks.create_task(self._expire_endpoints())
+            tasks.create_task(self._prune())
+
+    def _join(self) -> None:
+        """Which change in one part wakes which other."""
+
+        def agent_moved(agent: NodeAgent) -> None:
+            namespace, pool = agent.pool
+            self.dispatcher.wake(agent.pool)
+            self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool))
+            self.manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=agent.identity.allocation))
+
+        def endpoint_moved(state: EndpointState) -> None:
+            for agent in self.agents.all():
+                self.dispatcher.wake(agent.pool)
+            namespace, pool = state.pool
+            self.manager.add(ObjectKey(kind="InferencePool", namespace=namespace, name=pool))
+            if state.allocation:
+                self.manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=state.allocation))
+
+        self.rollouts.wake = self.agents.room = self.dispatcher.wake
+        self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+
+    async def _rollout_pool(self, key: tuple[str, str]) -> RolloutPool:
+        found = await self.store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
+        assert isinstance(found, RolloutPool)
+        return found
+
+    async def _inference_pools(self) -> list[InferencePool]:
+        found, _ = await self.store.list_objects("InferencePool")
+        return [p for p in found if isinstance(p, InferencePool)]
+
+    async def _expire_endpoints(self) -> None:
+        while True:
+            self.endpoints.expire()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _prune(self) -> None:
+        while True:
+            try:
+                await self.store.prune_events(self.clock.time() - EVENTS_KEPT_SECONDS)
+            except Unavailable as error:
+                log.warning("old events stay for now: %s", error)
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+
+def _link_newest(kubeconfig: Path) -> None:
+    """`~/.rollyard/config` is the newest server's, so that the CLI finds it; a home that cannot be written is no error."""
+    link = Path.home() / ".rollyard" / "config"
+    with contextlib.suppress(OSError):
+        link.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = link.with_name(f".config.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(kubeconfig)
+        fresh.replace(link)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise BadRequest(f"--listen takes HOST:PORT, such as 127.0.0.1:0, not {listen!r}")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,48 @@
+"""Proof that a process is the one we started: its pid, its start time, and the boot it was started in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessProof:
+    pid: int
+    start: int
+    """Clock ticks since boot, field 22 of /proc/PID/stat."""
+    boot: str
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> ProcessProof:
+        return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
+
+    def alive(self) -> bool:
+        """This very process runs; a zombie or a later one with its pid does not count."""
+        return boot_id() == self.boot and start_time(self.pid) == self.start
+
+    def kill(self, signal: int, *, group: bool = False) -> bool:
+        """Signal it, or the group it leads; False when it is no longer there."""
+        if not self.alive():
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.pid, signal)
+            return True
+        return False
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """None when there is no such process, or only its zombie."""
+    try:
+        # The command in brackets may hold spaces and brackets itself: read from the last one.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])

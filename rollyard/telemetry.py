@@ -1,0 +1,43 @@
+"""Logs as JSON lines on stderr, and the metrics registry. Labels come from fixed sets: no uid, no job id."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+
+ROLLOUTS_FINISHED = Counter("rollyard_rollouts_finished", "Rollouts by terminal status.", ["status"], registry=REGISTRY)
+ROLLOUT_STAGE_SECONDS = Histogram(
+    "rollyard_rollout_stage_seconds", "Time in each stage.", ["stage"], registry=REGISTRY,
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 1800, 3600),
+)  # fmt: skip
+LEASES_LOST = Counter("rollyard_leases_lost", "Leases that came back undone.", ["why"], registry=REGISTRY)
+RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
+SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
+ENDPOINTS_READY = Gauge("rollyard_endpoints_ready", "Model servers that take work.", registry=REGISTRY)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(level: str = "INFO") -> None:
+    """For a process's entry point: everything to stderr, one JSON object a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,0 +1,31 @@
+"""Server-sent events out of a byte stream, with a limit on the wait for each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+
+async def events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
+    """The JSON of each `data:` line, to the end of the body: a connection whose answer was read whole is used again.
+
+    Lines are cut here because aiohttp's readline has a limit of 128 KiB, and the first chunk repeats the prompt's ids.
+    Raises TimeoutError, and ValueError when a line is not JSON.
+    """
+    rest, seconds = b"", first_seconds
+    while True:
+        async with asyncio.timeout(seconds):
+            data = await content.readany()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                seconds = next_seconds
+                text = line[5:].strip()
+                if text != b"[DONE]":
+                    yield json.loads(text)
+        if not data:
+            return

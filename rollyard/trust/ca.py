@@ -1,0 +1,127 @@
+"""The server's own certificate authority, made at its first start."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rollyard.errors import Invalid
+from rollyard.trust.csr import private_pem
+from rollyard.trust.secrets import write_secret
+
+CA_DAYS, CERTIFICATE_DAYS = 3650, 365
+RENEW_BEFORE_DAYS = 30
+CLOCK_SKEW = datetime.timedelta(minutes=10)
+
+
+class Authority:
+    """Signs the server's certificate and those of the doors in front of engines."""
+
+    def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        self._folder = folder
+        self._key = key
+        self._certificate = certificate
+
+    @classmethod
+    def open(cls, folder: Path) -> Authority:
+        """The authority in `folder` (0700), made when there is none. One file holds key and certificate: no half of it."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / "ca.pem"
+        if not path.exists():
+            key = ec.generate_private_key(ec.SECP256R1())
+            write_secret(path, private_pem(key) + _self_signed(key).public_bytes(Encoding.PEM))
+        pem = path.read_bytes()
+        loaded = load_pem_private_key(pem, None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        return cls(folder, loaded, x509.load_pem_x509_certificate(pem))
+
+    @property
+    def ca_pem(self) -> str:
+        return self._certificate.public_bytes(Encoding.PEM).decode()
+
+    def server_certificate(self, hosts: Sequence[str]) -> Path:
+        """One PEM file (0600) with the server's key and certificate; made anew for other hosts or near its expiry."""
+        path = self._folder / "server.pem"
+        if not (path.exists() and self._still_good(path, hosts)):
+            key = ec.generate_private_key(ec.SECP256R1())
+            certificate = self._sign(key.public_key(), hosts)
+            write_secret(path, private_pem(key) + certificate.public_bytes(Encoding.PEM))
+        return path
+
+    def sign_csr(self, pem: str, hosts: Sequence[str]) -> str:
+        """A certificate for these hosts and no others, whatever the request asks for. Raises Invalid."""
+        try:
+            request = x509.load_pem_x509_csr(pem.encode())
+            if not request.is_signature_valid:
+                raise InvalidSignature
+        except (ValueError, InvalidSignature):
+            raise Invalid("csr must be a signed certificate request in PEM") from None
+        public = request.public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise Invalid("csr must carry an elliptic-curve key")
+        return self._sign(public, hosts).public_bytes(Encoding.PEM).decode() + self.ca_pem
+
+    def _still_good(self, path: Path, hosts: Sequence[str]) -> bool:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        by_us = certificate.issuer == self._certificate.subject
+        return by_us and left.days > RENEW_BEFORE_DAYS and list(names) == _names(hosts)
+
+    def _sign(self, public: ec.EllipticCurvePublicKey, hosts: Sequence[str]) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
+            .issuer_name(self._certificate.subject)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - CLOCK_SKEW)
+            .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
+            .add_extension(x509.SubjectAlternativeName(_names(hosts)), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    found: list[x509.GeneralName] = []
+    for host in dict.fromkeys(hosts):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            found.append(x509.DNSName(host))
+    return found
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    now = datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Rollyard CA")])
+    usage = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )

@@ -1,0 +1,22 @@
+"""`endpoint.json`: where the server is now. Whoever serves the folder with the newest epoch says so; nobody older can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollyard.errors import Conflict
+from rollyard.kinds.wire import EndpointFile
+from rollyard.trust.secrets import write_secret
+
+
+def write_endpoint(path: Path, endpoint: EndpointFile) -> None:
+    """Raises Conflict when a server with a newer epoch has written it."""
+    try:
+        there = EndpointFile.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        there = None
+    if there is not None and there.epoch > endpoint.epoch:
+        raise Conflict(
+            f"{path} belongs to a newer server (epoch {there.epoch}, this one has {endpoint.epoch}); stop this one"
+        )
+    write_secret(path, endpoint.model_dump_json())

@@ -1,0 +1,14 @@
+"""TLS contexts of both ends."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+
+def server_ssl_context(pem: Path) -> ssl.SSLContext:
+    """For a listener; `pem` holds key and certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(pem)
+    return context

@@ -1,0 +1,162 @@
+"""`step` alone: every invariant of a rollout's life, by example and by random event sequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollyard.errors import Fenced
+from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.rollouts.step import (
+    MAX_LOSSES,
+    Cancelled,
+    Ended,
+    EndpointMoved,
+    Event,
+    Finished,
+    Granted,
+    Lost,
+    Requeued,
+    RunStored,
+    StopHolder,
+    backoff,
+    step,
+)
+from rollyard.store.base import BlobRef, RolloutRecord
+
+BLOB = BlobRef("pack", 0, 3, "00")
+FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
+
+
+def fresh() -> RolloutRecord:
+    return RolloutRecord(
+        namespace="default", id="r", digest="d", request="{}", pool="p", task_kind="math", group=None,
+        sample_index=0, mode="train", priority=0, created_at=0.0,
+    )  # fmt: skip
+
+
+def granted(record: RolloutRecord, at: float = 1.0) -> RolloutRecord:
+    return step(record, Granted(at, "uid/instance", "node1", {"policy": "e1"}))[0]
+
+
+def finished(record: RolloutRecord, status: Status, reward: float | None = None, attempts: int = 3) -> Finished:
+    return Finished(2.0, record.fence, status, reward, None if status.scored else FAULT, BLOB, attempts)
+
+
+def test_a_rollout_goes_from_the_queue_to_one_terminal_record() -> None:
+    record = granted(fresh())
+    assert (record.status, record.fence, record.queued_seconds) == (Status.RUNNING, 1, 1.0)
+    record, effects = step(record, RunStored(1.5, 1, BLOB))
+    assert (record.stage, record.run, effects) == (Stage.EVAL, BLOB, ())
+    record, effects = step(record, finished(record, Status.COMPLETED, 1.0))
+    assert (record.status, record.reward, record.holder, effects) == (Status.COMPLETED, 1.0, None, (Ended(),))
+
+
+def test_a_word_from_a_void_lease_is_fenced() -> None:
+    record = granted(granted_again := step(granted(fresh()), Lost(2.0, 1, "Expired"))[0])
+    assert granted_again.status is Status.QUEUED
+    for stale in (RunStored(3.0, 1, BLOB), Lost(3.0, 1, "x"), EndpointMoved(3.0, 1, "policy", "e2")):
+        with pytest.raises(Fenced):
+            step(record, stale)
+    with pytest.raises(Fenced):
+        step(record, replace(finished(record, Status.COMPLETED, 1.0), fence=1))
+
+
+def test_a_lost_lease_costs_an_attempt_but_no_retry() -> None:
+    record, effects = step(granted(fresh()), Lost(5.0, 1, "Preempted"))
+    assert (record.attempt, record.faults, record.losses, record.endpoints) == (2, 0, 1, {})
+    assert effects == (Requeued(5.0),)
+
+
+def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
+    record = fresh()
+    for _ in range(MAX_LOSSES + 1):
+        record = granted(record)
+        record, _ = step(record, Lost(1.0, record.fence, "Expired"))
+    assert (record.status, record.reward) == (Status.INFRA_FAILED, None)
+    assert record.error is not None
+    assert record.error.reason == "LostTooOften"
+
+
+def test_infrastructure_faults_are_retried_and_then_end_without_a_reward() -> None:
+    record = fresh()
+    for fault in (1, 2):
+        record = granted(record)
+        record, effects = step(record, finished(record, Status.INFRA_FAILED))
+        assert (record.status, record.faults, record.attempt) == (Status.QUEUED, fault, fault + 1)
+        assert effects == (Requeued(2.0 + backoff("r", fault)),)
+    record = granted(record)
+    record, _ = step(record, finished(record, Status.INFRA_FAILED))
+    assert (record.status, record.reward, record.error) == (Status.INFRA_FAILED, None, FAULT)
+
+
+def test_a_fault_in_eval_scores_the_stored_run_again() -> None:
+    record = granted(fresh())
+    record, _ = step(record, RunStored(1.0, record.fence, BLOB))
+    record, _ = step(record, finished(record, Status.INFRA_FAILED))
+    assert (record.status, record.stage, record.run, record.attempt) == (Status.QUEUED, Stage.EVAL, BLOB, 1)
+
+
+def test_cancelling_ends_at_once_and_stops_the_holder() -> None:
+    record, effects = step(granted(fresh()), Cancelled(2.0))
+    assert (record.status, effects) == (Status.CANCELLED, (StopHolder("uid/instance", 1), Ended()))
+    assert step(record, Cancelled(3.0)) == (record, ())
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED])
+def test_only_scored_endings_have_a_reward(status: Status) -> None:
+    record = granted(fresh())
+    record, _ = step(record, finished(record, status, 1.0, attempts=1))
+    assert record.reward is None
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["grant", "run", "finish", "lost", "cancel", "move"]),
+        st.booleans(),
+        st.sampled_from([s for s in Status if s.terminal]),
+    ),
+    max_size=60,
+)
+
+
+def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: float) -> Event:
+    fence = record.fence - 1 if stale else record.fence
+    match word:
+        case "grant":
+            return Granted(at, "uid/i", "n", {"policy": "e"})
+        case "run":
+            return RunStored(at, fence, BLOB)
+        case "finish":
+            return Finished(at, fence, status, 0.5, FAULT, BLOB, 3)
+        case "lost":
+            return Lost(at, fence, "Expired")
+        case "move":
+            return EndpointMoved(at, fence, "policy", "e2")
+        case _:
+            return Cancelled(at)
+
+
+@given(EVENTS)
+def test_whatever_happens_a_rollout_ends_once_and_fences_only_grow(events: list[tuple[str, bool, Status]]) -> None:
+    record, endings = fresh(), 0
+    for at, (word, stale, status) in enumerate(events):
+        before = record
+        try:
+            record, effects = step(record, event_of(word, stale, status, record, float(at)))
+        except Fenced:
+            assert word != "cancel"
+            continue
+        endings += effects.count(Ended())
+        if stale and word not in ("grant", "cancel"):
+            raise AssertionError("a void lease changed the record")
+        assert not (before.status.terminal and record != before)
+        assert record.fence >= before.fence
+        assert record.leased == (record.status is Status.RUNNING)
+        assert record.reward is None or record.status.scored
+        assert (record.finished_at is not None) == record.status.terminal
+        assert record.faults <= 3
+    assert endings == record.status.terminal

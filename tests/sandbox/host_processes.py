@@ -1,0 +1,59 @@
+"""What the host sees of a sandbox's processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """One process; its start time tells it from a later one with the same pid."""
+
+    pid: int
+    parent: int
+    started: int
+    pid_inside: int
+
+    @property
+    def runs(self) -> bool:
+        return any(process.pid == self.pid and process.started == self.started for process in host_processes())
+
+
+def host_processes() -> list[HostProcess]:
+    """All that are not zombies."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+            status = (folder / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        inside = next(int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:"))
+        if fields[0] not in "ZX":
+            found.append(HostProcess(int(folder.name), int(fields[1]), int(fields[19]), inside))
+    return found
+
+
+def descendants(pid: int) -> list[HostProcess]:
+    everyone = host_processes()
+    family, found = {pid}, []
+    grown = True
+    while grown:
+        grown = False
+        for process in everyone:
+            if process.parent in family and process.pid not in family:
+                family.add(process.pid)
+                found.append(process)
+                grown = True
+    return found
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)

@@ -1,0 +1,63 @@
+"""What is made once a node: whole or not there, made by one while the others wait."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollyard.sandbox.account import node_cache, sandbox_account
+from rollyard.sandbox.cache import build_once
+from rollyard.sandbox.python import own_python
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def fill(folder: Path) -> None:
+        made.append("once")
+        (folder / "file").write_text("whole")
+
+    threads = [threading.Thread(target=build_once, args=(tmp_path / "folder", fill)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == ["once"]
+    assert (tmp_path / "folder" / "file").read_text() == "whole"
+
+
+def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        build_once(tmp_path / "folder", fail)
+    assert not (tmp_path / "folder").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".folder.lock"]
+
+
+def test_what_a_killed_maker_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".folder.new").mkdir()
+    (tmp_path / ".folder.new" / "half").touch()
+    build_once(tmp_path / "folder", lambda folder: (folder / "whole").touch())
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["whole"]
+
+
+def test_our_python_needs_nothing_of_the_machine() -> None:
+    own = own_python(node_cache())
+    loader = next((own / "so").glob("ld-*"))
+    python = next((own / "bin").glob("python3*"))
+    code = "import IPython, ptyprocess, sys, rollyard.sandbox_agent.server as s; print(sys.prefix, s.__cached__)"
+    done = subprocess.run(
+        [loader, "--library-path", own / "so", python, "-I", "-c", code],
+        env={},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"{own} {own}/lib")
+    assert sandbox_account().can_reach(own)

@@ -1,0 +1,78 @@
+"""Files in and out of a sandbox, and its editor, through the whole way."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from rollyard.sandbox.base import Runtime
+from rollyard.sandbox.runtimes import find_runtime
+from rollyard.sandbox.sandbox import Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return find_runtime("bubblewrap")
+
+
+async def test_bytes_come_back_as_they_went(sandbox: Sandbox) -> None:
+    data = os.urandom(5_000_000)
+    await sandbox.write_file("deep/er/data.bin", data, mode=0o600)
+    assert await sandbox.read_file("/workspace/deep/er/data.bin", len(data)) == data
+    assert (await sandbox.bash("stat -c '%a %s' deep/er/data.bin", 10)).output == "600 5000000\n"
+
+
+async def test_a_script_that_was_written_runs(sandbox: Sandbox) -> None:
+    await sandbox.write_file("run.sh", b"#!/bin/sh\necho ran\n", mode=0o755)
+    assert (await sandbox.bash("./run.sh", 10)).output == "ran\n"
+
+
+async def test_what_cannot_be_read_is_an_os_error(sandbox: Sandbox) -> None:
+    await sandbox.bash("mkfifo pipe; mkdir -p folder; touch locked; chmod 0 locked; echo 12345 > five", 10)
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("nowhere", 10)
+    with pytest.raises(IsADirectoryError):
+        await sandbox.read_file("folder", 10)
+    with pytest.raises(PermissionError):
+        await sandbox.read_file("locked", 10)
+    with pytest.raises(OSError, match="longer than 5 bytes") as too_long:
+        await sandbox.read_file("five", 5)
+    assert too_long.value.errno == errno.EFBIG
+    for special in ("pipe", "/dev/zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            await sandbox.read_file(special, 10)
+
+
+async def test_what_cannot_be_written_is_an_os_error(sandbox: Sandbox) -> None:
+    with pytest.raises(OSError, match="Read-only file system"):
+        await sandbox.write_file("/usr/x", b"")
+    with pytest.raises(IsADirectoryError):
+        await sandbox.write_file("/workspace", b"")
+
+
+async def test_the_editor_sees_what_bash_wrote(sandbox: Sandbox) -> None:
+    await sandbox.bash("printf 'one\\ntwo\\n' > notes", 10)
+    assert (await sandbox.edit("view", "notes")).output == "     1\tone\n     2\ttwo"
+    result = await sandbox.edit("str_replace", "notes", old_str="two", new_str="2")
+    assert result.ok
+    assert (await sandbox.bash("cat notes", 10)).output == "one\n2\n"
+
+
+async def test_wrong_arguments_are_answers(sandbox: Sandbox) -> None:
+    for command, path, arguments in (
+        ("delete", "notes", {}),
+        ("create", "notes", {}),
+        ("view", "notes", {"view_range": "1-2"}),
+        ("view", "/nowhere", {}),
+        ("create", "/usr/x", {"file_text": "x"}),
+        ("create", "bad", {"file_text": "\ud800"}),
+        ("view", "", {}),
+        ("insert", "notes", {"insert_line": True, "new_str": "x"}),
+    ):
+        result = await sandbox.edit(command, path, **arguments)
+        assert not result.ok
+        assert result.output.startswith("Error: ")

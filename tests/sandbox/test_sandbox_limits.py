@@ -1,0 +1,60 @@
+"""A task that goes beyond its limits: a result for it, and neither harm to the host nor the end of the sandbox."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollyard.sandbox.base import SandboxSpec
+from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_memory_hog_in_ipython(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython("hog = bytearray(4 << 30)", 30)
+    assert result.error
+    assert not result.restarted
+    assert result.output.endswith("MemoryError\n")
+
+
+async def test_a_memory_hog_in_bash(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("python3 -c 'bytearray(4 << 30)'", 30)
+    assert result.exit_code == 1
+    assert "MemoryError" in result.output
+
+
+async def test_limits_cannot_be_raised(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("ulimit -v unlimited; ulimit -u 100000", 10)
+    assert "cannot modify limit" in result.output
+
+
+async def test_a_file_that_is_too_long(sandbox: Sandbox) -> None:
+    result = await sandbox.bash(
+        "head -c 200M /dev/zero > /workspace/long; stat -c %s /workspace/long; rm /workspace/long", 30
+    )
+    assert int(result.output.split()[-1]) <= 64 << 20
+
+
+async def test_a_disk_that_is_full(sandbox: Sandbox) -> None:
+    command = "cd /workspace; for i in 1 2 3 4; do head -c 30M /dev/zero > f$i; done; du -sm . | cut -f1; rm f?"
+    result = await sandbox.bash(command, 30)
+    assert "No space left on device" in result.output
+    assert int(result.output.split()[-1]) <= 64
+
+
+async def test_a_fork_bomb(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    async with await sandboxes.start(spec) as sandbox:
+        await sandbox.prepare(["bash", "ipython"])
+        result = await sandbox.bash("f() { f | f & }; f; while :; do /bin/true; done", 0.5)
+        assert result.timed_out
+        count = await sandbox.ipython("import os; sum(name.isdigit() for name in os.listdir('/proc'))", 10)
+        assert int(count.output) <= 64 + 8
+        assert (await sandbox.edit("create", "/tmp/after", file_text="works")).ok
+        assert sandbox.alive
+
+
+async def test_a_fork_bomb_in_the_background_leaves_the_tools_usable(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    async with await sandboxes.start(spec) as sandbox:
+        await sandbox.bash("f() { f | f & }; f 2>/dev/null", 2)
+        assert (await sandbox.bash("echo still here 2>/dev/null", 5)).output.endswith("still here\n")
+        assert (await sandbox.ipython("1+1", 10)).output == "2\n"

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollyard.sandbox_agent.capture import Capture
+
+
+def test_short_output_is_whole_and_taken_once() -> None:
+    capture = Capture(limit=10)
+    capture.feed(b"abc")
+    capture.feed(b"defg")
+    assert capture.take() == b"abcdefg"
+    assert capture.take() == b""
+
+
+def test_head_and_tail_of_long_output() -> None:
+    capture = Capture(limit=10)
+    for letter in b"abcdefghijklmnopqrstuvwxyz":
+        capture.feed(bytes([letter]))
+    assert capture.take() == b"abcde\n[16 bytes left out]\nvwxyz"
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(min_value=2, max_value=30))
+def test_nothing_is_lost_or_made_up(chunks: list[bytes], limit: int) -> None:
+    capture, whole, half = Capture(limit), b"".join(chunks), limit // 2
+    for chunk in chunks:
+        capture.feed(chunk)
+    taken = capture.take()
+    if len(whole) <= 2 * half:
+        assert taken == whole
+    else:
+        assert taken == whole[:half] + f"\n[{len(whole) - 2 * half} bytes left out]\n".encode() + whole[-half:]
+
+
+@pytest.mark.parametrize("size", [1 << 16, 1 << 12])
+def test_memory_stays_bounded(size: int) -> None:
+    capture = Capture(limit=1 << 20)
+    for _ in range(2000):
+        capture.feed(b"y" * size)
+        assert len(capture._tail) <= (1 << 20) + size

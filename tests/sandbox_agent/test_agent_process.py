@@ -1,0 +1,93 @@
+"""The agent with its own Python as a process on a socket, without a sandbox around it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rollyard.sandbox.account import node_cache
+from rollyard.sandbox.base import OWN
+from rollyard.sandbox.connection import PROTOCOL as HOST_PROTOCOL
+from rollyard.sandbox.python import agent_argv, own_python
+from rollyard.sandbox_agent.frames import PROTOCOL, Stream
+from rollyard.sandbox_agent.settings import environment
+
+SETTINGS = {"env": {"TASK": "x"}, "memory_bytes": 4 << 30, "file_bytes": 1 << 20, "processes": 4096, "cpus": []}
+
+
+@pytest.fixture
+def agent() -> Iterator[tuple[Stream, subprocess.Popen[bytes]]]:
+    ours, its = socket.socketpair()
+    ours.settimeout(20)
+    own = own_python(node_cache())
+    argv = [part.replace(OWN, str(own)) for part in agent_argv(own)]
+    with its:
+        process = subprocess.Popen(argv, stdin=its)
+    stream = Stream(ours)
+    yield stream, process
+    stream.close()
+    assert process.wait(10) == 0
+
+
+def ask(stream: Stream, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    stream.send(header, body)
+    frame = stream.receive()
+    assert frame is not None
+    return frame
+
+
+def test_both_sides_speak_one_protocol() -> None:
+    assert PROTOCOL == HOST_PROTOCOL
+
+
+def test_hello_then_calls_by_id(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
+    stream, process = agent
+    hello = stream.receive()
+    assert hello is not None
+    assert hello[0]["protocol"] == PROTOCOL
+    assert hello[0]["pid"] == process.pid
+    stream.send(SETTINGS)
+    reply, body = ask(stream, {"id": 5, "op": "bash", "timeout": 10}, b"echo $TASK; ulimit -f")
+    assert (reply["id"], reply["exit_code"], body) == (5, 0, b"x\n1024\n")
+    reply, body = ask(stream, {"id": 6, "op": "ipython", "timeout": 10}, b"'cell'")
+    assert (reply["id"], reply["failed"], body) == (6, False, b"'cell'\n")
+    reply, _ = ask(stream, {"id": 7, "op": "read", "path": "/nowhere", "limit": 1})
+    assert reply["errno"] == 2
+
+
+def test_a_waiting_call_can_be_cancelled(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
+    stream, _ = agent
+    stream.receive()
+    stream.send(SETTINGS)
+    stream.send({"id": 1, "op": "bash", "timeout": 60}, b"sleep 0.5")
+    stream.send({"id": 2, "op": "bash", "timeout": 60}, b"echo never")
+    stream.send({"id": 3, "op": "bash", "timeout": 60}, b"echo third")
+    stream.send({"op": "cancel", "id": 2})
+    answers = [stream.receive(), stream.receive()]
+    assert [frame and frame[0]["id"] for frame in answers] == [1, 3]
+
+
+def test_a_fault_is_told(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
+    stream, _ = agent
+    stream.receive()
+    stream.send(SETTINGS)
+    reply, _ = ask(stream, {"id": 1, "op": "bash"}, b"a call without a timeout")
+    assert reply["fault"] == "KeyError: 'timeout'"
+
+
+def test_an_owner_that_leaves_at_once(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
+    agent[0].receive()
+
+
+def test_what_commands_see_of_the_environment() -> None:
+    image = {"PATH": "/image/bin", "PS1": "$ ", "APPTAINER_NAME": "x", "_PRIVATE": "kept", "LANG": "C", "HOME": "/root"}
+    seen = environment(image, {"EXTRA": "1"})
+    assert seen["PATH"] == "/image/bin:/opt/rollyard/fallback"
+    assert (seen["HOME"], seen["LANG"], seen["_PRIVATE"], seen["EXTRA"]) == ("/home/agent", "C.UTF-8", "kept", "1")
+    assert not {"PS1", "APPTAINER_NAME"} & seen.keys()
+    assert os.environ.get("ROLLYARD_NEVER") is None

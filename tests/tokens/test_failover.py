@@ -1,0 +1,118 @@
+"""Two real engines, one of which is killed in the middle of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.wire import Endpoint
+from rollyard.tokens.client import TokenClient
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.sampled import Sampled
+from rollyard.tokens.template import ChatTemplate
+
+MAX_TOKENS = 1500
+
+
+@asynccontextmanager
+async def listening(socket: Path) -> AsyncIterator[str]:
+    """A TCP address whose bytes go to the Unix socket and back, broken off when the engine breaks off."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream = await asyncio.open_unix_connection(socket)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(pump(reader, upstream[1]), pump(upstream[0], writer))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def endpoint(name: str, socket: Path) -> AsyncIterator[Endpoint]:
+    async with listening(socket) as url:
+        yield Endpoint(id=name, url=url, model="policy", weights_version=f"weights of {name}", tokenizer="")
+
+
+def exact_logprobs(model_dir: Path, prompt: list[int], ids: list[int]) -> list[float]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    exact: list[float] = torch.log_softmax(logits, -1)[torch.arange(len(ids)), torch.tensor(ids)].tolist()
+    return exact
+
+
+async def long_answer(client: TokenClient, one: Endpoint, prompt: list[int], stop_ids: Sequence[int]) -> Any:
+    """A seed whose answer is long enough to be cut, and that answer."""
+    for seed in range(50):
+        sampling = Sampling(seed=seed, temperature=1.6)
+        sampled = await client.complete(one, prompt, sampling, MAX_TOKENS, stop_ids)
+        if len(sampled.token_ids) > 400:
+            return sampling, sampled
+    raise AssertionError("no long answer in 50")
+
+
+async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) -> None:
+    first, second = start_engine(), start_engine()
+    template = ChatTemplate.load(model_dir)
+    conversation = Conversation(template, [{"role": "user", "content": "What is 12 * 34?"}])
+    prompt = conversation.prompt_ids()
+    streamed: list[int] = []
+    killed_at = 0
+
+    def kill_first(ids: Sequence[int]) -> None:
+        nonlocal killed_at
+        streamed.extend(ids)
+        if len(streamed) > 50 and not killed_at:
+            first.process.send_signal(signal.SIGKILL)
+            killed_at = len(streamed)
+
+    async with (
+        aiohttp.ClientSession() as http,
+        endpoint("first", first.socket) as one,
+        endpoint("second", second.socket) as two,
+    ):
+        client = TokenClient(http)
+        sampling, undisturbed = await long_answer(client, two, prompt, template.stop_ids)
+
+        async def checkout(failed: str | None) -> Endpoint:
+            return two if failed == "first" else one
+
+        sampled: Sampled = await client.complete_with_failover(
+            checkout, prompt, sampling, MAX_TOKENS, template.stop_ids, on_progress=kill_first
+        )
+    assert first.process.wait(10) == -signal.SIGKILL
+    assert sampled.token_ids == streamed
+    moved = sampled.weights_versions.index("weights of second")
+    assert killed_at <= moved < len(streamed)
+    assert sampled.weights_versions == ["weights of first"] * moved + ["weights of second"] * (len(streamed) - moved)
+    assert sampled.logprobs == pytest.approx(exact_logprobs(model_dir, prompt, sampled.token_ids), abs=0.02)
+    # the embedded engine goes on with the very draws that the first would have made
+    assert sampled.token_ids == undisturbed.token_ids
+    conversation.add_sampled(sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason)
+    (segment,) = conversation.segments()
+    assert segment.token_ids == [*prompt, *streamed]

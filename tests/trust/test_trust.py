@@ -1,0 +1,106 @@
+"""Certificates, tokens and the files they lie in, with a real TLS handshake."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollyard.errors import Conflict, Invalid, Unauthorized
+from rollyard.kinds.wire import EndpointFile
+from rollyard.trust.ca import Authority
+from rollyard.trust.csr import new_key_and_csr
+from rollyard.trust.endpoint_file import write_endpoint
+from rollyard.trust.kubeconfig import write_kubeconfig
+from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tokens import Claims, Role, TokenSigner
+
+
+def shake_hands(pem: Path, ca_pem: str, host: str) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        try:
+            server_ssl_context(pem).wrap_socket(connection, server_side=True).close()
+        except (ssl.SSLError, ConnectionError):
+            connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with socket.create_connection(listener.getsockname()) as raw:
+            ssl.create_default_context(cadata=ca_pem).wrap_socket(raw, server_hostname=host).close()
+    finally:
+        thread.join(10)
+        listener.close()
+
+
+def test_the_server_certificate_is_trusted_for_its_hosts_alone(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "keys")
+    pem = authority.server_certificate(["127.0.0.1", "localhost"])
+    shake_hands(pem, authority.ca_pem, "127.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(pem, authority.ca_pem, "elsewhere")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(pem, Authority.open(tmp_path / "other").ca_pem, "127.0.0.1")
+
+
+def test_the_authority_stays_and_certificates_follow_the_hosts(tmp_path: Path) -> None:
+    first = Authority.open(tmp_path)
+    before = first.server_certificate(["a"]).read_bytes()
+    again = Authority.open(tmp_path)
+    assert again.ca_pem == first.ca_pem
+    assert again.server_certificate(["a"]).read_bytes() == before
+    assert again.server_certificate(["b"]).read_bytes() != before
+
+
+def test_a_door_gets_the_names_the_server_gives_it(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path)
+    key, csr = new_key_and_csr("x" * 100)
+    door = tmp_path / "door.pem"
+    door.write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    shake_hands(door, authority.ca_pem, "127.0.0.1")
+    with pytest.raises(Invalid):
+        authority.sign_csr("nonsense", ["127.0.0.1"])
+
+
+def test_secrets_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    os.umask(0o022)
+    authority = Authority.open(tmp_path / "keys")
+    TokenSigner.open(tmp_path / "keys" / "token.key")
+    authority.server_certificate(["a"])
+    write_kubeconfig(tmp_path / "keys" / "admin.kubeconfig", "https://a:1", authority.ca_pem, "t")
+    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    for file in (tmp_path / "keys").iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600, file
+
+
+def test_a_token_tells_who_it_is_for_until_it_expires(tmp_path: Path) -> None:
+    signer = TokenSigner.open(tmp_path / "key")
+    token = signer.issue(Role.NODE, "uid-1", 100.0)
+    assert TokenSigner.open(tmp_path / "key").verify(token, 99.0) == Claims(Role.NODE, "uid-1")
+    with pytest.raises(Unauthorized, match="expired"):
+        signer.verify(token, 100.0)
+
+
+def test_a_token_that_was_touched_is_refused(tmp_path: Path) -> None:
+    signer = TokenSigner.open(tmp_path / "key")
+    token, other = signer.issue(Role.NODE, "uid-1"), TokenSigner(b"x" * 32).issue(Role.ADMIN, "admin")
+    head, claims, signature = token.split(".")
+    admin = signer.issue(Role.ADMIN, "admin").split(".")[1]
+    for forged in ("", "x", "é", token[:-2], f"{head}.{admin}.{signature}", f"{head}.{claims}.", other):
+        with pytest.raises(Unauthorized, match="not valid"):
+            signer.verify(forged, 0.0)
+
+
+def test_an_older_server_cannot_take_the_endpoint_file_back(tmp_path: Path) -> None:
+    path = tmp_path / "endpoint.json"
+    write_endpoint(path, EndpointFile(url="https://new:1", epoch=2))
+    with pytest.raises(Conflict):
+        write_endpoint(path, EndpointFile(url="https://old:1", epoch=1))
+    assert EndpointFile.model_validate_json(path.read_bytes()).url == "https://new:1"
