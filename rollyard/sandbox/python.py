@@ -48,7 +48,7 @@ def own_python(cache: Path) -> Path:
 def agent_argv(own: Path) -> list[str]:
     """How the agent is started inside a sandbox that has the folder `own` at `OWN`."""
     loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
-    return [*_start(loader), "-I", "-m", "rollyard.sandbox_agent"]
+    return [*_start(loader), "-I", "-W", "ignore", "-m", "rollyard.sandbox_agent"]
 
 
 def _start(loader: str) -> list[str]:
@@ -71,8 +71,9 @@ def _key() -> str:
 
 def _gather(folder: Path) -> None:
     # Packages go among the standard library: where else a Python looks for them, each distribution decides for itself.
-    library = folder / sys.platlibdir / _VERSION
-    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=_LEFT_OUT, ignore_dangling_symlinks=True)
+    standard = Path(sysconfig.get_path("stdlib"))
+    library = folder / sys.platlibdir / standard.name
+    shutil.copytree(standard, library, ignore=_LEFT_OUT, ignore_dangling_symlinks=True)
     for distribution in _distributions():
         _copy_distribution(distribution, library)
     _copy_agent(library)

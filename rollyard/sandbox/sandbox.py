@@ -121,14 +121,16 @@ class Sandboxes:
         self._runtime = runtime
         self._cache = cache or node_cache()
         self._images = Images(runtime, self._cache, images or Path.cwd())
+        self._own: Path | None = None
         self._open: set[Sandbox] = set()
         self._started = 0
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A new sandbox with its agent answering. Raises ImageNotFound or SandboxStartFailed."""
-        own = await asyncio.to_thread(own_python, self._cache)
+        if self._own is None:
+            self._own = await asyncio.to_thread(own_python, self._cache)
         root = await asyncio.to_thread(self._images.root, spec.image)
-        argv = self._runtime.command(root, spec.limits, own, agent_argv(own))
+        argv = self._runtime.command(root, spec.limits, self._own, agent_argv(self._own))
         launcher, ours = await _Launcher.start(argv)
         connection = Connection()
         try:

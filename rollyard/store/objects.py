@@ -60,7 +60,7 @@ def delete_unchanged(unit: Unit, objects: list[KindObject]) -> int:
 
 
 def load(db: sqlite3.Connection) -> list[KindObject]:
-    return [parse(body) for (body,) in db.execute("SELECT body FROM objects")]
+    return [_parse(kind, body) for kind, body in db.execute("SELECT kind, body FROM objects")]
 
 
 def latest_version(db: sqlite3.Connection) -> int:
@@ -76,19 +76,9 @@ def oldest_start(db: sqlite3.Connection) -> int:
 
 def read_changes(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, WatchEvent]]:
     rows = db.execute(
-        "SELECT version, type, body FROM changes WHERE version > ? ORDER BY version LIMIT ?", (after, limit)
+        "SELECT version, type, kind, body FROM changes WHERE version > ? ORDER BY version LIMIT ?", (after, limit)
     )
-    return [(version, WatchEvent(type, parse(body))) for version, type, body in rows]
-
-
-def parse(body: str) -> KindObject:
-    # The kind is looked for in the text, which is parsed once, by the model.
-    start = body.index('"kind":"') + 8
-    return KINDS[body[start : body.index('"', start)]].model_validate_json(body)
-
-
-def dump(obj: KindObject) -> str:
-    return obj.model_dump_json(by_alias=True, exclude_none=True)
+    return [(version, WatchEvent(type, _parse(kind, body))) for version, type, kind, body in rows]
 
 
 def describe(key: ObjectKey) -> str:
@@ -99,7 +89,7 @@ def describe(key: ObjectKey) -> str:
 def _find(db: sqlite3.Connection, key: ObjectKey) -> KindObject | None:
     where = (key.kind, key.namespace, key.name)
     row = db.execute("SELECT body FROM objects WHERE kind = ? AND namespace = ? AND name = ?", where).fetchone()
-    return parse(row[0]) if row else None
+    return _parse(key.kind, row[0]) if row else None
 
 
 def _get(db: sqlite3.Connection, key: ObjectKey) -> KindObject:
@@ -157,22 +147,30 @@ def _check_finalizers(current: KindObject, metadata: ObjectMeta) -> None:
 
 def _normal(obj: KindObject) -> KindObject:
     """As it will be read back, so that comparing is about meaning and nothing of the caller's is shared."""
-    return parse(dump(obj))
+    return _parse(obj.kind, _dump(obj))
+
+
+def _parse(kind: str, body: str) -> KindObject:
+    return KINDS[kind].model_validate_json(body)
+
+
+def _dump(obj: KindObject) -> str:
+    return obj.model_dump_json(by_alias=True, exclude_none=True)
 
 
 def _record(unit: Unit, change: Change, obj: KindObject) -> KindObject:
     """Write the object and its line in the log; answers it with its new resourceVersion."""
     version = latest_version(unit.db) + 1
-    body = dump(_with_metadata(obj, resource_version=str(version)))
+    body = _dump(_with_metadata(obj, resource_version=str(version)))
     key = obj.key
     if change == "DELETED":
         where = (key.kind, key.namespace, key.name)
         unit.db.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", where)
     else:
         unit.db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (key.kind, key.namespace, key.name, body))
-    unit.db.execute("INSERT INTO changes VALUES (?, ?, ?)", (version, change, body))
+    unit.db.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (version, change, obj.kind, body))
     if version % _PRUNE_EVERY == 0:
         unit.db.execute("DELETE FROM changes WHERE version <= ?", (version - KEPT_CHANGES,))
-    stored = parse(body)
+    stored = _parse(obj.kind, body)
     unit.events.append(WatchEvent(change, stored))
     return stored

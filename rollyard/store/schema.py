@@ -17,7 +17,7 @@ CREATE TABLE objects (
 ) WITHOUT ROWID;
 
 -- One row a change, dense: version n + 1 follows n, so that a reader sees a gap. Old rows are pruned, never the last.
-CREATE TABLE changes (version INTEGER PRIMARY KEY, type TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE changes (version INTEGER PRIMARY KEY, type TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
 
 CREATE TABLE rollouts (
     seq INTEGER PRIMARY KEY,

@@ -59,7 +59,7 @@ class Feed:
     def get(self, key: ObjectKey) -> KindObject | None:
         return self._view.get(key.kind, {}).get(key)
 
-    def list(self, kind: str, namespace: str | None = None) -> list[KindObject]:
+    def of_kind(self, kind: str, namespace: str | None = None) -> list[KindObject]:
         """By namespace and name."""
         found = [o for k, o in self._view.get(kind, {}).items() if namespace is None or k.namespace == namespace]
         return sorted(found, key=lambda o: (o.metadata.namespace, o.metadata.name))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollyard.errors import ImageNotFound
-from rollyard.sandbox.account import sandbox_account
+from rollyard.sandbox.account import node_cache, sandbox_account
 from rollyard.sandbox.apptainer import Apptainer
 from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.sandbox.python import own_python
 from rollyard.sandbox.sandbox import Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,6 +69,8 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
     sif.chmod(0o644)
     cache = open_folder / "cache"
     cache.mkdir()
+    own = own_python(node_cache())
+    (cache / own.name).symlink_to(own)  # made once for all tests
     async with Sandboxes(runtime, cache=cache) as sandboxes:
         for _ in range(2):
             async with await sandboxes.start(SandboxSpec(str(sif), LIMITS)) as sandbox:

@@ -54,7 +54,8 @@ async def test_there_is_no_socket_to_another_sandbox(sandboxes: Sandboxes, sandb
     async with await sandboxes.start(spec) as other:
         await other.bash("echo theirs > /tmp/theirs; echo theirs > /dev/shm/theirs; sleep 1000 &", 10)
         seen = await sandbox.bash(
-            "cat /proc/net/unix | wc -l; find /tmp /run /var /dev /home /workspace -type s; ls /tmp/theirs /dev/shm/theirs", 10
+            "cat /proc/net/unix | wc -l; find /tmp /run /var /dev /home /workspace -type s; ls /tmp/theirs /dev/shm/theirs",
+            10,
         )
         assert "theirs\n" not in seen.output.replace("theirs': No such file", "")
         assert (await sandbox.bash("pgrep -c sleep", 10)).output == "0\n"

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from rollyard.engines.embedded.generation import Generation, Progress, Stops
-from rollyard.engines.embedded.sampling import SamplingParams
+from rollyard.engines.embedded.sampling import Draw, SamplingParams
 from rollyard.errors import ApiError, BadRequest, NotFound
 
 MAX_LOGPROBS = 20
@@ -164,14 +164,15 @@ class Answer:
         self._created = int(time.time())
 
     def body(self, steps: Sequence[Progress]) -> dict[str, Any]:
-        """The next choice, made of these steps; with `usage` it is a whole answer."""
-        choice: dict[str, Any] = {"index": 0}
-        start = self._length
-        choice["text"] = self._text(steps)
+        """A chunk made of these steps."""
         draws = [step.draw for step in steps if step.draw]
-        choice["logprobs"] = None if self._request.logprobs is None else self._logprobs(steps, start)
-        choice["finish_reason"] = steps[-1].finish_reason
-        choice["stop_reason"] = steps[-1].stop_reason
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None if self._request.logprobs is None else self._logprobs(draws),
+            "text": self._text(steps),
+            "finish_reason": steps[-1].finish_reason,
+            "stop_reason": steps[-1].stop_reason,
+        }
         if self._request.return_token_ids:
             choice["prompt_token_ids"] = self._generation.prompt if self._first else None
             choice["token_ids"] = [draw.token for draw in draws]
@@ -179,6 +180,7 @@ class Answer:
         return self._envelope([choice])
 
     def whole(self, steps: Sequence[Progress]) -> dict[str, Any]:
+        """All steps as one answer."""
         return {**self.body(steps), "usage": self._usage()}
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -211,9 +213,9 @@ class Answer:
         self._length += len(text)
         return text
 
-    def _logprobs(self, steps: Sequence[Progress], offset: int) -> dict[str, Any]:
-        texts, offsets, tops = [], [], []
-        draws = [step.draw for step in steps if step.draw]
+    def _logprobs(self, draws: Sequence[Draw]) -> dict[str, Any]:
+        """Offsets go on from the text sent so far, so this comes before `_text`."""
+        texts, offsets, tops, offset = [], [], [], self._length
         for draw in draws:
             texts.append(self._served.token_text(draw.token))
             offsets.append(offset)

@@ -1,0 +1,222 @@
+"""The demo: a server, two pools, 64 rollouts with rewards, and nothing left behind. Run it with scripts/demo."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from examples.tiny_policy.families import sample_code, sample_math
+from rollyard.cli.manifests import read_manifests
+from rollyard.cli.rollouts import transcript
+from rollyard.client.client import AsyncClient
+from rollyard.errors import NotFound, RollyardError
+from rollyard.kinds.base import KindObject, get_condition
+from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
+
+ROOT = Path(__file__).resolve().parents[2]
+POOLS = ROOT / "examples" / "demo" / "pools.yaml"
+OUTPUT = ROOT / "demo-output"
+TASKS_PER_KIND, GROUP = 8, 4
+STAGES = ("queued", "INIT", "RUN", "EVAL")
+READY_SECONDS, END_SECONDS, DELETE_SECONDS = 60.0, 180.0, 60.0
+ENOUGH = 0.6
+"""Mean reward of each kind below which the demo counts as failed; the policy is measured in its own README."""
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--seed", type=int, default=None, help="of the tasks and the sampling; another one each time by default"
+    )
+    given = options.parse_args()
+    seed = given.seed if given.seed is not None else random.randrange(1 << 30)
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="rollyard-demo-") as folder:
+        server, kubeconfig = _serve(Path(folder))
+        try:
+            return asyncio.run(_demo(console, kubeconfig, seed))
+        except (RollyardError, TimeoutError) as error:
+            console.print(f"[red]error:[/] {error or 'it took too long'}")
+            console.print((Path(folder) / "server.log").read_text()[-3000:], markup=False)
+            return 1
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(30)
+
+
+def _serve(folder: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A server of its own, in a folder of its own."""
+    command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data"), "--cluster", "local"]
+    env = {**os.environ, "HOME": str(folder)}  # the newest server is linked from ~/.rollyard; yours stays as it is
+    env.setdefault("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    if not line:
+        raise SystemExit(f"the server did not start:\n{(folder / 'server.log').read_text()}")
+    return server, Path(json.loads(line)["kubeconfig"])
+
+
+async def _demo(console: Console, kubeconfig: Path, seed: int) -> int:
+    started = time.monotonic()
+    async with AsyncClient(kubeconfig=kubeconfig) as client:
+        pools = read_manifests((str(POOLS),))
+        for pool in pools:
+            change, _ = await client.apply(pool)
+            console.print(f"{pool.SINGULAR}/{pool.metadata.name} {change}")
+        try:
+            await _until_ready(console, client, pools)
+            console.print(f"both pools ready after {time.monotonic() - started:.1f} s; tasks of seed {seed}")
+            ids = await client.submit(_requests(seed))
+            trajectories = await _follow(console, client, ids)
+        finally:
+            await _delete(console, client, pools)
+    return _report(console, trajectories, time.monotonic() - started)
+
+
+def _requests(seed: int) -> list[RolloutRequest]:
+    """Held-out tasks of the families that the policy was trained on, in groups."""
+    rng = random.Random(seed)
+    tasks = [sample(rng, True) for sample in (sample_math, sample_code) for _ in range(TASKS_PER_KIND)]
+    return [
+        RolloutRequest.model_validate(
+            {
+                "id": f"demo-{i}",
+                "pool": "demo",
+                "task": Task.model_validate(task),
+                "n": GROUP,
+                "sampling": {"temperature": 1.0},
+            }
+        )
+        for i, task in enumerate(tasks)
+    ]
+
+
+async def _until_ready(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
+    said: dict[str, str] = {}
+    async with asyncio.timeout(READY_SECONDS):
+        while True:
+            found = [get_condition(getattr(await client.get(p.key), "status").conditions, "Ready") for p in pools]  # noqa: B009
+            for pool, ready in zip(pools, found, strict=True):
+                now = f"{ready.reason}: {ready.message}" if ready else "Unknown"
+                if said.get(pool.metadata.name) != now:
+                    said[pool.metadata.name] = now
+                    console.print(f"  {pool.SINGULAR}/{pool.metadata.name} {now}", highlight=False)
+            if all(ready is not None and ready.status == "True" for ready in found):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def _follow(console: Console, client: AsyncClient, ids: Sequence[str]) -> list[Trajectory]:
+    """Progress while they run, trajectories as they end."""
+    ended: dict[str, Trajectory] = {}
+
+    async def collect() -> None:
+        async for _, trajectory in client.stream(pool="demo"):
+            ended[trajectory.id] = trajectory
+            if len(ended) == len(ids):
+                return
+
+    async with asyncio.timeout(END_SECONDS):
+        task = asyncio.create_task(collect())
+        with Live(console=console, refresh_per_second=4, transient=False) as live:
+            while not task.done():
+                counts = await client.counts(pool="demo")
+                live.update(_progress(counts, len(ended)))
+                await asyncio.wait({task}, timeout=0.25)
+            live.update(_progress(await client.counts(pool="demo"), len(ended)))
+        task.result()
+    return [ended[id] for id in ids]
+
+
+def _progress(counts: dict[str, Any], done: int) -> str:
+    reward = "-" if counts["reward_mean"] is None else f"{counts['reward_mean']:.2f}"
+    stages = "  ".join(f"{name} {counts[name]:3d}" for name in ("queued", "INIT", "RUN", "EVAL"))
+    return f"{stages}  done {done:3d}  reward so far {reward}"
+
+
+def _report(console: Console, trajectories: Sequence[Trajectory], seconds: float) -> int:
+    OUTPUT.mkdir(exist_ok=True)
+    with (OUTPUT / "trajectories.jsonl").open("w") as file:
+        file.writelines(t.model_dump_json() + "\n" for t in trajectories)
+    console.rule("one transcript")
+    shown = next((t for t in trajectories if t.task.kind == "code" and t.reward), trajectories[0])
+    console.print("\n".join(transcript(shown)), markup=False, highlight=False)
+    console.rule("summary")
+    table, good = Table(caption="means over the rollouts of a kind; stages in seconds"), True
+    for name in (
+        "task kind",
+        "rollouts",
+        "mean reward",
+        "turns",
+        "tokens",
+        "tool calls",
+        "queued s",
+        "INIT s",
+        "RUN s",
+        "EVAL s",
+    ):
+        table.add_column(name, justify="left" if name == "task kind" else "right")
+    for kind in ("math", "code"):
+        of_kind = [t for t in trajectories if t.task.kind == kind]
+        rewards = [t.reward for t in of_kind if t.reward is not None]
+        reward = sum(rewards) / len(of_kind)
+        good &= len(rewards) == len(of_kind) and reward >= ENOUGH
+        table.add_row(kind, str(len(of_kind)), f"{reward:.3f}", *_means(of_kind))
+    console.print(table)
+    where = (OUTPUT / "trajectories.jsonl").relative_to(ROOT)
+    console.print(f"{len(trajectories)} trajectories in {where}; {seconds:.1f} s in all")
+    if not good:
+        console.print(f"[red]error:[/] each kind should be scored throughout, with a mean reward of at least {ENOUGH}")
+    return 0 if good else 1
+
+
+def _means(trajectories: Sequence[Trajectory]) -> list[str]:
+    def mean(values: Sequence[float]) -> str:
+        return f"{sum(values) / len(values):.1f}" if values else "-"
+
+    stages = [
+        [s for t in trajectories if (s := getattr(t.timings, name)) is not None]
+        for name in ("queued", "init", "run", "eval")
+    ]
+    return [
+        mean([len(t.turns) for t in trajectories]),
+        mean([sum(turn.response_length for turn in t.turns) for t in trajectories]),
+        mean([sum(len(turn.tool_calls) for turn in t.turns) for t in trajectories]),
+        *(mean(values) for values in stages),
+    ]
+
+
+async def _delete(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
+    """The pools end their jobs before they go."""
+    for pool in reversed(pools):
+        await client.delete(pool.key)
+    async with asyncio.timeout(DELETE_SECONDS):
+        for pool in pools:
+            while True:
+                try:
+                    await client.get(pool.key)
+                except NotFound:
+                    console.print(f"{pool.SINGULAR}/{pool.metadata.name} deleted")
+                    break
+                await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

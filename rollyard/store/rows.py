@@ -1,0 +1,76 @@
+"""A rollout's record as a row: columns carry the names of the fields, and what is no scalar is JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.store.base import BlobRef, RolloutRecord
+
+Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def mapping_text(value: Mapping[str, Any]) -> str:
+    """One text for equal mappings, so that rows can be grouped by it."""
+    return json.dumps(dict(value), sort_keys=True, separators=(",", ":")) if value else "{}"
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    return json.loads(text) if text != "{}" else {}
+
+
+def _blob_text(ref: BlobRef) -> str:
+    return json.dumps([ref.pack, ref.offset, ref.length, ref.sha256])
+
+
+_BLOB: Codec = (_blob_text, lambda text: BlobRef(*json.loads(text)))
+_CODECS: dict[str, Codec] = {
+    "status": (attrgetter("value"), Status),
+    "stage": (attrgetter("value"), Stage),
+    "endpoints": (mapping_text, _mapping),
+    "cancel_requested": (int, bool),
+    "run": _BLOB,
+    "result": _BLOB,
+    "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
+    "summary": (mapping_text, _mapping),
+}
+"""Field -> to a column's value, and back; None stays None."""
+
+_FIELDS = [f.name for f in fields(RolloutRecord)]
+_COLUMNS = [name for name in _FIELDS if name != "request"]
+_FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at", "seq"}
+_MOVING = [name for name in _COLUMNS if name not in _FIXED]
+
+SELECT = f"SELECT {', '.join(f'"{n}"' if n != 'request' else 'body' for n in _FIELDS)} FROM rollouts JOIN requests USING (seq)"
+"""Rows for `from_row`; a WHERE clause follows."""
+INSERT = f"INSERT INTO rollouts ({', '.join(f'"{n}"' for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+"""With `to_row`."""
+UPDATE = f"UPDATE rollouts SET {', '.join(f'"{n}" = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
+"""With `to_moving` and the seq. What a rollout was accepted with is never written again, nor is a terminal record."""
+
+
+def _encoder(names: list[str]) -> Callable[[RolloutRecord], list[Any]]:
+    get = attrgetter(*names)
+    coded = [(i, _CODECS[n][0]) for i, n in enumerate(names) if n in _CODECS]
+    return lambda record: _translate(get(record), coded)
+
+
+def _translate(values: Iterable[Any], coded: list[tuple[int, Callable[[Any], Any]]]) -> list[Any]:
+    row = list(values)
+    for index, code in coded:
+        if row[index] is not None:
+            row[index] = code(row[index])
+    return row
+
+
+to_row = _encoder(_COLUMNS)
+to_moving = _encoder(_MOVING)
+_DECODE = [(i, _CODECS[n][1]) for i, n in enumerate(_FIELDS) if n in _CODECS]
+
+
+def from_row(row: Iterable[Any]) -> RolloutRecord:
+    return RolloutRecord(*_translate(row, _DECODE))

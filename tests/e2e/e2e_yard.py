@@ -1,0 +1,223 @@
+"""A real Rollyard on this machine: server, node agents, engines, sandboxes, each a process that a test may kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.tiny_policy.families import sample_code, sample_math
+from rollyard.client.client import AsyncClient
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.registry import parse_object
+from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
+from rollyard.slurm.base import Job
+from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.process import start_time
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "tiny_policy" / "model"
+LEASE_SECONDS = 4.0
+
+
+class Yard:
+    """One data folder and whatever serves it at the moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.server: subprocess.Popen[str] | None = None
+
+    # the server
+
+    def start(self, *, crash_at: str | None = None) -> None:
+        """Start the server and wait until it serves, or, with a crash point, until it starts."""
+        env = {**os.environ, "HOME": str(self.folder)}
+        env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+        if crash_at is not None:
+            env["ROLLYARD_CRASH_AT"] = crash_at
+        command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
+        command += ["--lease-seconds", str(LEASE_SECONDS)]
+        with (self.folder / "server.log").open("a") as log:
+            self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line, (self.folder / "server.log").read_text()[-3000:]
+
+    def kill(self) -> None:
+        """As the machine would: no time to say goodbye."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait(10)
+
+    def stop(self) -> None:
+        if self.server is not None and self.server.poll() is None:
+            self.server.terminate()
+            self.server.wait(30)
+        if self.server is not None and self.server.stdout is not None:
+            self.server.stdout.close()
+
+    def client(self) -> AsyncClient:
+        return AsyncClient(kubeconfig=self.data / "admin.kubeconfig")
+
+    # what is going on
+
+    async def jobs(self, *, live: bool = True) -> list[Job]:
+        snapshot = await LocalDriver(self.data / "local-slurm").snapshot()
+        return [j for j in snapshot.jobs.values() if not (live and j.state.ended)]
+
+    def processes(self, *words: str) -> list[int]:
+        """Pids of this yard's processes whose command line has all these words."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and _env(entry).get("HOME") == str(self.folder):
+                with contextlib.suppress(OSError):
+                    command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                    if all(word in command for word in words):
+                        found.append(int(entry.name))
+        return found
+
+    def sandboxes(self) -> list[int]:
+        """Pids of the launchers: children of the node agents that hold a sandbox."""
+        agents = set(self.processes("node-agent"))
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    command = (entry / "cmdline").read_bytes()
+                    if parent in agents and (b"bwrap" in command or b"apptainer" in command or b"starter" in command):
+                        found.append(int(entry.name))
+        return found
+
+    # doing things
+
+    async def apply(self, client: AsyncClient, **changes: dict[str, Any]) -> None:
+        """The two pools of the demo; `policy` and `demo` change their specs."""
+        for text in yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()):
+            spec = text["spec"]
+            if text["kind"] == "InferencePool":
+                spec["model"]["path"] = str(MODEL)
+            _merge(spec, changes.get(text["metadata"]["name"], {}))
+            text["metadata"]["namespace"] = "default"
+            await client.apply(parse_object(text))
+
+    async def ready(self, client: AsyncClient) -> None:
+        await self.until(lambda: self._all_ready(client))
+
+    async def _all_ready(self, client: AsyncClient) -> bool:
+        for kind in ("InferencePool", "RolloutPool"):
+            pools, _ = await client.list_objects(kind)
+            conditions = [get_condition(getattr(p, "status").conditions, "Ready") for p in pools]  # noqa: B009
+            if not pools or not all(c is not None and c.status == "True" for c in conditions):
+                return False
+        return True
+
+    async def condition(self, client: AsyncClient, kind: str, name: str, reason: str) -> str:
+        """The message of Ready once it has this reason."""
+        key = ObjectKey(kind=kind, namespace="default", name=name)
+
+        async def look() -> str | None:
+            found = get_condition(getattr(await client.get(key), "status").conditions, "Ready")  # noqa: B009
+            return found.message if found is not None and found.status == "False" and found.reason == reason else None
+
+        message = await self.until(look)
+        assert message is not None
+        return message
+
+    async def allocations(self, client: AsyncClient) -> list[Allocation]:
+        found, _ = await client.list_objects("Allocation")
+        return [a for a in found if isinstance(a, Allocation)]
+
+    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
+        """The first true answer. Fails with the server's last words."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = await condition()
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"it did not happen in {seconds:g} s\n{(self.folder / 'server.log').read_text()[-4000:]}"
+                )
+            await asyncio.sleep(0.05)
+
+    async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 120.0) -> list[Trajectory]:
+        async with asyncio.timeout(seconds):
+            return [await client.wait(id) for id in ids]
+
+    async def clean_up(self) -> None:
+        """Whatever a test left: end the jobs, then the server."""
+        self.stop()
+        driver = LocalDriver(self.data / "local-slurm", kill_wait=1.0)
+        if self.data.exists():
+            await driver.cancel([job.id for job in await self.jobs()])
+            async with asyncio.timeout(30):
+                while await self.jobs():
+                    await asyncio.sleep(0.05)
+
+
+def requests(
+    math: int, code: int, *, n: int = 1, seed: int = 7, prefix: str = "t", **more: Any
+) -> list[RolloutRequest]:
+    """Held-out tasks with ids of their own."""
+    rng = random.Random(seed)
+    tasks = [sample_math(rng, True) for _ in range(math)] + [sample_code(rng, True) for _ in range(code)]
+    return [
+        RolloutRequest.model_validate(
+            {"id": f"{prefix}-{i}", "pool": "demo", "task": Task.model_validate(task), "n": n, **more}
+        )
+        for i, task in enumerate(tasks)
+    ]
+
+
+@pytest.fixture
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    made.start()
+    yield made
+    await made.clean_up()
+    left = made.processes()
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    return start_time(pid) is not None
+
+
+def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _env(process: Path) -> dict[str, str]:
+    try:
+        pairs = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(p.split("=", 1) for p in pairs if "=" in p)
+
+
+def endpoint(data: Path) -> str:
+    return str(json.loads((data / "endpoint.json").read_text())["url"])

@@ -1,0 +1,174 @@
+"""The table of crashes, with real processes and SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+import pytest
+from e2e_yard import Yard, alive, endpoint, kill, requests
+
+from rollyard.client.client import AsyncClient
+from rollyard.controller.crash_points import CRASH_POINTS
+from rollyard.errors import Unavailable
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.rollout import Status, Trajectory
+
+
+async def some_done(yard: Yard, client: AsyncClient, least: int) -> None:
+    async def look() -> bool:
+        return (await client.counts(pool="demo"))["Completed"] >= least
+
+    await yard.until(look)
+
+
+async def terminal_ids(client: AsyncClient, expected: int) -> Counter[str]:
+    """Every terminal record of the stream, up to the expected number and whatever comes right behind it."""
+    seen: Counter[str] = Counter()
+    try:
+        async with asyncio.timeout(10):
+            async for _, trajectory in client.stream():
+                seen[trajectory.id] += 1
+                if seen.total() >= expected:
+                    break
+    except TimeoutError:
+        pass
+    return seen
+
+
+def assert_scored(trajectories: list[Trajectory]) -> None:
+    assert {t.status for t in trajectories} <= {Status.COMPLETED, Status.TRUNCATED}, Counter(
+        t.status for t in trajectories
+    )
+    assert all(t.reward is not None for t in trajectories)
+
+
+async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_nothing(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        before = {(job.id, job.start_time) for job in await yard.jobs()}
+        ids = await client.submit(requests(8, 8, n=4))
+        assert len(ids) == 64
+        await some_done(yard, client, 5)
+        was = endpoint(yard.data)
+        yard.kill()
+        yard.start()
+        assert endpoint(yard.data) != was
+        trajectories = await yard.gather(client, ids)
+        assert_scored(trajectories)
+        assert {(job.id, job.start_time) for job in await yard.jobs()} == before
+        seen = await terminal_ids(client, 64)
+        assert set(seen) == set(ids)
+        assert set(seen.values()) == {1}
+        allocations = await yard.allocations(client)
+        assert {a.status.job_id for a in allocations} == {id for id, _ in before}
+
+
+async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        ids = await client.submit(requests(12, 12, n=1))
+        await some_done(yard, client, 3)
+        victim = yard.processes("node-agent", "--allocation")[0]
+        kill(victim)
+        assert_scored(await yard.gather(client, ids))
+        await yard.ready(client)
+        assert not alive(victim)
+        assert len([p for p in await yard.jobs() if "-rp-" in p.name]) == 2
+
+
+async def test_a_killed_model_server_costs_no_rollout(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        ids = await client.submit(requests(12, 12, n=1))
+        await some_done(yard, client, 3)
+        kill(yard.processes("inference-server")[0])
+        assert_scored(await yard.gather(client, ids))
+        await yard.ready(client)
+
+
+async def test_a_killed_engine_is_restarted_by_its_supervisor(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 1})
+        await yard.ready(client)
+        ids = await client.submit(requests(6, 6, n=1))
+        await some_done(yard, client, 2)
+        jobs = {job.id for job in await yard.jobs()}
+        kill(yard.processes("rollyard.engines.embedded")[0])
+        assert_scored(await yard.gather(client, ids))
+        assert {job.id for job in await yard.jobs()} == jobs
+
+
+async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        ids = await client.submit(requests(8, 8, n=1))
+        waiting = asyncio.create_task(yard.gather(client, ids))
+        killed = 0
+        while killed < 3 and not waiting.done():
+            for pid in yard.sandboxes()[:1]:
+                kill(pid)
+                killed += 1
+            await asyncio.sleep(0.1)
+        assert_scored(await waiting)
+        assert killed == 3
+
+
+async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, demo={"maxAttempts": 2})
+        await yard.ready(client)
+        (id,) = await client.submit(requests(0, 1, prefix="doomed"))
+        waiting = asyncio.create_task(yard.gather(client, [id]))
+        while not waiting.done():
+            for pid in yard.sandboxes():
+                kill(pid)
+            await asyncio.sleep(0.01)
+        (trajectory,) = await waiting
+        assert (trajectory.status, trajectory.reward) == (Status.INFRA_FAILED, None)
+        assert trajectory.error is not None
+        assert trajectory.error.reason in ("SandboxLost", "SandboxStartFailed")
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_no_orphan(
+    point: str, yard: Yard
+) -> None:
+    yard.stop()
+    yard.start(crash_at=point)
+    down = point in ("after-cancel", "before-allocation-removal", "before-finalizer-removal")
+    async with yard.client() as client:
+        if not down:
+            with contextlib.suppress(Unavailable):  # it may die before both pools are there
+                await yard.apply(client)
+        else:
+            await yard.apply(client)
+            await yard.until(lambda: running(yard, 4))
+            for kind, name in (("RolloutPool", "demo"), ("InferencePool", "policy")):
+                await client.delete(ObjectKey(kind=kind, namespace="default", name=name))
+        assert yard.server is not None
+        await asyncio.to_thread(yard.server.wait, 30)
+        yard.stop()
+        yard.start()
+        if not down:
+            await yard.apply(client)
+            await yard.ready(client)
+            live = await yard.jobs()
+            assert len(live) == 4
+            assert {a.status.job_id for a in await yard.allocations(client)} == {job.id for job in live}
+        else:
+            await yard.until(lambda: nothing_left(yard, client))
+
+
+async def running(yard: Yard, n: int) -> bool:
+    return sum(job.state == "RUNNING" for job in await yard.jobs()) == n
+
+
+async def nothing_left(yard: Yard, client: AsyncClient) -> bool:
+    pools = [p for kind in ("InferencePool", "RolloutPool") for p in (await client.list_objects(kind))[0]]
+    return not pools and not await yard.allocations(client) and not await yard.jobs()
