@@ -175,7 +175,7 @@ def _backoff(failures: int, last_failure: float | None, now: float) -> float:
     """Seconds to wait before another allocation is made."""
     if failures == 0 or last_failure is None:
         return 0.0
-    full = min(BACKOFF_CAP_SECONDS, 2.0 ** (failures - 1))
+    full = min(BACKOFF_CAP_SECONDS, 2.0 ** min(failures - 1, 10))  # 2.0 ** 1024 is an OverflowError
     return float(max(0.0, last_failure + full - now))
 
 

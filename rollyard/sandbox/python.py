@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,8 +31,10 @@ from rollyard.errors import SandboxStartFailed
 from rollyard.sandbox.base import OWN
 from rollyard.sandbox.cache import build_once
 
-LAYOUT = 2
+LAYOUT = 3
 """Part of the folder's name; raised when what is gathered changes."""
+UNUSED_SECONDS = 30 * 86_400
+"""Of what other versions gathered, what nobody has used for longer is removed: no allocation lives that long."""
 ROOTS = ("ptyprocess", "ipython")
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _LEFT_OUT = shutil.ignore_patterns(
@@ -42,7 +45,12 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 def own_python(cache: Path) -> Path:
     """The gathered folder in `cache`; a few seconds the first time. Raises SandboxStartFailed."""
-    return build_once(cache / f"python-{_key()}", _gather)
+    folder = build_once(cache / f"python-{_key()}", _gather)
+    os.utime(folder)
+    for other in cache.glob("python-*"):
+        if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
 
 
 def agent_argv(own: Path) -> list[str]:
@@ -123,9 +131,10 @@ def _agent_folder() -> Path:
 
 def _copy_agent(library: Path) -> None:
     target = library / "rollyard"
-    target.mkdir()
+    (target / "sandbox_agent").mkdir(parents=True)
     (target / "__init__.py").write_text('"""The part of rollyard that lives in sandboxes."""\n')
-    shutil.copytree(_agent_folder(), target / "sandbox_agent")
+    for source in _agent_folder().glob("*.py"):
+        shutil.copy2(source, target / "sandbox_agent")
 
 
 def _copy_programs(folder: Path) -> list[Path]:

@@ -24,10 +24,10 @@ LOCAL = frozenset(
 """File systems of one machine. Whatever is not named here may be shared between nodes (nfs, lustre, gpfs, beegfs, fuse.*)."""
 
 
-def choose_journal(folder: Path, file_system: str | None = None) -> Journal:
+def choose_journal(folder: Path) -> Journal:
     """Probe the folder with real writes. Raises Unavailable when it cannot be written or bears no SQLite database."""
     _probe_write(folder)
-    local = (file_system or file_system_of(folder)) in LOCAL
+    local = file_system_of(folder) in LOCAL
     modes: tuple[Journal, ...] = ("WAL", "TRUNCATE", "DELETE") if local else ("TRUNCATE", "DELETE")
     reason = ""
     for mode in modes:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from rollyard.errors import AlreadyExists, Cause, Conflict, Invalid, MethodNotAllowed, NotFound
+from pydantic import ValidationError
+
+from rollyard.errors import AlreadyExists, Cause, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
 from rollyard.kinds.base import GROUP, KindObject, ObjectKey, ObjectMeta
 from rollyard.kinds.registry import KINDS
 from rollyard.store.base import WatchEvent
@@ -51,7 +54,7 @@ def delete(unit: Unit, key: ObjectKey, uid: str | None, now: datetime) -> KindOb
     return _record(unit, "MODIFIED", _with_metadata(current, deletion_timestamp=now))
 
 
-def delete_unchanged(unit: Unit, objects: list[KindObject]) -> int:
+def delete_unchanged(unit: Unit, objects: Sequence[KindObject]) -> int:
     """Delete those that are still exactly as given; answers how many."""
     found = [o for o in objects if _find(unit.db, o.key) == o]
     for obj in found:
@@ -60,7 +63,14 @@ def delete_unchanged(unit: Unit, objects: list[KindObject]) -> int:
 
 
 def load(db: sqlite3.Connection) -> list[KindObject]:
-    return [_parse(kind, body) for kind, body in db.execute("SELECT kind, body FROM objects")]
+    """All of them. Raises Unavailable naming one that this version cannot read."""
+    found = []
+    for kind, name, body in db.execute("SELECT kind, namespace || '/' || name, body FROM objects"):
+        try:
+            found.append(_parse(kind, body))
+        except (KeyError, ValidationError) as error:
+            raise Unavailable(f"the stored {kind} {name} cannot be read by this version of Rollyard: {error}") from None
+    return found
 
 
 def latest_version(db: sqlite3.Connection) -> int:

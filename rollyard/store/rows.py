@@ -19,7 +19,7 @@ def mapping_text(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(value), sort_keys=True, separators=(",", ":")) if value else "{}"
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def mapping_of(text: str) -> dict[str, Any]:
     return json.loads(text) if text != "{}" else {}
 
 
@@ -31,25 +31,27 @@ _BLOB: Codec = (_blob_text, lambda text: BlobRef(*json.loads(text)))
 _CODECS: dict[str, Codec] = {
     "status": (attrgetter("value"), Status),
     "stage": (attrgetter("value"), Stage),
-    "endpoints": (mapping_text, _mapping),
+    "endpoints": (mapping_text, mapping_of),
     "cancel_requested": (int, bool),
     "run": _BLOB,
     "result": _BLOB,
     "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
-    "summary": (mapping_text, _mapping),
+    "summary": (mapping_text, mapping_of),
 }
 """Field -> to a column's value, and back; None stays None."""
 
 _FIELDS = [f.name for f in fields(RolloutRecord)]
-_COLUMNS = [name for name in _FIELDS if name != "request"]
-_FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at", "seq"}
+_COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
+_FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
 _MOVING = [name for name in _COLUMNS if name not in _FIXED]
 
-SELECT = f"SELECT {', '.join(f'"{n}"' if n != 'request' else 'body' for n in _FIELDS)} FROM rollouts JOIN requests USING (seq)"
+_NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
+
+SELECT = f"SELECT {', '.join(_NAMES[n] for n in _FIELDS)} FROM rollouts JOIN requests USING (seq)"
 """Rows for `from_row`; a WHERE clause follows."""
-INSERT = f"INSERT INTO rollouts ({', '.join(f'"{n}"' for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 """With `to_row`."""
-UPDATE = f"UPDATE rollouts SET {', '.join(f'"{n}" = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
+UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
 """With `to_moving` and the seq. What a rollout was accepted with is never written again, nor is a terminal record."""
 
 

@@ -61,14 +61,16 @@ class Yard:
         """As the machine would: no time to say goodbye."""
         assert self.server is not None
         self.server.kill()
-        self.server.wait(10)
+        self.stop()
 
     def stop(self) -> None:
-        if self.server is not None and self.server.poll() is None:
+        if self.server is None:
+            return
+        if self.server.poll() is None:
             self.server.terminate()
-            self.server.wait(30)
-        if self.server is not None and self.server.stdout is not None:
-            self.server.stdout.close()
+        self.server.wait(30)
+        assert self.server.stdout is not None
+        self.server.stdout.close()
 
     def client(self) -> AsyncClient:
         return AsyncClient(kubeconfig=self.data / "admin.kubeconfig")
@@ -190,8 +192,11 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     made.start()
     yield made
     await made.clean_up()
-    left = made.processes()
-    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+
+    async def nothing_left() -> bool:
+        return not made.processes()
+
+    await made.until(nothing_left, 20)
 
 
 def kill(pid: int) -> None:

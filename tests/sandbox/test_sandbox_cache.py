@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,17 @@ def test_what_a_killed_maker_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".folder.new" / "half").touch()
     build_once(tmp_path / "folder", lambda folder: (folder / "whole").touch())
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["whole"]
+
+
+def test_what_older_versions_gathered_is_removed_in_time(tmp_path: Path) -> None:
+    own = own_python(node_cache())
+    (tmp_path / own.name).symlink_to(own)
+    for name in ("python-unused", "python-in-use"):
+        (tmp_path / name).mkdir()
+    long_ago = time.time() - 31 * 86_400
+    os.utime(tmp_path / "python-unused", (long_ago, long_ago))
+    assert own_python(tmp_path) == tmp_path / own.name
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, "python-in-use"}
 
 
 def test_our_python_needs_nothing_of_the_machine() -> None:

@@ -1,0 +1,94 @@
+"""Opens a data folder: lock it, probe it, bring the database up to date, count the epoch."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.errors import Unavailable
+from rollyard.kinds.base import KindObject
+from rollyard.store import objects, schema
+from rollyard.store.blobs import PackWriter
+from rollyard.store.journal import Journal, choose_journal
+from rollyard.store.lock import FolderLock
+
+READERS = 4
+BUSY_SECONDS = 10.0
+"""Without WAL a reader and a commit wait for each other; neither takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An opened folder. Connections may move between threads, one thread at a time."""
+
+    lock: FolderLock
+    journal: Journal
+    writing: sqlite3.Connection
+    reading: list[sqlite3.Connection]
+    packs: PackWriter
+    blobs: Path
+    epoch: int
+    server_id: str
+    objects: list[KindObject]
+    version: int
+    oldest: int
+
+
+def open_database(folder: Path) -> Database:
+    """Blocks for some milliseconds. Raises Unavailable, in words, whatever is wrong with the folder."""
+    with ExitStack() as undo:
+        try:
+            blobs = folder / "blobs"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            blobs.mkdir(mode=0o700, exist_ok=True)
+            lock = FolderLock(folder)
+            undo.callback(lock.release)
+            journal = choose_journal(folder)
+            database = _open(undo, folder / "rollyard.db", blobs, lock, journal)
+        except OSError as error:
+            raise Unavailable(f"{error.filename or folder} cannot be used: {error.strerror}") from None
+        except sqlite3.Error as error:
+            raise Unavailable(f"{folder / 'rollyard.db'} cannot be used: {error}") from None
+        undo.pop_all()
+        return database
+
+
+def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal) -> Database:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite itself would follow the umask
+    writing = _connect(path)
+    undo.callback(writing.close)
+    if writing.execute(f"PRAGMA journal_mode={journal}").fetchone()[0].upper() != journal:
+        raise Unavailable(f"{path} cannot change to journal mode {journal}; is another process reading it?")
+    writing.execute("PRAGMA synchronous=FULL")
+    schema.migrate(writing)
+    epoch, server_id = schema.begin_epoch(writing)
+    reading = [_connect(path) for _ in range(READERS)]
+    for connection in reading:
+        undo.callback(connection.close)
+        connection.execute("PRAGMA query_only=ON")
+    return Database(
+        lock=lock,
+        journal=journal,
+        writing=writing,
+        reading=reading,
+        packs=PackWriter(blobs, epoch),
+        blobs=blobs,
+        epoch=epoch,
+        server_id=server_id,
+        objects=objects.load(writing),
+        version=objects.latest_version(writing),
+        oldest=objects.oldest_start(writing),
+    )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # isolation_level=None: transactions are begun by us, never behind our back. Statements are reused, hence the cache.
+    db = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    db.execute("PRAGMA temp_store=MEMORY")
+    db.execute("PRAGMA cache_size=-32768")
+    return db

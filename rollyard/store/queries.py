@@ -1,0 +1,70 @@
+"""Questions about rollouts that readers answer, each in one statement, so from one state of the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.store import rows
+from rollyard.store.base import RolloutFilter, RolloutRecord
+
+Counts = dict[tuple[Stage, Status], int]
+
+
+def get_rollout(db: sqlite3.Connection, namespace: str, id: str) -> RolloutRecord | None:
+    row = db.execute(f"{rows.SELECT} WHERE namespace = ? AND id = ?", (namespace, id)).fetchone()
+    return rows.from_row(row) if row else None
+
+
+def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[RolloutRecord]:
+    where, values = _where(namespace=filter.namespace, pool=filter.pool, group=filter.group)
+    if filter.status:
+        where += f" AND status IN ({', '.join('?' * len(filter.status))})"
+        values += [s.value for s in filter.status]
+        if not any(s.terminal for s in filter.status):
+            where += " AND cursor IS NULL"  # the few that are on the way have an index of their own
+    query = f"{rows.SELECT} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
+    return [rows.from_row(r) for r in db.execute(query, [*values, filter.after_seq, filter.limit])]
+
+
+def finished(
+    db: sqlite3.Connection, after: int, limit: int, namespace: str | None, group: str | None
+) -> list[RolloutRecord]:
+    where, values = _where(namespace=namespace, group=group)
+    query = f"{rows.SELECT} WHERE {where} AND cursor IS NOT NULL AND cursor > ? ORDER BY cursor LIMIT ?"
+    return [rows.from_row(r) for r in db.execute(query, [*values, after, limit])]
+
+
+def counts(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> Counts:
+    where, values = _where(namespace=namespace, pool=pool)
+    if group is not None:
+        return _counts(
+            db,
+            f'SELECT stage, status, count(*) FROM rollouts WHERE {where} AND "group" = ? GROUP BY 1, 2',
+            [*values, group],
+        )
+    live = f"SELECT stage, status, count(*) FROM rollouts WHERE {where} AND cursor IS NULL GROUP BY 1, 2"
+    ended = f"SELECT stage, status, sum(records) FROM tallies WHERE {where} GROUP BY 1, 2"
+    return _counts(db, f"{live} UNION ALL {ended}", values * 2)
+
+
+def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> float | None:
+    where, values = _where(namespace=namespace, pool=pool)
+    if group is not None:
+        query = f'SELECT avg(reward) FROM rollouts WHERE {where} AND "group" = ?'
+        values.append(group)
+    else:
+        query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
+    mean: float | None = db.execute(query, values).fetchone()[0]
+    return mean
+
+
+def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:
+    return {(Stage(stage), Status(status)): n for stage, status, n in db.execute(query, values)}
+
+
+def _where(**equal: str | None) -> tuple[str, list[Any]]:
+    """Conditions on the columns that are given."""
+    given = {name: value for name, value in equal.items() if value is not None}
+    return " AND ".join(["TRUE", *(f'"{name}" = ?' for name in given)]), list(given.values())

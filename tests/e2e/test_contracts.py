@@ -1,0 +1,297 @@
+"""What trainers, people and attackers see of a whole Rollyard. The module shares one; no test here kills anything."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from e2e_yard import MODEL, ROOT, Yard, requests
+
+from rollyard.client.client import AsyncClient
+from rollyard.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, from_reason
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.registry import parse_object
+from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.trust.tokens import Role, TokenSigner
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    yard.start()
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        yield yard, client
+    await yard.clean_up()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def ended(served: tuple[Yard, AsyncClient]) -> list[Trajectory]:
+    yard, client = served
+    return await yard.gather(client, await client.submit(requests(6, 6, n=2, prefix="shared")))
+
+
+async def test_every_rollout_is_scored_and_says_where_its_time_went(ended: list[Trajectory]) -> None:
+    assert len(ended) == 24
+    assert {t.status for t in ended} == {Status.COMPLETED}
+    assert sum(t.reward or 0 for t in ended) / len(ended) >= 0.6
+    for t in ended:
+        assert None not in (t.timings.queued, t.timings.init, t.timings.run, t.timings.eval)
+        assert t.turns
+        assert all(turn.tool_results for turn in t.turns[:-1])
+
+
+async def test_recomputed_logprobs_agree_and_the_ids_are_the_engines_own(ended: list[Trajectory]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    sampled = 0
+    for trajectory in ended:
+        for segment in trajectory.segments:
+            n = len(segment.token_ids)
+            assert n == len(segment.loss_mask) == len(segment.logprobs) == len(segment.weights_version)
+            with torch.no_grad():
+                logits = model(torch.tensor([segment.token_ids])).logits[0]
+            table = torch.log_softmax(logits.float(), -1)
+            for i, (mask, logprob) in enumerate(zip(segment.loss_mask, segment.logprobs, strict=True)):
+                assert (logprob is None) == (mask == 0)
+                if logprob is not None:
+                    assert abs(table[i - 1, segment.token_ids[i]].item() - logprob) < 0.02
+                    sampled += 1
+        # The turns, for people, are what the sampled ids say.
+        (segment,) = trajectory.segments
+        said = tokenizer.decode([t for t, m in zip(segment.token_ids, segment.loss_mask, strict=True) if m])
+        assert said == "".join(turn.text + "<|im_end|>" for turn in trajectory.turns)
+    assert sampled >= 400
+
+
+async def test_the_same_id_attaches_and_another_body_is_refused(served: tuple[Yard, AsyncClient]) -> None:
+    _, client = served
+    (request,) = requests(1, 0, prefix="twice")
+    assert await client.submit([request]) == await client.submit([request])
+    with pytest.raises(Conflict, match="another body"):
+        await client.submit([request.model_copy(update={"priority": 5})])
+    first, again = await client.wait("twice-0"), await client.wait("twice-0")
+    assert first == again
+    assert sum([v.id == "twice-0" async for v in client.rollouts()]) == 1
+
+
+async def test_a_stream_resumes_after_its_cursor(served: tuple[Yard, AsyncClient], ended: list[Trajectory]) -> None:
+    _, client = served
+    seen: list[tuple[int, str]] = []
+    async with asyncio.timeout(30):
+        async for cursor, trajectory in client.stream():
+            seen.append((cursor, trajectory.id))
+            if len(seen) == 10:
+                break
+        async for cursor, trajectory in client.stream(after=seen[4][0]):
+            assert (cursor, trajectory.id) == seen[5]
+            break
+    assert [c for c, _ in seen] == sorted({c for c, _ in seen})
+
+
+async def test_cancelling_is_final_and_idempotent(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    (id,) = await client.submit(requests(0, 1, prefix="cancelled"))
+    assert (await client.cancel(id)).status == (await client.cancel(id)).status == Status.CANCELLED
+    trajectory = await client.wait(id)
+    assert (trajectory.status, trajectory.reward) == (Status.CANCELLED, None)
+    with pytest.raises(NotFound):
+        await client.cancel("never-was")
+
+
+async def test_a_bad_submit_says_what_one_can_do(served: tuple[Yard, AsyncClient]) -> None:
+    _, client = served
+    good = {"kind": "math", "problem": "1+1", "answer": "2"}
+    for body, words in (
+        ({"pool": "nowhere", "task": good}, "there: demo"),
+        ({"pool": "demo", "task": {"kind": "chess"}}, "there are code, math"),
+        ({"pool": "demo", "task": {"kind": "math", "problem": "x"}}, "answer"),
+    ):
+        with pytest.raises(Invalid, match=words):
+            await client.submit([RolloutRequest.model_validate(body)])
+
+
+async def test_an_agents_own_hog_and_loop_are_tool_results(served: tuple[Yard, AsyncClient]) -> None:
+    """The policy cannot be told to misbehave, so the tools are called as its loop calls them."""
+    from rollyard.agents.tools import Tools
+    from rollyard.sandbox.base import Limits, SandboxSpec
+    from rollyard.sandbox.runtimes import find_runtime
+    from rollyard.sandbox.sandbox import Sandboxes
+
+    limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
+    async with Sandboxes(await asyncio.to_thread(find_runtime)) as sandboxes:
+        async with await sandboxes.start(SandboxSpec(image=None, limits=limits)) as sandbox:
+            tools = Tools(["bash", "ipython"], sandbox, 2.0)
+            assert "MemoryError" in await tools.call("ipython", {"code": "x = bytearray(8 << 30)"})
+            assert "timed out" in await tools.call("bash", {"command": "while :; do :; done"})
+            assert "timed out" in await tools.call("ipython", {"code": "while True: pass"})
+            assert await tools.call("bash", {"command": "echo still here"}) == "still here"
+            assert "no tool" in await tools.call("editor", {})
+
+
+async def test_a_missing_image_fails_the_task_and_says_so(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    task = {"kind": "math", "problem": "1+1", "answer": "2", "image": "/no/such/image"}
+    request = RolloutRequest.model_validate({"pool": "demo", "task": task})
+    (trajectory,) = await yard.gather(client, await client.submit([request]))
+    assert (trajectory.status, trajectory.reward) == (Status.FAILED, None)
+    assert trajectory.error is not None
+    assert trajectory.error.reason == "ImageNotFound"
+    assert "/no/such/image" in trajectory.error.message
+
+
+async def test_a_missing_model_folder_is_a_condition_and_an_event(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    spec = {
+        "model": {"path": "/no/such/model", "servedName": "x"},
+        "engine": {"embedded": {}},
+        "replicas": 1,
+        "allocation": {"timeLimit": "00:10:00"},
+    }
+    broken = {
+        "apiVersion": "rollyard.dev/v1alpha1",
+        "kind": "InferencePool",
+        "metadata": {"name": "broken"},
+        "spec": spec,
+    }
+    key = ObjectKey(kind="InferencePool", namespace="default", name="broken")
+    await client.apply(parse_object(broken))
+    try:
+
+        async def told() -> bool:
+            conditions = {c.type: c for c in getattr(await client.get(key), "status").conditions}  # noqa: B009
+            ready = conditions.get("Ready")
+            return ready is not None and ready.status == "False" and "/no/such/model" in ready.message
+
+        await yard.until(told, 30)
+        events, _ = await client.list_objects("Event")
+        assert any("/no/such/model" in getattr(e, "message") for e in events)  # noqa: B009
+    finally:
+        await client.delete(key)
+
+
+async def test_status_tells_the_truth(served: tuple[Yard, AsyncClient]) -> None:
+    _, client = served
+    for kind, name in (("InferencePool", "policy"), ("RolloutPool", "demo")):
+        pool: Any = await client.get(ObjectKey(kind=kind, namespace="default", name=name))
+        ready = next(c for c in pool.status.conditions if c.type == "Ready")
+        assert (ready.status, ready.observed_generation) == ("True", pool.metadata.generation)
+        assert (pool.status.replicas.desired, pool.status.replicas.ready) == (2, 2)
+        assert pool.status.observed_generation == pool.metadata.generation
+
+
+async def test_every_listening_socket_speaks_tls_and_asks_for_a_token(served: tuple[Yard, AsyncClient]) -> None:
+    yard, _ = served
+    ports = listening(set(yard.processes()))
+    assert len(ports) == 3  # the server and two doors
+    context = ssl.create_default_context(cafile=str(yard.data / "ca.pem"))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
+        for port in ports:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ry1.x.y"}):
+                for path in ("/healthz", "/v1/rollouts", "/v1/models", "/apis", "/metrics", "/v1/node/connect"):
+                    async with http.get(f"https://127.0.0.1:{port}{path}", headers=headers) as answer:
+                        assert answer.status == 401, (port, path)
+            with pytest.raises(aiohttp.ClientError):
+                await http.get(f"http://127.0.0.1:{port}/")
+
+
+async def test_a_token_reaches_no_further_than_its_role(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    folder = next(f for f in (yard.data / "allocations").iterdir() if "-rp-" in f.name)
+    token = (folder / "token").read_text()
+    context = ssl.create_default_context(cafile=str(yard.data / "ca.pem"))
+    url = client.context.current_url()
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as http:
+        for path in ("/v1/rollouts", "/apis/rollyard.dev/v1alpha1/rolloutpools", "/v1/engine/heartbeat"):
+            async with http.get(url + path) as answer:
+                body = await answer.json()
+                with pytest.raises(Forbidden):
+                    raise from_reason(answer.status, body["reason"], body["message"])
+
+
+async def test_an_expired_token_is_told_apart(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    token = TokenSigner.open(yard.data / "keys" / "token.key").issue(Role.ADMIN, "admin", 1.0)
+    async with AsyncClient(dataclasses.replace(client.context, token=token)) as late:
+        with pytest.raises(Unauthorized, match="expired"):
+            await late.counts()
+
+
+async def test_no_secret_in_argv_script_or_environment_and_no_file_for_others(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    secrets = {client.context.token} | {f.read_text() for f in yard.data.glob("allocations/*/token")}
+    assert len(secrets) == 5
+    for pid in yard.processes():
+        for name in ("cmdline", "environ"):
+            text = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+            assert not any(secret in text for secret in secrets), (pid, name)
+    for path in (*yard.data.glob("local-slurm/jobs/*/*"), *yard.data.glob("allocations/*/batch.sh")):
+        assert not any(secret in path.read_text(errors="replace") for secret in secrets), path
+    for path in yard.data.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+async def test_the_command_line_shows_what_there_is(served: tuple[Yard, AsyncClient]) -> None:
+    yard, _ = served
+    out = await rollyard(yard, "get", "rp")
+    assert out.splitlines()[0].split()[0] == "NAME"
+    assert out.splitlines()[0].split()[-1] == "AGE"
+    assert "demo" in out
+    assert "AllReady" in await rollyard(yard, "describe", "rolloutpool/demo")
+    assert json.loads(await rollyard(yard, "get", "ip", "policy", "-o", "json"))["spec"]["replicas"] == 2
+    assert await rollyard(yard, "get", "ip/policy", "-o", "jsonpath={.status.replicas.ready}") == "2"
+    assert "serving" in (await rollyard(yard, "logs", "inferencepool/policy")).lower()
+    assert "condition met" in await rollyard(yard, "wait", "rp/demo", "--for", "condition=Ready")
+    task = json.dumps({"kind": "math", "problem": "What is 12 + 30?", "answer": "42"})
+    assert "reward 1" in await rollyard(yard, "try", task, "--pool", "demo", "--temperature", "0")
+    failed = await rollyard(yard, "get", "rp", "nowhere", code=1)
+    assert 'rolloutpools.rollyard.dev "nowhere" not found' in failed
+
+
+async def rollyard(yard: Yard, *words: str, code: int = 0) -> str:
+    """Standard output of a command, or its standard error when it is to fail."""
+    env = {**os.environ, "HOME": str(yard.folder)}
+    command = [sys.executable, "-m", "rollyard.cli.main", *words]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return str(done.stderr if code else done.stdout)
+
+
+def listening(pids: set[int]) -> set[int]:
+    """TCP ports that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(fd)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports

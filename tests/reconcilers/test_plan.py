@@ -1,0 +1,368 @@
+"""What is planned for a pool and for an allocation, by example and by letting plans be carried out in a random world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pools import RolloutPool
+from rollyard.reconcilers.plan import (
+    BACKOFF_CAP_SECONDS,
+    CALM_SECONDS,
+    GONE,
+    HISTORY,
+    SUBMIT_MARGIN_SECONDS,
+    Member,
+    PoolPlan,
+    plan_allocation,
+    plan_pool,
+    template_hash,
+)
+from rollyard.slurm.base import Job, JobState, Snapshot
+
+NOW = 1_700_000_000.0
+COMMENT = "rollyard:server:uid"
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def pool(*, deleted: bool = False, **status: Any) -> RolloutPool:
+    metadata = {"name": "swe", **({"deletionTimestamp": at(NOW)} if deleted else {})}
+    return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": status})
+
+
+FRESH = template_hash(pool())
+
+
+def allocation(
+    index: int, *, hash: str = FRESH, drain: bool = False, deleted: bool = False, **status: Any
+) -> Allocation:
+    return Allocation.model_validate(
+        {
+            "kind": "Allocation",
+            "metadata": {"name": f"swe-{index}", **({"deletionTimestamp": at(NOW)} if deleted else {})},
+            "spec": {
+                "pool": {"kind": "RolloutPool", "name": "swe", "uid": "u"},
+                "index": index,
+                "templateHash": hash,
+                "template": {},
+                "drain": drain,
+            },
+            "status": status,
+        }
+    )
+
+
+def member(index: int, *, ready: bool = True, load: int = 0, state: str | None = "RUNNING", **more: Any) -> Member:
+    return Member(allocation(index, job_state=state, **more), ready, load)
+
+
+def plan(members: list[Member], desired: int, of: RolloutPool | None = None, *, known: bool = True) -> PoolPlan:
+    return plan_pool(of or pool(), members, desired, NOW, slurm_known=known)
+
+
+# pools, by example
+
+
+def test_what_is_missing_is_made_with_indices_never_used_before() -> None:
+    assert plan([], 3).create == (0, 1, 2)
+    assert plan([], 2, pool(next_index=7)).create == (7, 8)
+    assert plan([member(4)], 3, pool(next_index=2)).create == (5, 6), "a crash may have left the status behind"
+    assert plan([], 2).next_index == 2
+
+
+def test_what_is_as_wanted_is_left_alone() -> None:
+    found = plan([member(0), member(1, ready=False, state=None)], 2)
+    assert (found.create, found.drain, found.delete) == ((), (), ())
+
+
+def test_victims_are_not_started_then_idle_then_the_least_loaded() -> None:
+    members = [member(0, load=5), member(1, load=2), member(2), member(3, state="PENDING"), member(4, state=None)]
+    assert plan(members, 4).delete == ("swe-4",)
+    assert plan(members, 3).delete == ("swe-3", "swe-4")
+    assert plan(members, 2).delete == ("swe-2", "swe-3", "swe-4")
+    least = plan(members, 1)
+    assert (least.drain, least.delete) == (("swe-1",), ("swe-2", "swe-3", "swe-4"))
+    assert set(plan(members, 0).drain) == {"swe-0", "swe-1"}
+
+
+def test_what_drains_counts_no_more_and_is_told_once() -> None:
+    members = [member(0), member(1, load=3, drain=True)]
+    found = plan(members, 1)
+    assert (found.create, found.drain, found.delete) == ((), (), ())
+    assert len(plan(members, 2).create) == 1
+
+
+def test_an_outdated_one_goes_only_when_its_successor_is_ready() -> None:
+    old = [member(0, hash="old"), member(1, hash="old")]
+    first = plan(old, 2)
+    assert (first.create, first.drain, first.delete) == ((2,), (), ())
+    waiting = plan([*old, member(2, ready=False)], 2)
+    assert (waiting.create, waiting.drain, waiting.delete) == ((), (), ())
+    assert plan([*old, member(2)], 2).delete == ("swe-1",)
+    busy = [member(0, hash="old", load=1), member(1, hash="old", load=1), member(2)]
+    assert plan(busy, 2).drain == ("swe-1",)
+
+
+def test_nothing_is_done_while_slurm_cannot_be_read_but_tearing_down() -> None:
+    members = [member(0, hash="old"), member(1), member(2), member(3, state="FAILED")]
+    for desired in (0, 1, 9):
+        found = plan(members, desired, known=False)
+        assert (found.create, found.drain, found.delete) == ((), (), ())
+    gone = plan(members, 9, pool(deleted=True), known=False)
+    assert set(gone.delete) == {m.name for m in members}
+
+
+def test_a_deleted_pool_lets_busy_ones_finish_and_goes_last() -> None:
+    members = [member(0, load=2), member(1), member(2, state=None), member(3, load=1, drain=True)]
+    found = plan(members, 2, pool(deleted=True))
+    assert (found.create, found.drain, set(found.delete)) == ((), ("swe-0",), {"swe-1", "swe-2"})
+    assert not found.removable
+    assert not plan([member(1, deleted=True)], 2, pool(deleted=True)).removable
+    assert plan([], 2, pool(deleted=True)).removable
+
+
+def test_a_failure_is_counted_once_and_waited_for() -> None:
+    failed = member(0, state="FAILED", end_time=at(NOW))
+    first = plan([failed], 1)
+    assert (first.create, first.failures, first.last_failure, first.again_after) == ((), 1, NOW, 1.0)
+    known = pool(next_index=1, failures=1, last_failure_time=at(NOW))
+    assert plan_pool(known, [failed], 1, NOW + 0.5, slurm_known=True).failures == 1
+    later = plan_pool(known, [failed], 1, NOW + 1.0, slurm_known=True)
+    assert (later.create, later.failures, later.again_after) == ((1,), 1, None)
+
+
+def test_the_back_off_doubles_up_to_its_cap_and_stays_there() -> None:
+    waits = [
+        plan([], 1, pool(failures=n, last_failure_time=at(NOW))).again_after for n in (1, 2, 3, 6, 7, 8, 1025, 100_000)
+    ]
+    assert waits == [1.0, 2.0, 4.0, 32.0, *[BACKOFF_CAP_SECONDS] * 4]
+
+
+def test_a_walltime_or_a_drained_end_is_no_failure() -> None:
+    for state in ("TIMEOUT", "CANCELLED", "PREEMPTED"):
+        assert plan([member(0, state=state, end_time=at(NOW))], 1).failures == 0
+    assert plan([member(0, state="COMPLETED", drain=True, end_time=at(NOW))], 1).failures == 0
+    for state in ("COMPLETED", "NODE_FAIL", GONE):
+        assert plan([member(0, state=state, end_time=at(NOW))], 1).failures == 1
+
+
+def test_failures_are_forgotten_when_all_has_been_calm() -> None:
+    before = pool(failures=4, last_failure_time=at(NOW))
+    calm = NOW + CALM_SECONDS + 1
+    assert plan_pool(before, [member(0)], 1, calm, slurm_known=True).failures == 0
+    assert plan_pool(before, [member(0, ready=False)], 1, calm, slurm_known=True).failures == 4
+    assert plan_pool(before, [member(0)], 1, NOW + 1, slurm_known=True).failures == 4
+
+
+def test_a_few_ended_ones_are_kept_to_look_at() -> None:
+    ends = [member(n, state="FAILED") for n in range(HISTORY + 2)]
+    assert plan(ends, 0).delete == ("swe-0", "swe-1")
+    assert plan([member(9, state="COMPLETED", drain=True)], 0).delete == ("swe-9",)
+
+
+# pools, in a random world
+
+
+@dataclass
+class World:
+    """Carries plans out, lets jobs come up and work end, as chance will have it."""
+
+    pool: RolloutPool
+    members: list[Member]
+    now: float = NOW
+    largest: int = 0
+
+    def follow(self, desired: int) -> bool:
+        """Plan and do it; whether there was anything to do."""
+        found = plan_pool(self.pool, self.members, desired, self.now, slurm_known=True)
+        self.largest = max(self.largest, len(found.create) + sum(m.active for m in self.members))
+        last = at(found.last_failure) if found.last_failure is not None else None
+        status = {"next_index": found.next_index, "failures": found.failures, "last_failure_time": last}
+        self.pool = self.pool.model_copy(update={"status": self.pool.status.model_copy(update=status)})
+        self.members = [self._told(m, found) for m in self.members]
+        self.members += [member(index, ready=False, state=None) for index in found.create]
+        return bool(found.create or found.drain or found.delete)
+
+    def _told(self, m: Member, found: PoolPlan) -> Member:
+        if m.name in found.delete:
+            return replace(m, allocation=_changed(m.allocation, "metadata", deletion_timestamp=at(self.now)))
+        if m.name in found.drain:
+            return replace(m, allocation=_changed(m.allocation, "spec", drain=True))
+        return m
+
+    def pass_time(self, moved: list[bool]) -> None:
+        """What is deleted goes, what is drained empties and ends; some others come up or end their work."""
+        self.now += 61.0
+        kept = [m for m in self.members if not m.deleting]
+        self.members = [self._later(m, i < len(moved) and not moved[i]) for i, m in enumerate(kept)]
+
+    def _later(self, m: Member, stuck: bool) -> Member:
+        if stuck or not m.live:
+            return m
+        if m.allocation.spec.drain:
+            ended = _changed(m.allocation, "status", job_state="COMPLETED", end_time=at(self.now))
+            return replace(m, load=m.load - 1) if m.load else Member(ended, ready=False)
+        return replace(m, allocation=_changed(m.allocation, "status", job_state="RUNNING"), ready=True)
+
+
+def _changed(obj: Allocation, part: str, **update: Any) -> Allocation:
+    return obj.model_copy(update={part: getattr(obj, part).model_copy(update=update)})
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    states = st.sampled_from([None, "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", GONE])
+    members = []
+    for index in range(draw(st.integers(0, 6))):
+        state = draw(states)
+        over = state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", GONE)
+        members.append(
+            member(
+                index,
+                ready=state == "RUNNING" and draw(st.booleans()),
+                load=draw(st.integers(0, 3)) if state == "RUNNING" else 0,
+                state=state,
+                hash=draw(st.sampled_from([FRESH, "old"])),
+                drain=draw(st.booleans()),
+                deleted=draw(st.booleans()),
+                end_time=at(NOW - 5) if over else None,
+            )
+        )
+    return World(pool(), members)
+
+
+@given(worlds(), st.integers(0, 5), st.lists(st.lists(st.booleans(), max_size=8), max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_plans_carried_out_lead_to_what_is_wanted(world: World, desired: int, chances: list[list[bool]]) -> None:
+    before = sum(m.active for m in world.members)
+    for moved in chances:
+        world.follow(desired)
+        world.pass_time(moved)
+    for _ in range(60):
+        busy = world.follow(desired)
+        at_rest = all(m.ready if m.active else not m.live for m in world.members if not m.deleting)
+        settled = not busy and at_rest and not any(m.deleting for m in world.members)
+        world.pass_time([])
+        if settled:
+            break
+    else:
+        raise AssertionError("never settled")
+    active = [m for m in world.members if m.active]
+    assert len(active) == desired
+    assert all(m.allocation.spec.template_hash == FRESH for m in active)
+    assert world.largest <= max(before, desired + 1 if desired else 0), "one more than wanted at most, while rolling"
+    indices = [m.index for m in world.members]
+    assert len(set(indices)) == len(indices)
+
+
+@given(worlds(), st.integers(0, 5))
+@settings(deadline=None)
+def test_without_outdated_ones_a_plan_never_goes_above_what_is_wanted(world: World, desired: int) -> None:
+    fresh = [replace(m, allocation=_changed(m.allocation, "spec", template_hash=FRESH)) for m in world.members]
+    found = plan(fresh, desired)
+    active = sum(m.active for m in fresh)
+    assert len(found.create) + active <= max(active, desired)
+    assert not (found.create and (found.drain or any(m.active and m.name in found.delete for m in fresh)))
+
+
+@given(worlds(), st.integers(0, 5))
+@settings(deadline=None)
+def test_the_same_view_gives_the_same_plan(world: World, desired: int) -> None:
+    assert plan(world.members, desired) == plan(world.members, desired)
+
+
+# allocations
+
+
+def job(id: str, state: JobState = JobState.RUNNING, comment: str = COMMENT) -> Job:
+    return Job(id=id, name="rollyard-swe-0", comment=comment, state=state)
+
+
+def snapshot(*jobs: Job, taken_at: float = NOW + 100) -> Snapshot:
+    return Snapshot(taken_at, {j.id: j for j in jobs})
+
+
+INTENT = {"intents": 1, "intended_at": at(NOW)}
+
+
+def test_the_first_submit_needs_a_snapshot_that_can_be_read() -> None:
+    assert plan_allocation(allocation(0), COMMENT, snapshot(), 0).submit
+    unknown = plan_allocation(allocation(0), COMMENT, None, 0)
+    assert (unknown.submit, unknown.wait) == (False, True)
+
+
+def test_after_an_intent_only_a_later_complete_snapshot_lets_it_be_repeated() -> None:
+    pending = allocation(0, **INTENT)
+    for view in (None, snapshot(taken_at=NOW), snapshot(taken_at=NOW + SUBMIT_MARGIN_SECONDS - 0.1)):
+        found = plan_allocation(pending, COMMENT, view, 0)
+        assert (found.submit, found.wait) == (False, True)
+    later = snapshot(job("9", comment="rollyard:server:other"), taken_at=NOW + SUBMIT_MARGIN_SECONDS)
+    assert plan_allocation(pending, COMMENT, later, 0).submit
+
+
+@given(
+    intents=st.integers(0, 2),
+    taken=st.none() | st.floats(NOW - 10, NOW + 10),
+    jobs=st.lists(st.sampled_from(["1", "2", "3"]), unique=True),
+    recorded=st.none() | st.sampled_from(["1", "2"]),
+    deleted=st.booleans(),
+)
+def test_nothing_is_ever_submitted_where_a_job_may_be(
+    intents: int, taken: float | None, jobs: list[str], recorded: str | None, deleted: bool
+) -> None:
+    status: dict[str, Any] = {"intents": intents, "intended_at": at(NOW) if intents else None}
+    one = allocation(0, deleted=deleted, **status, job_id=recorded if intents else None)
+    view = None if taken is None else snapshot(*(job(id) for id in jobs if intents), taken_at=taken)
+    found = plan_allocation(one, COMMENT, view, 0)
+    if found.submit:
+        assert view is not None
+        assert not deleted
+        assert intents == 0 or (not jobs and recorded is None and view.taken_at >= NOW + SUBMIT_MARGIN_SECONDS)
+    assert sum([found.adopt is not None, found.submit, found.gone, found.remove, found.wait]) == 1
+
+
+def test_a_job_whose_id_was_never_recorded_is_adopted_by_its_comment() -> None:
+    ours = job("12")
+    view = snapshot(job("11", comment="rollyard:server:another"), ours)
+    assert plan_allocation(allocation(0, **INTENT), COMMENT, view, 0).adopt == ours
+
+
+def test_of_several_copies_one_stays_and_the_others_are_cancelled() -> None:
+    view = snapshot(job("7"), job("10"), job("5", JobState.FAILED), job("8", comment="another"))
+    adopted = plan_allocation(allocation(0, **INTENT), COMMENT, view, 0)
+    assert (adopted.adopt, adopted.cancel) == (job("7"), ("10",)), "the first that lives, by number"
+    recorded = plan_allocation(allocation(0, **INTENT, job_id="10"), COMMENT, view, 0)
+    assert (recorded.adopt, recorded.cancel) == (job("10"), ("7",))
+
+
+def test_a_job_counts_as_gone_only_after_two_misses() -> None:
+    one = allocation(0, **INTENT, job_id="7", job_state="RUNNING")
+    for missed in (0, 1):
+        found = plan_allocation(one, COMMENT, snapshot(), missed)
+        assert (found.gone, found.wait, found.submit) == (False, True, False)
+    assert plan_allocation(one, COMMENT, snapshot(), 2).gone
+    assert plan_allocation(one, COMMENT, None, 9).wait, "a snapshot that failed says nothing"
+
+
+def test_a_deleted_one_ends_its_jobs_before_it_goes() -> None:
+    running = plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(job("7"), job("9")), 0)
+    assert (set(running.cancel), running.remove) == ({"7", "9"}, False)
+    assert plan_allocation(allocation(0, deleted=True, **INTENT, job_state="CANCELLED"), COMMENT, None, 0).remove
+    assert plan_allocation(allocation(0, deleted=True), COMMENT, None, 0).remove, "nothing was ever submitted"
+    unsure = plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(taken_at=NOW), 0)
+    assert (unsure.remove, unsure.wait) == (False, True)
+    assert plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(), 0).remove
+
+
+def test_what_has_ended_is_left_alone() -> None:
+    over = allocation(0, **INTENT, job_id="7", job_state="FAILED")
+    found = plan_allocation(over, COMMENT, snapshot(), 5)
+    assert (found.adopt, found.submit, found.remove, found.cancel, found.gone) == (None, False, False, (), False)

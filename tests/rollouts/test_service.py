@@ -1,0 +1,465 @@
+"""The service, its leases and its dispatcher over a real store: from a request to one terminal record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rollyard.clock import ManualClock
+from rollyard.errors import Conflict, Fenced, Invalid, NotFound
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
+from rollyard.kinds.wire import (
+    Cancel,
+    Drain,
+    Endpoint,
+    EngineHeartbeat,
+    Grant,
+    Identity,
+    Lease,
+    LeaseRef,
+    ResultHeader,
+    ToNode,
+)
+from rollyard.rollouts.agents import Agents, NodeAgent
+from rollyard.rollouts.dispatch import Dispatcher
+from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.submission import MAX_TASK_BYTES
+from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.sqlite import SqliteStore
+
+LEASE_SECONDS = 30.0
+KEY = ("default", "swe")
+FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
+
+
+def request(id: str | None = None, *, answer: str = "1", **more: Any) -> RolloutRequest:
+    task = {"kind": "math", "problem": "?", "answer": answer}
+    return RolloutRequest.model_validate({"id": id, "pool": "swe", "task": task, **more})
+
+
+@dataclass
+class Node:
+    """A node agent's side of a connection: what it was sent, and what it holds."""
+
+    agent: NodeAgent
+    sent: list[ToNode] = field(default_factory=list)
+
+    @property
+    def leases(self) -> list[Lease]:
+        return [lease for message in self.sent if isinstance(message, Grant) for lease in message.leases]
+
+
+@dataclass
+class Yard:
+    """All that the server's side of rollouts is made of."""
+
+    store: SqliteStore
+    clock: ManualClock
+    agents: Agents
+    leases: Leases
+    endpoints: Endpoints
+    rollouts: Rollouts
+    dispatcher: Dispatcher
+    pool: RolloutPool
+
+    def node(self, uid: str = "u1", *, init: int = 0, eval: int = 0, kinds: tuple[str, ...] = ("math",)) -> Node:
+        """A node agent connects and asks for work."""
+        identity = Identity(
+            allocation=uid, namespace="default", uid=uid, job_id="1", instance=f"i-{uid}", node=f"n-{uid}"
+        )
+        sent: list[ToNode] = []
+        agent = NodeAgent(identity, KEY, sent.append, init, eval, frozenset(kinds))
+        self.agents.connect(agent)
+        self.dispatcher.wake(KEY)
+        return Node(agent, sent)
+
+    def wants(self, node: Node, init: int = 0, eval: int = 0) -> None:
+        node.agent.want_init, node.agent.want_eval = init, eval
+        self.dispatcher.wake(KEY)
+
+    def engine(self, name: str) -> None:
+        """A model server registers and says that it is healthy."""
+        identity = Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n")
+        url = f"http://{name}/v1"
+        endpoint = Endpoint(id=name, url=url, model="policy", weights_version="", tokenizer="/t")
+        self.endpoints.register(("default", "policy-pool"), identity, endpoint)
+        assert self.endpoints.heartbeat(
+            name, EngineHeartbeat(identity=identity, url=url, ready=True, weights_version="w1")
+        )
+        self.dispatcher.wake(KEY)
+
+    async def leased(self, node: Node, id: str) -> Lease:
+        """Submit one rollout and see it leased to this node agent."""
+        await self.rollouts.submit("default", [request(id)])
+        self.wants(node, init=1)
+        await until(lambda: any(lease.id == id for lease in node.leases))
+        return next(lease for lease in node.leases if lease.id == id)
+
+    async def expire(self) -> None:
+        """Let every lease run out and be swept up."""
+        self.clock.turn(LEASE_SECONDS + 1)
+        for (namespace, id), lease in self.leases.expired():
+            await self.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "Expired")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest_asyncio.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    clock = ManualClock()
+    store = await SqliteStore.open(tmp_path, clock)
+    agents, leases, endpoints = Agents(), Leases(clock, LEASE_SECONDS), Endpoints(clock)
+    rollouts = Rollouts(store, clock, agents, leases)
+    pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}})
+
+    async def find(key: tuple[str, str]) -> RolloutPool:
+        return yard.pool
+
+    dispatcher = Dispatcher(store, clock, agents, leases, endpoints, find)
+    rollouts.wake = dispatcher.wake
+    yard = Yard(store, clock, agents, leases, endpoints, rollouts, dispatcher, pool)
+    running = asyncio.create_task(dispatcher.run())
+    yield yard
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await store.close()
+
+
+def header(lease: Lease | LeaseRef, status: str = "Completed", reward: float | None = 1.0, **more: Any) -> ResultHeader:
+    ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
+    return ResultHeader(lease=ref, status=status, reward=reward, **more)
+
+
+async def status_of(yard: Yard, id: str) -> tuple[Status, Stage]:
+    record = await yard.rollouts.get("default", id)
+    return record.status, record.stage
+
+
+# requests
+
+
+async def test_the_same_id_with_the_same_body_attaches(yard: Yard) -> None:
+    [(made, new)] = await yard.rollouts.submit("default", [request("a")])
+    [(again, attached)] = await yard.rollouts.submit("default", [request("a")])
+    assert (new, attached, again) == (True, False, made)
+    assert len(await yard.rollouts.find(RolloutFilter())) == 1
+    with pytest.raises(Conflict, match="exists with another body"):
+        await yard.rollouts.submit("default", [request("a", answer="2")])
+    assert (await yard.rollouts.submit("other", [request("a", answer="2")]))[0][1], "ids belong to a namespace"
+
+
+async def test_a_submission_is_taken_as_a_whole_or_not_at_all(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("b")])
+    with pytest.raises(Conflict):
+        await yard.rollouts.submit("default", [request("a"), request("b", answer="2"), request("c")])
+    assert [r.id for r in await yard.rollouts.find(RolloutFilter())] == ["b"]
+    with pytest.raises(Conflict):
+        await yard.rollouts.submit("default", [request("x"), request("x", answer="2")])
+    with pytest.raises(NotFound):
+        await yard.rollouts.get("default", "x")
+
+
+async def test_n_makes_a_group_that_attaches_as_a_whole(yard: Yard) -> None:
+    made = [r for r, _ in await yard.rollouts.submit("default", [request("g", n=3)])]
+    assert [(r.id, r.group, r.sample_index) for r in made] == [(f"g.{i}", "g", i) for i in range(3)]
+    again = await yard.rollouts.submit("default", [request("g", n=3)])
+    assert [new for _, new in again] == [False] * 3
+    with pytest.raises(Conflict):
+        await yard.rollouts.submit("default", [request("g", n=4)])
+
+
+async def test_a_task_that_is_too_large_is_refused(yard: Yard) -> None:
+    with pytest.raises(Invalid, match="keep data in the image"):
+        await yard.rollouts.submit("default", [request("a", answer="1" * MAX_TASK_BYTES)])
+
+
+# the life of a lease
+
+
+async def test_grant_run_and_finish(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    assert (lease.stage, lease.fence, lease.task.fields["answer"]) == (Stage.INIT, 1, "1")
+    assert node.agent.want_init == 0
+    assert yard.leases.in_flight("default", "swe")[Stage.INIT] == 1
+    await yard.rollouts.run_stored(lease, "u1", b"run")
+    await yard.rollouts.run_stored(lease, "u1", b"run said twice")
+    record = await yard.rollouts.get("default", "a")
+    assert (record.stage, record.holder) == (Stage.EVAL, node.agent.holder)
+    assert record.run is not None
+    assert await yard.store.read_blob(record.run) == b"run"
+    await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome", 3)
+    await yard.rollouts.finish(header(lease), "u1", b"said twice", 3)
+    record = await yard.rollouts.get("default", "a")
+    assert (record.status, record.reward, record.cursor, record.holder) == (Status.COMPLETED, 1.0, 1, None)
+    assert record.result is not None
+    assert await yard.store.read_blob(record.result) == b"outcome"
+    assert record.summary["turns"] == 2
+    assert yard.leases.get("default", "a") is None
+
+
+async def test_a_void_fence_and_a_stranger_are_refused(yard: Yard) -> None:
+    first, second = yard.node("u1"), None
+    old = await yard.leased(first, "a")
+    await yard.expire()
+    second = yard.node("u2", init=1)
+    await until(lambda: bool(second.leases))
+    new = second.leases[0]
+    assert new.fence > old.fence
+    for holder in ("u1", "u2"):
+        with pytest.raises(Fenced):
+            await yard.rollouts.run_stored(old, holder, b"late")
+        with pytest.raises(Fenced):
+            await yard.rollouts.finish(header(old, reward=0.0), holder, b"late", 3)
+    with pytest.raises(Fenced):
+        await yard.rollouts.finish(header(new), "u1", b"not its own", 3)
+    with pytest.raises(Fenced):
+        await yard.rollouts.finish(header(LeaseRef(namespace="default", id="none", fence=1)), "u1", b"", 3)
+    assert (await yard.rollouts.get("default", "a")).status is Status.RUNNING
+    await yard.rollouts.finish(header(new), "u2", b"mine", 3)
+    assert (await yard.rollouts.get("default", "a")).reward == 1.0
+
+
+async def test_an_expired_lease_goes_back_without_a_retry_counted(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    yard.clock.turn(LEASE_SECONDS - 1)
+    ref = LeaseRef(namespace="default", id="a", fence=lease.fence, stage=Stage.RUN)
+    assert yard.leases.renew(node.agent.holder, [ref]) == []
+    yard.clock.turn(LEASE_SECONDS - 1)
+    assert yard.leases.expired() == [], "a heartbeat renews"
+    await yard.expire()
+    record = await yard.rollouts.get("default", "a")
+    assert (record.status, record.faults, record.losses, record.attempt) == (Status.QUEUED, 0, 1, 2)
+    assert yard.leases.renew(node.agent.holder, [ref]) == [ref], "it is told to stop"
+    yard.wants(node, init=1)
+    await until(lambda: len(node.leases) == 2)
+    assert node.leases[1].fence == lease.fence + 1
+
+
+async def test_what_expires_in_eval_is_scored_again_and_not_run_again(yard: Yard) -> None:
+    lease = await yard.leased(yard.node(), "a")
+    await yard.rollouts.run_stored(lease, "u1", b"run")
+    await yard.expire()
+    assert await status_of(yard, "a") == (Status.QUEUED, Stage.EVAL)
+    other = yard.node("u2", eval=1)
+    await until(lambda: bool(other.leases))
+    assert (other.leases[0].stage, other.leases[0].endpoints) == (Stage.EVAL, {})
+
+
+async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_attempts_are_spent(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    for attempt in (1, 2):
+        await yard.rollouts.finish(header(lease, "InfraFailed", None, error=FAULT), "u1", b"fault", 2)
+        record = await yard.rollouts.get("default", "a")
+        if attempt == 1:
+            assert (record.status, record.faults) == (Status.QUEUED, 1)
+            assert record.not_before > yard.clock.time()
+            yard.clock.turn(60)
+            yard.wants(node, init=1)
+            await until(lambda: len(node.leases) == 2)
+            lease = node.leases[1]
+    assert (record.status, record.reward, record.faults) == (Status.INFRA_FAILED, None, 2)
+    assert record.error is not None
+    assert record.error.reason == "SandboxLost"
+
+
+async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    leases = Leases(yard.clock, LEASE_SECONDS)
+    yard.clock.turn(1000)
+    reborn = Rollouts(yard.store, yard.clock, Agents(), leases)
+    await reborn.recover()
+    assert leases.expired() == []
+    assert leases.renew(node.agent.holder, [LeaseRef(namespace="default", id="a", fence=lease.fence)]) == []
+    yard.clock.turn(LEASE_SECONDS)
+    assert [key for key, _ in leases.expired()] == [("default", "a")]
+
+
+async def test_the_end_of_an_allocation_takes_its_leases_back(yard: Yard) -> None:
+    await yard.leased(yard.node("u1"), "a")
+    kept = await yard.leased(yard.node("u2"), "b")
+    yard.agents.disconnect(yard.agents.all()[0])
+    await yard.rollouts.lose_allocation("u1")
+    assert (await status_of(yard, "a"))[0] is Status.QUEUED
+    assert (await status_of(yard, kept.id))[0] is Status.RUNNING
+
+
+# cancelling
+
+
+async def test_what_waits_is_cancelled_at_once(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("a")])
+    ended = await yard.rollouts.cancel("default", "a")
+    assert (ended.status, ended.reward, ended.cursor) == (Status.CANCELLED, None, 1)
+    assert await yard.rollouts.cancel("default", "a") == ended, "again is no error"
+    with pytest.raises(NotFound):
+        await yard.rollouts.cancel("default", "none")
+    assert yard.node(init=1).leases == []
+
+
+async def test_what_runs_is_cancelled_and_its_holder_told(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    assert (await yard.rollouts.cancel("default", "a")).status is Status.CANCELLED
+    told = [m.lease for m in node.sent if isinstance(m, Cancel)]
+    assert [(ref.id, ref.fence) for ref in told] == [("a", lease.fence)]
+    assert yard.leases.get("default", "a") is None
+    with contextlib.suppress(Fenced):
+        await yard.rollouts.finish(header(lease), "u1", b"too late", 3)
+    record = await yard.rollouts.get("default", "a")
+    assert (record.status, record.reward) == (Status.CANCELLED, None)
+
+
+async def test_a_whole_queue_is_cancelled(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("g", n=700), request("x", pool="other")])
+    assert await yard.rollouts.cancel_queued(KEY, "PoolDeleted", "the pool is gone") == 700
+    left = await yard.rollouts.find(RolloutFilter(status=(Status.QUEUED,)))
+    assert [r.id for r in left] == ["x"]
+
+
+# waiting
+
+
+async def test_wait_answers_as_soon_as_it_has_ended(yard: Yard) -> None:
+    lease = await yard.leased(yard.node(), "a")
+    waiting = [asyncio.create_task(yard.rollouts.wait("default", "a", 600)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await yard.rollouts.finish(header(lease), "u1", b"", 3)
+    async with asyncio.timeout(10):
+        assert {(await w).status for w in waiting} == {Status.COMPLETED}
+        assert (await yard.rollouts.wait("default", "a", 600)).status is Status.COMPLETED, (
+            "what has ended does not wait"
+        )
+    with pytest.raises(NotFound):
+        await yard.rollouts.wait("default", "none", 600)
+
+
+async def test_wait_gives_up_when_the_time_is_up(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("a")])
+    for seconds in (0.0, 0.01):
+        assert (await yard.rollouts.wait("default", "a", seconds)).status is Status.QUEUED
+
+
+async def take(stream: AsyncIterator[RolloutRecord | None], count: int) -> list[RolloutRecord]:
+    found: list[RolloutRecord] = []
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            record = await anext(stream)
+            found += [record] if record is not None else []
+    return found
+
+
+async def test_a_stream_resumes_at_its_cursor(yard: Yard) -> None:
+    made = [r for r, _ in await yard.rollouts.submit("default", [request("g", n=4), request("x")])]
+    for record in made[:3]:
+        await yard.rollouts.cancel("default", record.id)
+    first = await take(yard.rollouts.stream(0, "default", None, None, 60), 2)
+    assert [r.id for r in first] == ["g.0", "g.1"]
+    assert first[-1].cursor is not None
+    resumed = yard.rollouts.stream(first[-1].cursor, "default", None, None, 60)
+    assert [r.id for r in await take(resumed, 1)] == ["g.2"]
+    following = asyncio.create_task(take(resumed, 2))
+    for id in ("x", "g.3"):
+        await yard.rollouts.cancel("default", id)
+    assert [r.id for r in await following] == ["x", "g.3"]
+    only = yard.rollouts.stream(0, "default", "g", "swe", 60)
+    assert [r.id for r in await take(only, 4)] == ["g.0", "g.1", "g.2", "g.3"]
+
+
+async def test_a_stream_says_when_nothing_comes(yard: Yard) -> None:
+    stream = yard.rollouts.stream(0, "default", None, None, 0.01)
+    assert await anext(stream) is None
+    await yard.rollouts.submit("default", [request("a")])
+    await yard.rollouts.cancel("default", "a")
+    assert [r.id for r in await take(stream, 1)] == ["a"]
+
+
+# handing out
+
+
+async def test_the_emptiest_node_agent_gets_the_next_one(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("g", n=8)])
+    rooms = {"u1": 6, "u2": 4, "u3": 2}
+    identities = [yard.node(uid, init=n) for uid, n in rooms.items()]
+    await until(lambda: sum(len(n.leases) for n in identities) == 8)
+    left = [n.agent.want_init for n in identities]
+    assert max(left) - min(left) <= 1, left
+
+
+async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
+    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
+    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.rollouts.submit("default", [request("g", n=10)])
+    node = yard.node(init=7)
+    await asyncio.sleep(0.02)
+    assert node.leases == [], "nothing goes out while no endpoint is ready"
+    yard.engine("e1")
+    await until(lambda: len(node.leases) == 7)
+    assert await yard.rollouts.sessions() == {"e1": 7}
+    yard.engine("e2")
+    yard.wants(node, init=3)
+    await until(lambda: len(node.leases) == 10)
+    assert await yard.rollouts.sessions() == {"e1": 7, "e2": 3}, "the one with fewer gets them all"
+    assert node.leases[0].endpoints["policy"].weights_version == "w1"
+    first = next(lease for lease in node.leases if lease.endpoints["policy"].id == "e1")
+    await yard.rollouts.move_endpoint(first, "u1", "policy", "e2")
+    assert await yard.rollouts.sessions() == {"e1": 6, "e2": 4}
+    await yard.rollouts.run_stored(first, "u1", b"run")
+    assert await yard.rollouts.sessions() == {"e1": 6, "e2": 3}, "what is being scored has no session"
+
+
+async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("g", n=2)])
+    unable, draining = yard.node("u1", init=5, kinds=("code",)), yard.node("u2")
+    yard.agents.drain("u2")
+    assert [type(m) for m in draining.sent] == [Drain]
+    yard.wants(draining, init=5)
+    able = yard.node("u3", init=5)
+    await until(lambda: len(able.leases) == 2)
+    assert (unable.leases, draining.leases) == ([], [])
+    back = yard.node("u2", init=5)
+    assert [type(m) for m in back.sent] == [Drain], "a reconnect changes nothing about that"
+
+
+async def test_a_suspended_pool_hands_nothing_out(yard: Yard) -> None:
+    spec = yard.pool.spec
+    yard.pool = yard.pool.model_copy(update={"spec": spec.model_copy(update={"suspend": True})})
+    await yard.rollouts.submit("default", [request("a")])
+    node = yard.node(init=1)
+    await asyncio.sleep(0.02)
+    assert node.leases == []
+    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    yard.dispatcher.wake(KEY)
+    await until(lambda: bool(node.leases))
+
+
+async def test_higher_priority_goes_first(yard: Yard) -> None:
+    await yard.rollouts.submit("default", [request("low"), request("high", priority=5), request("also")])
+    node = yard.node(init=2)
+    await until(lambda: len(node.leases) == 2)
+    assert [lease.id for lease in node.leases] == ["high", "low"]
+
+
+async def test_what_is_stored_is_the_request_that_was_sent(yard: Yard) -> None:
+    [(made, _)] = await yard.rollouts.submit("default", [request("a", sampling={"seed": 3}, mode="eval")])
+    body = json.loads(made.request)
+    assert (body["sampling"]["seed"], body["mode"], body["n"]) == (3, "eval", 1)

@@ -1,0 +1,150 @@
+"""What the store does with its folder: who may have it, which journal, which schema, and where blobs go."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+from store_samples import pool
+
+from rollyard.errors import Unavailable
+from rollyard.store import journal
+from rollyard.store.base import BlobRef
+from rollyard.store.blobs import PackWriter, read_blob
+from rollyard.store.schema import MIGRATIONS
+from rollyard.store.sqlite import SqliteStore
+
+
+async def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
+    first = await SqliteStore.open(tmp_path)
+    with pytest.raises(Unavailable, match=rf"in use by pid {os.getpid()} on "):
+        await SqliteStore.open(tmp_path)
+    await first.create(pool())
+    await first.close()
+    second = await SqliteStore.open(tmp_path)
+    assert (second.epoch, second.server_id) == (first.epoch + 1, first.server_id)
+    await second.close()
+
+
+async def test_two_folders_are_two_servers(tmp_path: Path) -> None:
+    stores = [await SqliteStore.open(tmp_path / name) for name in "ab"]
+    assert stores[0].server_id != stores[1].server_id
+    for store in stores:
+        await store.close()
+
+
+async def test_what_it_makes_is_for_its_user_alone(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "data")
+    await store.transact(lambda tx: tx.add_blob(b"x"))
+    made = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+    assert len(made) > 4
+    assert {p.name for p in made if stat.S_IMODE(p.stat().st_mode) & 0o077} == set()
+    await store.close()
+
+
+async def test_a_folder_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match=r"file.* cannot be used: Not a directory"):
+        await SqliteStore.open(tmp_path / "file")
+    with pytest.raises(Unavailable, match="cannot be used"):
+        await SqliteStore.open(Path("/proc/rollyard"))
+    (tmp_path / "rollyard.db").write_bytes(b"no database at all, but longer than a header" * 50)
+    with pytest.raises(Unavailable, match=r"rollyard.db cannot be used: file is not a database"):
+        await SqliteStore.open(tmp_path)
+    (tmp_path / "rollyard.db").unlink()
+    await (await SqliteStore.open(tmp_path)).close()  # no lock was left behind
+
+
+async def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
+    await (await SqliteStore.open(tmp_path)).close()
+    with sqlite3.connect(tmp_path / "rollyard.db") as db:
+        db.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+    db.close()
+    with pytest.raises(Unavailable, match="start the newer version"):
+        await SqliteStore.open(tmp_path)
+
+
+async def test_an_object_of_another_version_is_named(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path)
+    await store.create(pool())
+    await store.close()
+    with sqlite3.connect(tmp_path / "rollyard.db") as db:
+        db.execute('UPDATE objects SET body = replace(body, \'"spec":{\', \'"spec":{"unheardOf":1,\')')
+    db.close()
+    with pytest.raises(Unavailable, match="the stored RolloutPool default/swe cannot be read"):
+        await SqliteStore.open(tmp_path)
+
+
+async def test_wal_only_where_the_file_system_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = journal.file_system_of(tmp_path) in journal.LOCAL
+    store = await SqliteStore.open(tmp_path)
+    assert store.journal == ("WAL" if local else "TRUNCATE")
+    await store.create(pool("one"))
+    await store.close()
+    monkeypatch.setattr(journal, "LOCAL", frozenset())
+    store = await SqliteStore.open(tmp_path)
+    assert store.journal == "TRUNCATE"
+    await store.create(pool("two"))
+    assert not list(tmp_path.glob("*-wal"))
+    await store.close()
+    monkeypatch.undo()
+    store = await SqliteStore.open(tmp_path)
+    assert [o.metadata.name for o in (await store.list_objects("RolloutPool"))[0]] == ["one", "two"]
+    await store.close()
+    assert not list(tmp_path.glob(".probe*"))
+
+
+def test_file_systems_are_told_apart() -> None:
+    assert journal.file_system_of(Path("/proc")) == "proc"
+    assert journal.file_system_of(Path("/proc/self/fd")) == "proc"
+
+
+def test_each_opening_and_each_full_pack_begins_a_new_one(tmp_path: Path) -> None:
+    def store(packs: PackWriter, *blobs: bytes) -> list[BlobRef]:
+        refs = [packs.add(b) for b in blobs]
+        packs.sync()
+        packs.keep()
+        return refs
+
+    first = PackWriter(tmp_path, epoch=1, limit=10)
+    refs = [*store(first, b"12345", b"678901"), *store(first, b"next")]
+    first.close()
+    second = PackWriter(tmp_path, epoch=2, limit=10)
+    refs += store(second, b"", b"later")
+    second.close()
+    assert [(r.pack, r.offset) for r in refs] == [
+        ("00000001-0000.pack", 0),
+        ("00000001-0000.pack", 5),
+        ("00000001-0001.pack", 0),
+        ("00000002-0000.pack", 0),
+        ("00000002-0000.pack", 0),
+    ]
+    assert [read_blob(tmp_path, r) for r in refs] == [b"12345", b"678901", b"next", b"", b"later"]
+
+
+def test_blobs_of_a_failed_batch_give_their_space_back(tmp_path: Path) -> None:
+    packs = PackWriter(tmp_path, epoch=1)
+    kept = packs.add(b"kept")
+    packs.sync()
+    packs.keep()
+    packs.add(b"x" * 100_000)
+    packs.sync()
+    packs.drop()
+    after = packs.add(b"after")
+    packs.sync()
+    packs.keep()
+    packs.close()
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) == 9
+    assert (read_blob(tmp_path, kept), read_blob(tmp_path, after)) == (b"kept", b"after")
+
+
+@pytest.mark.parametrize("name", ["../rollyard.db", "/etc/passwd", "1-1.pack/../x", "1-1.pack\n", "", "1-1.packs"])
+def test_a_reference_reaches_no_other_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Unavailable, match="is no pack"):
+        read_blob(tmp_path, BlobRef(name, 0, 1, ""))
+    (tmp_path / "1-1.pack").symlink_to("/etc/passwd")
+    with pytest.raises(Unavailable, match="cannot be read"):
+        read_blob(tmp_path, BlobRef("1-1.pack", 0, 1, ""))
