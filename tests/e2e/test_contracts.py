@@ -18,11 +18,15 @@ import pytest
 import pytest_asyncio
 from e2e_yard import MODEL, ROOT, Yard, requests
 
+from rollyard.agents.tools import Tools
 from rollyard.client.client import AsyncClient
 from rollyard.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, from_reason
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.runtimes import find_runtime
+from rollyard.sandbox.sandbox import Sandboxes
 from rollyard.trust.tokens import Role, TokenSigner
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,7 +111,7 @@ async def test_a_stream_resumes_after_its_cursor(served: tuple[Yard, AsyncClient
 
 
 async def test_cancelling_is_final_and_idempotent(served: tuple[Yard, AsyncClient]) -> None:
-    yard, client = served
+    _, client = served
     (id,) = await client.submit(requests(0, 1, prefix="cancelled"))
     assert (await client.cancel(id)).status == (await client.cancel(id)).status == Status.CANCELLED
     trajectory = await client.wait(id)
@@ -128,22 +132,17 @@ async def test_a_bad_submit_says_what_one_can_do(served: tuple[Yard, AsyncClient
             await client.submit([RolloutRequest.model_validate(body)])
 
 
-async def test_an_agents_own_hog_and_loop_are_tool_results(served: tuple[Yard, AsyncClient]) -> None:
+async def test_an_agents_own_hog_and_loop_are_tool_results() -> None:
     """The policy cannot be told to misbehave, so the tools are called as its loop calls them."""
-    from rollyard.agents.tools import Tools
-    from rollyard.sandbox.base import Limits, SandboxSpec
-    from rollyard.sandbox.runtimes import find_runtime
-    from rollyard.sandbox.sandbox import Sandboxes
-
     limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
-    async with Sandboxes(await asyncio.to_thread(find_runtime)) as sandboxes:
-        async with await sandboxes.start(SandboxSpec(image=None, limits=limits)) as sandbox:
-            tools = Tools(["bash", "ipython"], sandbox, 2.0)
-            assert "MemoryError" in await tools.call("ipython", {"code": "x = bytearray(8 << 30)"})
-            assert "timed out" in await tools.call("bash", {"command": "while :; do :; done"})
-            assert "timed out" in await tools.call("ipython", {"code": "while True: pass"})
-            assert await tools.call("bash", {"command": "echo still here"}) == "still here"
-            assert "no tool" in await tools.call("editor", {})
+    runtime, spec = await asyncio.to_thread(find_runtime), SandboxSpec(image=None, limits=limits)
+    async with Sandboxes(runtime) as sandboxes, await sandboxes.start(spec) as sandbox:
+        tools = Tools(["bash", "ipython"], sandbox, 2.0)
+        assert "MemoryError" in await tools.call("ipython", {"code": "x = bytearray(8 << 30)"})
+        assert "timed out" in await tools.call("bash", {"command": "while :; do :; done"})
+        assert "timed out" in await tools.call("ipython", {"code": "while True: pass"})
+        assert await tools.call("bash", {"command": "echo still here"}) == "still here"
+        assert "no tool" in await tools.call("editor", {})
 
 
 async def test_a_missing_image_fails_the_task_and_says_so(served: tuple[Yard, AsyncClient]) -> None:
@@ -238,7 +237,7 @@ async def test_an_expired_token_is_told_apart(served: tuple[Yard, AsyncClient]) 
 async def test_no_secret_in_argv_script_or_environment_and_no_file_for_others(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     secrets = {client.context.token} | {f.read_text() for f in yard.data.glob("allocations/*/token")}
-    assert len(secrets) == 5
+    assert len(secrets) >= 5
     for pid in yard.processes():
         for name in ("cmdline", "environ"):
             text = Path(f"/proc/{pid}/{name}").read_text(errors="replace")

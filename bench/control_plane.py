@@ -1,0 +1,285 @@
+"""What the server costs: null rollouts a second from submit to result, durable, and MB/s of long trajectories.
+
+The server is real, in a process of its own, with TLS and synchronous=FULL. The node agent is simulated here: it takes leases
+and answers at once. The baseline is a service of the common kind, a queue and a dictionary in memory behind the same
+HTTP library and the same TLS, that loses everything when it stops. The baseline of the second figure is a plain file with
+an fsync for each trajectory.
+
+    python -m bench.control_plane [--rollouts 3000] [--trajectories 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from rollyard.client.client import AsyncClient
+from rollyard.client.link import Link
+from rollyard.client.node import NodeLine
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectMeta
+from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec
+from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status
+from rollyard.kinds.wire import Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Want, Welcome
+from rollyard.node_agent.uploads import Uploads
+from rollyard.trust.ca import Authority
+from rollyard.trust.tls import server_ssl_context
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 100
+ROOM = 64
+LONG_TOKENS = 32_768
+TASK = {"kind": "math", "problem": "1+1", "answer": "2"}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rollouts", type=int, default=3000)
+    options.add_argument("--trajectories", type=int, default=60)
+    options.add_argument("--baseline-server", type=Path, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.baseline_server:
+        asyncio.run(_serve_baseline(given.baseline_server))
+        return
+    with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as folder:
+        with _process(["-m", "rollyard.cli.main", "serve", "--data", f"{folder}/data"], folder) as (pid, line):
+            ours, mb = asyncio.run(_ours(Path(json.loads(line)["kubeconfig"]), pid, given.rollouts, given.trajectories))
+        with _process(["-m", "bench.control_plane", "--baseline-server", folder], folder) as (pid, line):
+            theirs = asyncio.run(_baseline(Path(folder), json.loads(line)["url"], pid, given.rollouts))
+        plain = _plain_files(Path(folder), given.trajectories)
+    print(f"{'':34}{'ours':>10}{'baseline':>10}{'ratio':>8}")
+    for name, a, b in (
+        ("null rollouts a second", ours[0], theirs[0]),
+        ("server CPU ms a rollout", ours[1], theirs[1]),
+        (f"MB/s of {LONG_TOKENS}-token trajectories", mb, plain),
+    ):
+        print(f"{name:34}{a:10.2f}{b:10.2f}{a / b:8.2f}")
+
+
+@contextmanager
+def _process(arguments: list[str], home: str) -> Iterator[tuple[int, str]]:
+    env = {**os.environ, "HOME": home}
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT,
+                               stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield process.pid, process.stdout.readline()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ours
+
+
+async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[tuple[float, float], float]:
+    async with AsyncClient(kubeconfig=kubeconfig) as client:
+        # The allocation's job only sleeps; this process speaks for it.
+        allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
+        spec = RolloutPoolSpec.model_validate({"replicas": 1, "allocation": allocation})
+        pool = RolloutPool(metadata=ObjectMeta(name="null"), spec=spec)
+        await client.apply(pool)
+        folder, job = await _bound(client, kubeconfig.parent)
+        os.environ["SLURM_JOB_ID"] = job
+        link = Link.open(folder)
+        async with link.session() as http:
+            node = _NullNode(link, http)
+            task = asyncio.create_task(node.line.run())
+            try:
+                null = await _measure(client, pid, rollouts)
+                node.outcome = _long_outcome()
+                size = len(node.outcome.model_dump_json())
+                before = time.perf_counter()
+                await _run(client, trajectories, "long")
+                mb = trajectories * size / (time.perf_counter() - before) / 1e6
+            finally:
+                task.cancel()
+                await asyncio.gather(task, *node.tasks, return_exceptions=True)
+        await client.delete(pool.key)
+        while (await client.list_objects("Allocation"))[0]:
+            await asyncio.sleep(0.1)
+    return null, mb
+
+
+async def _bound(client: AsyncClient, data: Path) -> tuple[Path, str]:
+    async with asyncio.timeout(30):
+        while True:
+            for found in (await client.list_objects("Allocation"))[0]:
+                if isinstance(found, Allocation) and found.status.job_id:
+                    return data / "allocations" / f"default.{found.metadata.name}", found.status.job_id
+            await asyncio.sleep(0.05)
+
+
+async def _measure(client: AsyncClient, pid: int, n: int) -> tuple[float, float]:
+    await _run(client, BATCH, "warm")
+    before, cpu = time.perf_counter(), _cpu_seconds(pid)
+    await _run(client, n, "null")
+    return n / (time.perf_counter() - before), (_cpu_seconds(pid) - cpu) / n * 1000
+
+
+async def _run(client: AsyncClient, n: int, prefix: str) -> None:
+    """Submit n and wait until each has its terminal record."""
+    for start in range(0, n, BATCH):
+        batch = [RolloutRequest.model_validate({"id": f"{prefix}-{i}", "pool": "null", "task": TASK})
+                 for i in range(start, min(n, start + BATCH))]  # fmt: skip
+        await client.submit(batch)
+    for i in reversed(range(n)):
+        view, _ = await client.rollout(f"{prefix}-{i}", wait=60)
+        assert view.status is Status.COMPLETED
+        if i < n - BATCH:
+            break
+    while (await client.counts(pool="null"))["queued"]:
+        await asyncio.sleep(0.01)
+
+
+class _NullNode:
+    """A node agent that has the answer at once."""
+
+    def __init__(self, link: Link, http: aiohttp.ClientSession) -> None:
+        self.outcome = Outcome(status=Status.COMPLETED, reward=1.0, node="bench")
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[str, LeaseRef] = {}
+        self._identity = link.identity()
+        self._uploads = Uploads(link, http)
+        self.line = NodeLine(link, http, self._hello, self._hear)
+
+    def _hello(self) -> Hello:
+        return Hello(identity=self._identity, held=list(self._held.values()))
+
+    async def _hear(self, message: ToNode) -> None:
+        if isinstance(message, Welcome):
+            asyncio.get_running_loop().call_soon(self._start, self._want())
+        if isinstance(message, Grant):
+            for lease in message.leases:
+                self._start(self._answer(lease))
+
+    def _start(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _want(self) -> None:
+        await self.line.say(Want(init=ROOM - len(self._held), kinds=["math"]))
+
+    async def _answer(self, lease: Lease) -> None:
+        ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=Stage.INIT)
+        self._held[lease.id] = ref
+        await self._uploads.result(ref, self.outcome)
+        del self._held[lease.id]
+        if len(self._held) % 16 == 0:
+            await self.line.say(Heartbeat(held=list(self._held.values())))
+            await self._want()
+
+
+def _long_outcome() -> Outcome:
+    rng = random.Random(0)
+    ids = [rng.randrange(150_000) for _ in range(LONG_TOKENS)]
+    mask = [int(i > 500) for i in range(LONG_TOKENS)]
+    logprobs = [-rng.random() * 3 if m else None for m in mask]
+    versions = ["3f2a90cd11e0" if m else None for m in mask]
+    segment = Segment(token_ids=ids, loss_mask=mask, logprobs=logprobs, weights_version=versions, prompt_length=501)
+    return Outcome(status=Status.COMPLETED, reward=1.0, node="bench", segments=[segment])
+
+
+# baselines
+
+
+async def _serve_baseline(folder: Path) -> None:
+    """A queue and a dictionary."""
+    queue: asyncio.Queue[str] = asyncio.Queue()
+    results: dict[str, bytes] = {}
+
+    async def submit(request: web.Request) -> web.Response:
+        for row in (await request.json())["rollouts"]:
+            queue.put_nowait(row["id"])
+        return web.json_response({"accepted": True})
+
+    async def take(_: web.Request) -> web.Response:
+        got = [await queue.get()]
+        while len(got) < ROOM and not queue.empty():
+            got.append(queue.get_nowait())
+        return web.json_response(got)
+
+    async def put(request: web.Request) -> web.Response:
+        results[request.match_info["id"]] = await request.read()
+        return web.Response(status=204)
+
+    async def count(_: web.Request) -> web.Response:
+        return web.json_response(len(results))
+
+    app = web.Application()
+    app.add_routes([web.post("/r", submit), web.get("/take", take), web.put("/r/{id}", put), web.get("/count", count)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    authority = Authority.open(folder / "baseline")
+    (folder / "baseline-ca.pem").write_text(authority.ca_pem)
+    tls = server_ssl_context(authority.server_certificate(["127.0.0.1"]))
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    print(json.dumps({"url": f"https://127.0.0.1:{runner.addresses[0][1]}"}), flush=True)
+    await asyncio.Event().wait()
+
+
+async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, float]:
+    body = Outcome(status=Status.COMPLETED, reward=1.0, node="bench").model_dump_json().encode()
+    tls = ssl.create_default_context(cafile=str(folder / "baseline-ca.pem"))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=64)) as http:
+
+        async def node() -> None:
+            while True:
+                async with http.get(f"{url}/take") as answer:
+                    ids = await answer.json()
+                await asyncio.gather(*(put(id) for id in ids))
+
+        async def put(id: str) -> None:
+            async with http.put(f"{url}/r/{id}", data=body) as answer:
+                await answer.read()
+
+        task = asyncio.create_task(node())
+        before, cpu = time.perf_counter(), _cpu_seconds(pid)
+        for start in range(0, n, BATCH):
+            rows = [{"id": str(i), "pool": "null", "task": TASK} for i in range(start, min(n, start + BATCH))]
+            async with http.post(f"{url}/r", json={"rollouts": rows}) as answer:
+                await answer.read()
+        while True:
+            async with http.get(f"{url}/count") as answer:
+                if await answer.json() == n:
+                    break
+            await asyncio.sleep(0.01)
+        seconds = time.perf_counter() - before
+        task.cancel()
+    return n / seconds, (_cpu_seconds(pid) - cpu) / n * 1000
+
+
+def _plain_files(folder: Path, n: int) -> float:
+    body = _long_outcome().model_dump_json().encode()
+    before = time.perf_counter()
+    for i in range(n):
+        with (folder / f"plain-{i}").open("wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+    return n * len(body) / (time.perf_counter() - before) / 1e6
+
+
+if __name__ == "__main__":
+    main()
