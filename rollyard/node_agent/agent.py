@@ -174,7 +174,9 @@ class NodeAgent:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), self._lease_seconds / 3)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(self._lease_seconds / 3):
+                    await self._poke.wait()
             self._poke.clear()
             if self._shop is None:
                 continue

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import ssl
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -34,7 +35,7 @@ def main(folder: Path) -> int:
         log.error("%s", error)
         return FENCED_EXIT
     except RollyardError as error:
-        log.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the pool's condition quotes this line of the job's log
         return 1
 
 

@@ -40,15 +40,18 @@ class Uploads:
             await self._put("/v1/node/result", _header(ref, small), small.model_dump_json())
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
-        """What another node agent's RUN came to. Raises Fenced, Unavailable."""
-        query = f"namespace={ref.namespace}&id={ref.id}&fence={ref.fence}"
-        try:
-            async with self._http.get(f"{self._link.url()}/v1/node/run?{query}") as answer:
-                await raise_for_status(answer)
-                frame = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"the stored run cannot be fetched: {error}") from None
-        return RunResult.model_validate_json(await asyncio.to_thread(zstandard.decompress, frame))
+        """What another node agent's RUN came to, as soon as the server can be asked. Raises Fenced."""
+        query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
+        backoff = Backoff()
+        while True:
+            try:
+                async with self._http.get(f"{self._link.url()}/v1/node/run", params=query) as answer:
+                    await raise_for_status(answer)
+                    frame = await answer.read()
+                return RunResult.model_validate_json(await asyncio.to_thread(zstandard.decompress, frame))
+            except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
+                log.warning("the stored run of %s cannot be fetched yet: %s", ref.id, error)
+            await backoff.wait()
 
     async def _put(self, path: str, header: ResultHeader, body: str) -> None:
         frame = await asyncio.to_thread(zstandard.compress, body.encode(), 3)

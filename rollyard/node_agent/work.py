@@ -87,6 +87,10 @@ class Work:
 
     async def _run(self, handler: TaskHandler) -> RunResult:
         """The sandbox is gone before this returns: nothing of the agent's is alive when hidden tests appear."""
+        if ROLE not in self._lease.endpoints:
+            raise TaskError(
+                f"the pool has no inference role {ROLE!r}, which an agent samples from; add it to spec.inference"
+            )
         async with contextlib.AsyncExitStack() as stack:
             sandbox = await self._init(handler, stack)
             template = await self._shop.template(self._lease.endpoints[ROLE].tokenizer)
