@@ -160,19 +160,8 @@ def _report(console: Console, trajectories: Sequence[Trajectory], seconds: float
     console.print("\n".join(transcript(shown)), markup=False, highlight=False)
     console.rule("summary")
     table, good = Table(caption="means over the rollouts of a kind; stages in seconds"), True
-    for name in (
-        "task kind",
-        "rollouts",
-        "mean reward",
-        "turns",
-        "tokens",
-        "tool calls",
-        "queued s",
-        "INIT s",
-        "RUN s",
-        "EVAL s",
-    ):
-        table.add_column(name, justify="left" if name == "task kind" else "right")
+    for name in ("kind", "rollouts", "reward", "turns", "tokens", "calls", *STAGES):
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     for kind in ("math", "code"):
         of_kind = [t for t in trajectories if t.task.kind == kind]
         rewards = [t.reward for t in of_kind if t.reward is not None]
@@ -191,10 +180,7 @@ def _means(trajectories: Sequence[Trajectory]) -> list[str]:
     def mean(values: Sequence[float]) -> str:
         return f"{sum(values) / len(values):.1f}" if values else "-"
 
-    stages = [
-        [s for t in trajectories if (s := getattr(t.timings, name)) is not None]
-        for name in ("queued", "init", "run", "eval")
-    ]
+    stages = [[s for t in trajectories if (s := getattr(t.timings, name.lower())) is not None] for name in STAGES]
     return [
         mean([len(t.turns) for t in trajectories]),
         mean([sum(turn.response_length for turn in t.turns) for t in trajectories]),

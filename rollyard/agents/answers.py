@@ -45,7 +45,8 @@ class AnswerChecker:
         assert process.stdout is not None
         process.stdin.write(json.dumps([reference, answer]).encode() + b"\n")
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), LIMIT_SECONDS)
+            async with asyncio.timeout(LIMIT_SECONDS):
+                line = await process.stdout.readline()
         except TimeoutError:
             line = b""
         except asyncio.CancelledError:

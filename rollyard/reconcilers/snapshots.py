@@ -41,7 +41,9 @@ class SnapshotFeed:
         while True:
             await self._take()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), INTERVAL_SECONDS)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(INTERVAL_SECONDS):
+                    await self._soon.wait()
                 await asyncio.sleep(SOON_SECONDS)
             self._soon.clear()
 

@@ -85,7 +85,9 @@ class Dispatcher:
         """For ever."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), RETRY_SECONDS)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await self._wake.wait()
             self._wake.clear()
             # The idle round is a safety net: whatever wake was missed, nothing waits longer than this.
             due = self._due or {a.pool for a in self._agents.all()}

@@ -93,7 +93,9 @@ class Rollouts:
             if record.status.terminal or seconds <= 0:
                 return record
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), seconds)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(seconds):
+                    await event.wait()
         finally:
             waiting.discard(event)
             if not waiting and self._waiting.get((namespace, id)) is waiting:
@@ -118,7 +120,8 @@ class Rollouts:
             if rows:
                 continue
             try:
-                await asyncio.wait_for(ended.wait(), idle_seconds)
+                async with asyncio.timeout(idle_seconds):
+                    await ended.wait()
             except TimeoutError:
                 yield None
 

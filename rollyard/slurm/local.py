@@ -1,7 +1,7 @@
 """The driver of a single machine: jobs are process groups here, with Slurm's states, exit codes, signals and time limits.
 
-State lies in a folder a job, so a server that comes back finds its jobs as it would in Slurm. Nothing is signalled unless
-pid, start time and boot prove it ours.
+State lies in a folder a job, so a server that comes back finds its jobs as it would in Slurm. Cores and memory are not
+shared out: what is submitted starts. Nothing is signalled unless it is proven ours.
 """
 
 from __future__ import annotations
@@ -9,40 +9,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
+import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from rollyard.errors import SubmitRefused
+from rollyard.errors import SlurmError, SubmitRefused
 from rollyard.kinds.quantity import walltime_seconds
-from rollyard.slurm import local_step
-from rollyard.slurm.base import BatchScript, Job, JobState, Snapshot
-from rollyard.slurm.process import ProcessProof
+from rollyard.slurm.base import BatchScript, Job, Snapshot
+from rollyard.slurm.local_job import START_SECONDS, LocalJob
 from rollyard.slurm.script import JOB_PREFIX
 
 MIN_JOB_AGE_SECONDS = 300.0
-START_SECONDS = 30.0
 KILL_WAIT_SECONDS = 10.0
 NO_LIMIT_SECONDS = 365 * 86400
 
 
 class LocalDriver:
-    """Jobs below `folder`, each in a folder named by its id."""
+    """Jobs below `folder`, each in a folder named by its id; several drivers, in several processes, may share it."""
 
     name = "local"
 
     def __init__(
         self, folder: Path, *, kill_wait: float = KILL_WAIT_SECONDS, min_job_age: float = MIN_JOB_AGE_SECONDS
     ) -> None:
-        self._jobs = folder / "jobs"
+        """`kill_wait`: seconds from TERM to KILL; `min_job_age`: seconds for which an ended job is remembered."""
+        self._folder = folder.resolve()
+        self._jobs = self._folder / "jobs"
         self._jobs.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._kill_wait = kill_wait
         self._min_job_age = min_job_age
@@ -60,133 +57,110 @@ class LocalDriver:
     async def close(self) -> None:
         pass
 
-    # submit
-
     def _submit(self, script: BatchScript) -> str:
         options = directives(script.text)
-        try:
-            limit = walltime_seconds(options["time"]) if "time" in options else NO_LIMIT_SECONDS
-        except ValueError as error:
-            raise SubmitRefused(f"Invalid --time specification: {error}") from None
+        limit = _time_limit(options.get("time", "0"))
+        if options.get("nodes", "1") != "1":
+            raise SubmitRefused(f"Requested node configuration is not available: {options['nodes']} nodes on 1 machine")
         if not Path(script.directory).is_dir():
             raise SubmitRefused(f"Unable to chdir to {script.directory}")
-        id, folder = self._new_folder()
-        (folder / "script").write_text(script.text)
-        job = {
-            "id": id,
-            "name": script.name,
-            "comment": script.comment,
-            "directory": script.directory,
-            "output": options.get("output", str(Path(script.directory) / f"slurm-{id}.out")),
-            "cpus": options.get("cpus-per-task", "1"),
-            "node": os.uname().nodename,
-            "time_limit": limit,
-            "kill_wait": self._kill_wait,
-            "submit_time": time.time(),
-        }
-        local_step.write(folder / "job.json", job)  # from here on the job exists
-        command = [sys.executable, "-I", "-S", local_step.__file__, str(folder)]
-        subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-        )
+        node = os.uname().nodename
+        try:
+            job = LocalJob(self._new_folder())
+            id = job.folder.name
+            output = options.get("output", "slurm-%j.out")
+            job.create(
+                script.text,
+                name=script.name,
+                comment=script.comment,
+                directory=script.directory,
+                output=os.path.join(script.directory, _expand(output, {"j": id, "x": script.name, "N": node})),
+                cpus=options.get("cpus-per-task", "1"),
+                node=node,
+                time_limit=limit,
+                kill_wait=self._kill_wait,
+            )
+        except OSError as error:
+            raise SubmitRefused(f"Unable to write the job down: {error}") from None
+        job.start()
         return id
 
-    def _new_folder(self) -> tuple[str, Path]:
-        with (self._jobs.parent / "next-id").open("a+") as counter:
+    def _new_folder(self) -> Path:
+        """The counter only grows, in place: one short write, whole or not at all when we are killed."""
+        counter = os.open(self._folder / "next-id", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
             fcntl.flock(counter, fcntl.LOCK_EX)
-            counter.seek(0)
-            id = int(counter.read() or 1)
-            counter.truncate(0)
-            counter.write(str(id + 1))
-            counter.flush()
-        folder = self._jobs / str(id)
-        folder.mkdir(mode=0o700)
-        return str(id), folder
-
-    # look
+            id = int(os.pread(counter, 20, 0) or b"1")
+            # After a power cut the counter may be behind the folders.
+            while (self._jobs / str(id)).exists():
+                id += 1
+            os.pwrite(counter, str(id + 1).encode(), 0)
+            os.fsync(counter)
+            folder = self._jobs / str(id)
+            folder.mkdir(mode=0o700)
+            return folder
+        finally:
+            os.close(counter)
 
     def _snapshot(self) -> Snapshot:
-        taken_at, jobs = time.time(), {}
-        for folder in self._jobs.iterdir():
+        taken_at, jobs, ended = time.time(), {}, {}
+        for folder in self._folders():
             job = self._ended.get(folder.name) or self._look(folder)
             if job is None:
                 continue
             if job.state.ended:
-                self._ended[job.id] = job
                 if job.end_time is not None and taken_at - job.end_time > self._min_job_age:
                     self._purge(folder)
                     continue
+                ended[job.id] = job
             if job.name.startswith(JOB_PREFIX):
                 jobs[job.id] = job
+        self._ended = ended
         return Snapshot(taken_at, jobs)
 
-    def _look(self, folder: Path) -> Job | None:
-        data = _read(folder / "job.json")
-        if data is None:  # a submit that died before the job existed, or is at it right now
-            with contextlib.suppress(OSError):
-                if time.time() - folder.stat().st_mtime > START_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
-            return None
-        end, run, step = (_read(folder / f"{name}.json") for name in ("end", "run", "step"))
-        if end is None and not _alive(step) and not _alive(run):
-            end = _read(folder / "end.json") or self._step_gone(folder, data, started=run is not None)
-        start = run["start_time"] if run else None
-        if end is not None:
-            state, until = JobState(end["state"]), end["end_time"]
-        elif run is not None:
-            state, until = JobState.RUNNING, start + data["time_limit"]
-        else:
-            state, until = JobState.PENDING, None
-        return Job(
-            id=data["id"],
-            name=data["name"],
-            comment=data["comment"],
-            state=state,
-            reason="" if run or end else "None",
-            node=data["node"] if run else "",
-            exit_code=end["exit_code"] if end else None,
-            submit_time=data["submit_time"],
-            start_time=start,
-            end_time=until,
-        )
+    def _folders(self) -> Iterator[Path]:
+        return (folder for folder in self._jobs.iterdir() if folder.name.isdecimal())
 
-    def _step_gone(self, folder: Path, data: dict[str, Any], *, started: bool) -> dict[str, Any] | None:
-        """Nobody is left to write the end: a node that failed, or a job that never started."""
-        if not started and time.time() - data["submit_time"] < START_SECONDS:
-            return None
-        end = {"state": "NODE_FAIL" if started else "FAILED", "exit_code": 1, "end_time": time.time()}
-        local_step.write(folder / "end.json", end)
-        return end
+    def _look(self, folder: Path) -> Job | None:
+        with contextlib.suppress(FileNotFoundError):  # another driver purges it just now
+            job = LocalJob(folder).look()
+            if job is not None:
+                return job
+            if time.time() - folder.stat().st_mtime > START_SECONDS:  # its submit died before the job existed
+                self._purge(folder)
+        return None
 
     def _purge(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        self._ended.pop(folder.name, None)
-
-    # end
+        """Out of sight in one step, so that nobody sees a job that has lost some of its files."""
+        trash = self._folder / "trash"
+        trash.mkdir(exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(trash / folder.name)
+        shutil.rmtree(trash, ignore_errors=True)
 
     def _cancel(self, ids: list[str], word: str | None) -> None:
+        number = None if word is None else _signal_number(word)
         for id in ids:
-            folder = self._jobs / id
-            if not id.isdigit() or not folder.is_dir() or (folder / "end.json").exists():
+            job = LocalJob(self._jobs / id)
+            if not id.isdecimal() or not job.folder.is_dir() or job.ended:
                 continue
-            step, run = _read(folder / "step.json"), _read(folder / "run.json")
-            if word is not None:
-                if run:
-                    ProcessProof.of(run).kill(signal.Signals[f"SIG{word.removeprefix('SIG')}"], group=True)
-                continue
-            (folder / "cancelled").touch()
-            if step and ProcessProof.of(step).kill(signal.SIGTERM):
-                continue
-            if run and ProcessProof.of(run).kill(signal.SIGKILL, group=True):  # its step is gone
-                local_step.write(folder / "end.json", {"state": "CANCELLED", "exit_code": 137, "end_time": time.time()})
+            with contextlib.suppress(FileNotFoundError):  # purged just now
+                if number is None:
+                    job.cancel()
+                else:
+                    job.send(number)
 
 
 def directives(text: str) -> dict[str, str]:
-    """The `#SBATCH --option=value` lines before the first command, as sbatch reads them."""
+    """The `#SBATCH --option=value` lines before the first command, as sbatch reads them. Raises SubmitRefused."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
-            for word in shlex.split(line.removeprefix("#SBATCH")):
+            try:
+                words = shlex.split(line.removeprefix("#SBATCH"))
+            except ValueError as error:
+                raise SubmitRefused(f"Invalid directive {line!r}: {error}") from None
+            for word in words:
                 option, _, value = word.removeprefix("--").partition("=")
                 found[option] = value
         elif line.strip() and not line.startswith("#"):
@@ -194,13 +168,20 @@ def directives(text: str) -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _time_limit(text: str) -> int:
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    return data
+        return walltime_seconds(text) or NO_LIMIT_SECONDS
+    except ValueError as error:
+        raise SubmitRefused(f"Invalid --time specification: {error}") from None
 
 
-def _alive(data: dict[str, Any] | None) -> bool:
-    return data is not None and ProcessProof.of(data).alive()
+def _expand(pattern: str, values: dict[str, str]) -> str:
+    """sbatch's filename pattern: `%j` and its like, `%%` for a percent sign."""
+    return re.sub("%(.)", lambda match: {**values, "%": "%"}.get(match[1], match[0]), pattern)
+
+
+def _signal_number(word: str) -> int:
+    try:
+        return signal.Signals[f"SIG{word.removeprefix('SIG')}"]
+    except KeyError:
+        raise SlurmError(f"Unknown job signal: {word}; write a name such as USR1") from None

@@ -1,9 +1,10 @@
 """What slurmstepd is to Slurm, for the local driver: runs one job and writes down how it ended.
 
 Started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and outlives the
-server. It leads no process group of the job's, takes in the job's orphans (PR_SET_CHILD_SUBREAPER), and at the job's end
-ends whatever is left of them. Files in the folder, each replaced atomically: `step.json` (this process), `run.json` (the
-job's process), `end.json` (the end state).
+server. It takes in the job's orphans (PR_SET_CHILD_SUBREAPER): every process of the job stays below it in the process
+tree, hears of the job's end, and is gone before the end is written. Files in the folder, each complete or absent:
+`step.json` (this process; made once, by whoever decides first whether the job starts), `run.json` (the job's leader),
+`end.json` (how it ended).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,31 +23,47 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
+COOKIE = "ROLLYARD_LOCAL_JOB"
+"""Environment variable that proves a process to be of this job, once its step is no longer there to say so."""
+END_REASONS = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown"}
+LOOK_SECONDS = 1.0
+ENDING_LOOK_SECONDS = 0.1
 
 
 def main(folder: Path) -> None:
     if os.fork():
         os._exit(0)  # the driver waits for this one only; the step belongs to init
     os.setsid()
+    os.chdir("/")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # a server under nohup would have its jobs deaf to them
+    # Before step.json: from there on a SIGTERM may come, and it must wait to be heard.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    write(folder / "step.json", proof(os.getpid()))
+    if not write_once(folder / "step.json", proof(os.getpid())):
+        return  # it was too late: the job is on record as never started
     job = json.loads((folder / "job.json").read_text())
     try:
-        state, code = run(folder, job)
-    except OSError as error:
+        end_now(folder, *run(folder, job))
+    except (OSError, subprocess.SubprocessError) as error:
         with contextlib.suppress(OSError), open(job["output"], "a") as output:
-            output.write(f"the job could not be started: {error}\n")
-        state, code = "FAILED", 1
-    end_orphans()
-    write(folder / "end.json", {"state": state, "exit_code": code, "end_time": time.time()})
+            output.write(f"error: the job could not be started: {error}\n")
+        end_now(folder, "FAILED", 1, "JobLaunchFailure")
+
+
+def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> None:
+    while left := family():
+        tell(left, signal.SIGKILL)
+        signal.sigtimedwait(WATCHED, ENDING_LOOK_SECONDS)
+        reap(0)
+    write(folder / "end.json", ended(state, code, reason))
 
 
 def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
+    # A cancel makes this file and then looks for step.json; we did it the other way round, so one sees the other.
     if (folder / "cancelled").exists():
         return "CANCELLED", 0
-    started = time.time()
-    limit = job["time_limit"]
+    started, limit = time.time(), job["time_limit"]
     environment = {
         **os.environ,
         "SLURM_JOB_ID": job["id"],
@@ -58,8 +76,14 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
         "SLURM_JOB_START_TIME": str(int(started)),
         "SLURM_JOB_END_TIME": str(int(started + limit)),
     }
+
+    def before_exec() -> None:
+        # In the leader itself: whenever we are killed, either it never ran or it is on record.
+        write(folder / "run.json", {**proof(os.getpid()), "start_time": started})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
     with open(job["output"], "ab", buffering=0) as output:
-        child = subprocess.Popen(
+        leader = subprocess.Popen(
             ["/bin/bash", str(folder / "script")],
             cwd=job["directory"],
             stdin=subprocess.DEVNULL,
@@ -67,84 +91,110 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED),
+            preexec_fn=before_exec,
         )
-    write(folder / "run.json", {**proof(child.pid), "start_time": started})
-    return watch(child.pid, started + limit, job["kill_wait"])
+    return watch(leader.pid, limit, job["kill_wait"])
 
 
-def watch(pid: int, deadline: float, kill_wait: float) -> tuple[str, int]:
-    """Until the job's own process has ended: by itself, cancelled (SIGTERM to us), or at its time limit."""
-    ending, kill_at = None, None
+def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
+    """Until the job is over: by itself, cancelled (SIGTERM to us), or at its time limit.
+
+    As in Slurm, every process of a job that must end gets CONT and TERM, and KILL `kill_wait` seconds later.
+    """
+    deadline, kill_at = time.monotonic() + limit, math.inf
+    ending, code, cancelled = None, None, False
     while True:
-        code = reap(pid)
-        if code is not None:
-            return (ending or ("COMPLETED" if code == 0 else "FAILED"), code)
-        now = time.time()
-        if ending is None and now >= deadline:
-            ending, kill_at = "TIMEOUT", now + kill_wait
-            signal_group(pid, signal.SIGTERM)
-        if kill_at is not None and now >= kill_at:
-            signal_group(pid, signal.SIGKILL)
-            kill_at = now + 1
-        pause = min(1.0, max(0.01, min(t for t in (deadline if ending is None else None, kill_at, now + 1) if t) - now))
+        code = reap(leader) if code is None else (reap(0), code)[1]
+        now = time.monotonic()
+        if code is not None and (ending is None or not family()):
+            return ending or ("COMPLETED" if code == 0 else "FAILED"), code
+        if ending is None and (cancelled or now >= deadline):
+            ending, kill_at = "CANCELLED" if cancelled else "TIMEOUT", now + kill_wait
+            tell(family(), signal.SIGTERM, signal.SIGCONT)
+        if now >= kill_at:
+            tell(family(), signal.SIGKILL)
+        pause = min(LOOK_SECONDS, max(0.0, deadline - now)) if ending is None else ENDING_LOOK_SECONDS
         got = signal.sigtimedwait(WATCHED, pause)
-        if got is not None and got.si_signo == signal.SIGTERM and ending is None:
-            ending, kill_at = "CANCELLED", time.time() + kill_wait
-            signal_group(pid, signal.SIGTERM)
+        cancelled = cancelled or (got is not None and got.si_signo == signal.SIGTERM)
 
 
-def reap(pid: int) -> int | None:
-    """Collect every child that has ended; the exit code of the job's own, 128 + n for signal n."""
+def reap(leader: int) -> int | None:
+    """Collect every child that has ended; the leader's exit code, 128 + n for signal n."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
             ended, status = os.waitpid(-1, os.WNOHANG)
             if ended == 0:
                 break
-            if ended == pid:
+            if ended == leader:
                 found = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     return found
 
 
-def end_orphans() -> None:
-    """Whatever the job left behind is our child now."""
-    own = str(os.getpid())
-    while True:
-        left = [p for p in Path("/proc").iterdir() if p.name.isdigit() and parent(p) == own]
-        if not left:
-            return
-        for process in left:
+def family() -> list[int]:
+    """Every living process of the job: all that is below us in the process tree."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and (fields := stat(int(name)))[0] not in "ZX":
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found, unseen = [], [os.getpid()]
+    while unseen:
+        below = children.get(unseen.pop(), [])
+        found += below
+        unseen += below
+    return found
+
+
+def tell(processes: list[int], *numbers: int) -> None:
+    for process in processes:
+        for number in numbers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process.name), signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+                os.kill(process, number)
 
 
-def parent(process: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (process / "stat").read_text().rpartition(")")[2].split()[1]
-    return ""
-
-
-def signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on. Raises OSError when it is gone."""
+    # The command in brackets may hold spaces and brackets itself: read from the last one.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def proof(pid: int) -> dict[str, Any]:
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return {"pid": pid, "start": int(stat[19]), "boot": boot}
+    return {"pid": pid, "start": int(stat(pid)[19]), "boot": boot}
+
+
+def ended(state: str, code: int, reason: str | None = None) -> dict[str, Any]:
+    """The content of end.json."""
+    why = END_REASONS.get(state, "") if reason is None else reason
+    return {"state": state, "exit_code": code, "reason": why, "end_time": time.time()}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
+    """Replace a file: seen complete or not at all."""
+    _partial(path, data).rename(path)
+
+
+def write_once(path: Path, data: dict[str, Any]) -> bool:
+    """As `write`, unless the file is there already: then False."""
+    partial = _partial(path, data)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink()
+    return True
+
+
+def _partial(path: Path, data: dict[str, Any]) -> Path:
+    # A name of its own: server and step may both be at the same file.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     with partial.open("w") as file:
         json.dump(data, file)
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(path)
+    return partial
 
 
 if __name__ == "__main__":

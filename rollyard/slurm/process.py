@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollyard.slurm import local_step
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessProof:
@@ -41,8 +43,22 @@ def boot_id() -> str:
 def start_time(pid: int) -> int | None:
     """None when there is no such process, or only its zombie."""
     try:
-        # The command in brackets may hold spaces and brackets itself: read from the last one.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = local_step.stat(pid)
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def with_variable(name: str, value: str) -> list[ProcessProof]:
+    """The processes that were started with this in their environment, as far as this user may see."""
+    wanted, found = f"{name}={value}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            start = start_time(int(entry.name))
+            if start is not None:
+                found.append(ProcessProof(int(entry.name), start, boot_id()))
+    return found

@@ -11,7 +11,19 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript
 
 JOB_PREFIX = "rollyard-"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_FIELDS = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "mem": "memory",
+    "time": "timeLimit",
+    "constraint": "constraint",
+    "exclude": "exclude",
+    "reservation": "reservation",
+}
+"""sbatch's option -> the field of the template that it comes from."""
 
 
 def batch_script(
@@ -19,17 +31,18 @@ def batch_script(
 ) -> BatchScript:
     """Options of the template as `#SBATCH` lines, then setup, environment and the command.
 
-    Raises Invalid for a value that cannot stand on one line: it could smuggle in a directive of its own.
+    Raises Invalid, with the field, for a value that cannot stand on one line: it could smuggle in a directive of its own.
     """
     options = _options(template) | {
         "job-name": name,
         "comment": comment,
-        "output": log_path,
+        "output": log_path.replace("%", "%%"),  # sbatch reads %j and its like in it
         "open-mode": "append",
         "no-requeue": None,
     }
-    lines = ["#!/bin/bash", *(_directive(k, v) for k, v in options.items()), ""]
-    lines += [f"export {key}={shlex.quote(value)}" for key, value in template.env.items()]
+    lines = ["#!/bin/bash", *(_directive(k, v) for k, v in options.items())]
+    lines.append(":  # sbatch looks for directives up to the first command: none in `setup` may replace ours")
+    lines += [_export(key, value) for key, value in template.env.items()]
     if template.setup.strip():
         lines.append(template.setup.strip("\n"))
     lines += [f"exec {shlex.join(command)}", ""]
@@ -55,14 +68,25 @@ def _options(template: AllocationTemplate) -> dict[str, str | None]:
 
 
 def _directive(option: str, value: str | None) -> str:
-    for text in (option, value or ""):
-        if _CONTROL.search(text):
-            message = "write it on one line, without control characters"
-            raise Invalid(f"allocation.{option}: {message}", causes=[Cause(f"spec.allocation.{option}", message)])
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", option):
+    field = f"spec.allocation.{_FIELDS.get(option, f'extraDirectives.{option}')}"
+    if not _OPTION.fullmatch(option):
         message = f"{option!r} is no sbatch option; write a long option without dashes, such as licenses"
-        raise Invalid(message, causes=[Cause("spec.allocation.extraDirectives", message)])
-    return f"#SBATCH --{option}" if value is None else f"#SBATCH --{option}={_quoted(value)}"
+        raise _invalid("spec.allocation.extraDirectives", message)
+    if not value:  # a flag, such as exclusive: ""
+        return f"#SBATCH --{option}"
+    if _CONTROL.search(value):
+        raise _invalid(field, "write it on one line, without control characters")
+    return f"#SBATCH --{option}={_quoted(value)}"
+
+
+def _export(name: str, value: str) -> str:
+    if "\0" in value:
+        raise _invalid(f"spec.allocation.env.{name}", "write it without NUL characters")
+    return f"export {name}={shlex.quote(value)}"
+
+
+def _invalid(field: str, message: str) -> Invalid:
+    return Invalid(f"{field}: {message}", causes=[Cause(field, message)])
 
 
 def _quoted(value: str) -> str:

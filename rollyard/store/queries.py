@@ -12,8 +12,11 @@ from rollyard.store.base import RolloutFilter, RolloutRecord
 Counts = dict[tuple[Stage, Status], int]
 
 
+_BY_ID = f"{rows.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
+
+
 def get_rollout(db: sqlite3.Connection, namespace: str, id: str) -> RolloutRecord | None:
-    row = db.execute(f"{rows.SELECT} WHERE namespace = ? AND id = ?", (namespace, id)).fetchone()
+    row = db.execute(_BY_ID, (namespace, id)).fetchone()
     return rows.from_row(row) if row else None
 
 
@@ -22,39 +25,47 @@ def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[Rollout
     if filter.status:
         where += f" AND status IN ({', '.join('?' * len(filter.status))})"
         values += [s.value for s in filter.status]
-        if not any(s.terminal for s in filter.status):
-            where += " AND cursor IS NULL"  # the few that are on the way have an index of their own
-    query = f"{rows.SELECT} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
+    live = bool(filter.status) and not any(s.terminal for s in filter.status)
+    if live:
+        where += " AND cursor IS NULL"
+    query = f"{rows.select(_list_index(filter, live))} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
     return [rows.from_row(r) for r in db.execute(query, [*values, filter.after_seq, filter.limit])]
+
+
+def _list_index(filter: RolloutFilter, live: bool) -> str | None:
+    """All of them are in order of seq; the smallest part of the table that they leave to read."""
+    if filter.namespace is None:
+        return None
+    if filter.group is not None:
+        return "rollouts_by_group"
+    if live:
+        return "rollouts_live"
+    return None if filter.pool is None else "rollouts_by_pool"
 
 
 def finished(
     db: sqlite3.Connection, after: int, limit: int, namespace: str | None, group: str | None
 ) -> list[RolloutRecord]:
     where, values = _where(namespace=namespace, group=group)
-    query = f"{rows.SELECT} WHERE {where} AND cursor IS NOT NULL AND cursor > ? ORDER BY cursor LIMIT ?"
+    index = "rollouts_finished" if namespace is None or group is None else "rollouts_finished_group"
+    query = f"{rows.select(index)} WHERE {where} AND cursor IS NOT NULL AND cursor > ? ORDER BY cursor LIMIT ?"
     return [rows.from_row(r) for r in db.execute(query, [*values, after, limit])]
 
 
 def counts(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> Counts:
-    where, values = _where(namespace=namespace, pool=pool)
+    where, values = _where(namespace=namespace, pool=pool, group=group)
+    count = "SELECT stage, status, count(*) FROM rollouts INDEXED BY"
     if group is not None:
-        return _counts(
-            db,
-            f'SELECT stage, status, count(*) FROM rollouts WHERE {where} AND "group" = ? GROUP BY 1, 2',
-            [*values, group],
-        )
-    live = f"SELECT stage, status, count(*) FROM rollouts WHERE {where} AND cursor IS NULL GROUP BY 1, 2"
-    ended = f"SELECT stage, status, sum(records) FROM tallies WHERE {where} GROUP BY 1, 2"
+        return _counts(db, f"{count} rollouts_by_group WHERE {where} GROUP BY stage, status", values)
+    live = f"{count} rollouts_live WHERE {where} AND cursor IS NULL GROUP BY stage, status"
+    ended = f"SELECT stage, status, sum(records) FROM tallies WHERE {where} GROUP BY stage, status"
     return _counts(db, f"{live} UNION ALL {ended}", values * 2)
 
 
 def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> float | None:
-    where, values = _where(namespace=namespace, pool=pool)
-    if group is not None:
-        query = f'SELECT avg(reward) FROM rollouts WHERE {where} AND "group" = ?'
-        values.append(group)
-    else:
+    where, values = _where(namespace=namespace, pool=pool, group=group)
+    query = f"SELECT avg(reward) FROM rollouts INDEXED BY rollouts_by_group WHERE {where}"
+    if group is None:
         query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
     mean: float | None = db.execute(query, values).fetchone()[0]
     return mean

@@ -10,7 +10,7 @@ from itertools import islice
 
 from rollyard.errors import Conflict
 from rollyard.kinds.rollout import Stage
-from rollyard.store import rows
+from rollyard.store import queries, rows
 from rollyard.store.base import BlobRef, RolloutRecord
 from rollyard.store.writer import Unit
 
@@ -26,8 +26,7 @@ class RolloutTransaction:
         self._db = unit.db
 
     def get(self, namespace: str, id: str) -> RolloutRecord | None:
-        row = self._db.execute(f"{rows.SELECT} WHERE namespace = ? AND id = ?", (namespace, id)).fetchone()
-        return rows.from_row(row) if row else None
+        return queries.get_rollout(self._db, namespace, id)
 
     def put(self, record: RolloutRecord) -> RolloutRecord:
         if record.status.terminal:
@@ -60,7 +59,9 @@ class RolloutTransaction:
             raise Conflict(f"rollout {record.id!r} in namespace {record.namespace!r} has ended; its record is final")
 
     def _next_cursor(self) -> int:
-        last = self._db.execute("SELECT max(cursor) FROM rollouts WHERE cursor IS NOT NULL").fetchone()[0]
+        last = self._db.execute(
+            "SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL"
+        ).fetchone()[0]
         return (last or 0) + 1
 
     def _tally(self, record: RolloutRecord) -> None:
@@ -85,23 +86,22 @@ class RolloutTransaction:
 
     def _line(self, namespace: str, pool: str, stage: Stage, now: float, limit: int) -> list[RolloutRecord]:
         query = (
-            f"{rows.SELECT} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? AND stage = ? "
-            "AND not_before <= ? ORDER BY priority DESC, seq LIMIT ?"
+            f"{rows.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL "
+            "AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? ORDER BY priority DESC, seq LIMIT ?"
         )
         return [rows.from_row(r) for r in self._db.execute(query, (namespace, pool, stage.value, now, limit))]
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
-        if holder is None:
-            found = self._db.execute(f"{rows.SELECT} WHERE holder IS NOT NULL ORDER BY seq")
-        else:
-            found = self._db.execute(f"{rows.SELECT} WHERE holder = ? ORDER BY seq", (holder,))
+        where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
+        found = self._db.execute(f"{rows.select('rollouts_leased')} WHERE holder {where} ORDER BY seq", values)
         return [rows.from_row(r) for r in found]
 
     def sessions(self) -> dict[str, int]:
         # Records with the same endpoints are counted by the index alone; the JSON is read once a combination.
         counts: dict[str, int] = {}
         for text, records in self._db.execute(
-            "SELECT endpoints, count(*) FROM rollouts WHERE holder IS NOT NULL AND stage <> 'EVAL' GROUP BY endpoints"
+            "SELECT endpoints, count(*) FROM rollouts INDEXED BY rollouts_sessions "
+            "WHERE holder IS NOT NULL AND stage <> 'EVAL' GROUP BY endpoints"
         ):
             for endpoint in set(rows.mapping_of(text).values()):
                 counts[endpoint] = counts.get(endpoint, 0) + records

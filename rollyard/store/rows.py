@@ -47,12 +47,21 @@ _MOVING = [name for name in _COLUMNS if name not in _FIXED]
 
 _NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
 
-SELECT = f"SELECT {', '.join(_NAMES[n] for n in _FIELDS)} FROM rollouts JOIN requests USING (seq)"
-"""Rows for `from_row`; a WHERE clause follows."""
+_SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 """With `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
 """With `to_moving` and the seq. What a rollout was accepted with is never written again, nor is a terminal record."""
+
+
+def select(index: str | None) -> str:
+    """Asks for rows for `from_row`; a WHERE clause follows. None reads in order of seq.
+
+    The index is named, because without statistics SQLite guesses, and a wrong guess sorts a million rows; where the named
+    one cannot serve the question, SQLite refuses it.
+    """
+    by = f"INDEXED BY {index}" if index else "NOT INDEXED"
+    return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"
 
 
 def _encoder(names: list[str]) -> Callable[[RolloutRecord], list[Any]]:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rollyard.errors import Invalid
+from rollyard.errors import Invalid, Unavailable
 from rollyard.trust.csr import private_pem
 from rollyard.trust.secrets import write_secret
 
@@ -33,16 +33,23 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """The authority in `folder` (0700), made when there is none. One file holds key and certificate: no half of it."""
+        """The authority in `folder` (0700), made when there is none. One file holds key and certificate: no half of it.
+
+        Raises Unavailable when that file cannot be read as such.
+        """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "ca.pem"
         if not path.exists():
             key = ec.generate_private_key(ec.SECP256R1())
             write_secret(path, private_pem(key) + _self_signed(key).public_bytes(Encoding.PEM))
         pem = path.read_bytes()
-        loaded = load_pem_private_key(pem, None)
-        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-        return cls(folder, loaded, x509.load_pem_x509_certificate(pem))
+        try:
+            loaded, certificate = load_pem_private_key(pem, None), x509.load_pem_x509_certificate(pem)
+        except ValueError as error:
+            raise Unavailable(f"{path} is no key with its certificate: {error}") from None
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != certificate.public_key():
+            raise Unavailable(f"{path} must hold an elliptic-curve key and the certificate of that key")
+        return cls(folder, loaded, certificate)
 
     @property
     def ca_pem(self) -> str:
@@ -71,14 +78,18 @@ class Authority:
         return self._sign(public, hosts).public_bytes(Encoding.PEM).decode() + self.ca_pem
 
     def _still_good(self, path: Path, hosts: Sequence[str]) -> bool:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        try:
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            # By its signature, not by the issuer's name: every authority of ours has the same name.
+            certificate.verify_directly_issued_by(self._certificate)
+        except (ValueError, InvalidSignature):
+            return False
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-        by_us = certificate.issuer == self._certificate.subject
-        return by_us and left.days > RENEW_BEFORE_DAYS and list(names) == _names(hosts)
+        return left.days > RENEW_BEFORE_DAYS and list(names) == _names(hosts)
 
     def _sign(self, public: ec.EllipticCurvePublicKey, hosts: Sequence[str]) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
+        now, names = datetime.datetime.now(datetime.UTC), _names(hosts)
         return (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
@@ -87,7 +98,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
-            .add_extension(x509.SubjectAlternativeName(_names(hosts)), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
@@ -96,13 +107,21 @@ class Authority:
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    found: list[x509.GeneralName] = []
-    for host in dict.fromkeys(hosts):
-        try:
-            found.append(x509.IPAddress(ipaddress.ip_address(host)))
-        except ValueError:
-            found.append(x509.DNSName(host))
-    return found
+    """Raises Invalid for no host, or one that is neither an address nor a name."""
+    if not hosts:
+        raise Invalid("a certificate needs at least one host name or address")
+    return [_name(host) for host in dict.fromkeys(hosts)]
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass  # then it is a name
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise Invalid(f"{host!r} is neither an address nor a host name in ASCII") from None
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

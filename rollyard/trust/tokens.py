@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rollyard.errors import Unauthorized
+from rollyard.errors import Unauthorized, Unavailable
 from rollyard.trust.secrets import write_secret
 
 PREFIX = "ry1"
@@ -43,14 +43,20 @@ class TokenSigner:
     """Issues and verifies tokens with one key."""
 
     def __init__(self, key: bytes) -> None:
+        if len(key) < KEY_BYTES:
+            raise ValueError(f"a key has at least {KEY_BYTES} bytes")
         self._key = key
 
     @classmethod
     def open(cls, path: Path) -> TokenSigner:
-        """With the key in this file, made when there is none."""
+        """With the key in this file, made when there is none. Raises Unavailable when the file holds no whole key."""
         if not path.exists():
             write_secret(path, secrets.token_bytes(KEY_BYTES))
-        return cls(path.read_bytes())
+        try:
+            return cls(path.read_bytes())
+        except ValueError as error:
+            # An empty file would be a key that anyone can sign with.
+            raise Unavailable(f"{path}: {error}; remove it and every token becomes void") from None
 
     def issue(self, role: Role, subject: str, expires_at: float | None = None) -> str:
         """`expires_at` in Unix seconds; None for a token that lives as long as the key."""

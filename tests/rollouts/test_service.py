@@ -205,7 +205,8 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     assert record.run is not None
     assert await yard.store.read_blob(record.run) == b"run"
     await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome", 3)
-    await yard.rollouts.finish(header(lease), "u1", b"said twice", 3)
+    with pytest.raises(Fenced, match="drop what you have"):
+        await yard.rollouts.finish(header(lease, reward=0.0), "u1", b"said twice", 3)
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward, record.cursor, record.holder) == (Status.COMPLETED, 1.0, 1, None)
     assert record.result is not None
@@ -463,3 +464,17 @@ async def test_what_is_stored_is_the_request_that_was_sent(yard: Yard) -> None:
     [(made, _)] = await yard.rollouts.submit("default", [request("a", sampling={"seed": 3}, mode="eval")])
     body = json.loads(made.request)
     assert (body["sampling"]["seed"], body["mode"], body["n"]) == (3, "eval", 1)
+
+
+async def test_the_dispatcher_can_be_ended_at_the_moment_it_is_woken(yard: Yard) -> None:
+    dispatcher = Dispatcher(yard.store, yard.clock, yard.agents, yard.leases, yard.endpoints, lambda key: never())
+    running = asyncio.create_task(dispatcher.run())
+    await asyncio.sleep(0)
+    dispatcher.wake(KEY)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(running), 10)
+
+
+async def never() -> RolloutPool:
+    raise NotFound("no pool is asked for")

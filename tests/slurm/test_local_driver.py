@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -14,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import SubmitRefused
+from rollyard.errors import SlurmError, SubmitRefused
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.slurm import local_step
+from rollyard.slurm import local_job, local_step
 from rollyard.slurm.base import BatchScript, Job, JobState
 from rollyard.slurm.local import LocalDriver, directives
+from rollyard.slurm.local_job import LocalJob
 from rollyard.slurm.process import ProcessProof, start_time
 from rollyard.slurm.script import batch_script
 
@@ -47,6 +49,14 @@ async def until(driver: LocalDriver, id: str, done: Callable[[Job], bool]) -> Jo
             await asyncio.sleep(0.02)
 
 
+async def appears(path: Path) -> str:
+    """The text of a file that a job writes in one go."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not path.exists() or not path.read_text():
+            await asyncio.sleep(0.02)
+    return path.read_text()
+
+
 async def ended(driver: LocalDriver, id: str) -> Job:
     return await until(driver, id, lambda j: j.state.ended)
 
@@ -57,18 +67,18 @@ def driver(tmp_path: Path) -> LocalDriver:
 
 
 @pytest.mark.parametrize(
-    ("command", "state", "code"),
+    ("command", "state", "code", "reason"),
     [
-        ("exit 0", JobState.COMPLETED, 0),
-        ("exit 7", JobState.FAILED, 7),
-        ("kill -9 $$", JobState.FAILED, 137),
+        ("exit 0", JobState.COMPLETED, 0, ""),
+        ("exit 7", JobState.FAILED, 7, "NonZeroExitCode"),
+        ("kill -9 $$", JobState.FAILED, 137, "NonZeroExitCode"),
     ],
 )
 async def test_a_job_ends_with_slurms_state_and_exit_code(
-    driver: LocalDriver, tmp_path: Path, command: str, state: JobState, code: int
+    driver: LocalDriver, tmp_path: Path, command: str, state: JobState, code: int, reason: str
 ) -> None:
     found = await ended(driver, await driver.submit(job(tmp_path, command)))
-    assert (found.state, found.exit_code, found.comment) == (state, code, "rollyard:s:u")
+    assert (found.state, found.exit_code, found.reason, found.comment) == (state, code, reason, "rollyard:s:u")
 
 
 async def test_a_job_sees_slurms_environment_and_writes_to_its_log(driver: LocalDriver, tmp_path: Path) -> None:
@@ -85,25 +95,37 @@ async def test_a_time_limit_ends_the_job_even_when_it_is_deaf_to_term(driver: Lo
 
 
 async def test_cancel_ends_the_job_and_everything_it_left_behind(driver: LocalDriver, tmp_path: Path) -> None:
-    wait = "while ! [ -s daemon ]; do sleep 0.01; done; touch up; sleep 300"
+    wait = "while ! [ -s daemon ]; do sleep 0.01; done; echo 1 > up; sleep 300"
     daemon = f"setsid bash -c 'echo $$ > daemon; exec sleep 300' & {wait}"
     id = await driver.submit(job(tmp_path, daemon))
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not (tmp_path / "up").exists():
-            await asyncio.sleep(0.02)
+    await appears(tmp_path / "up")
     await driver.cancel([id, "99999", "../x"])
     assert (await ended(driver, id)).state is JobState.CANCELLED
     assert start_time(int((tmp_path / "daemon").read_text())) is None
 
 
 async def test_a_signal_reaches_the_job_without_ending_it(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "trap 'echo got; exit 3' USR1; touch up; while :; do sleep 0.05; done"))
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not (tmp_path / "up").exists():
-            await asyncio.sleep(0.02)
+    id = await driver.submit(job(tmp_path, "trap 'echo got; exit 3' USR1; echo 1 > up; while :; do sleep 0.05; done"))
+    await appears(tmp_path / "up")
     await driver.cancel([id], "USR1")
     found = await ended(driver, id)
     assert (found.state, found.exit_code) == (JobState.FAILED, 3)
+
+
+async def test_a_job_that_ends_takes_its_daemons_with_it(driver: LocalDriver, tmp_path: Path) -> None:
+    daemon = "(setsid setsid bash -c 'echo $$ > daemon; exec sleep 300' &) ; while ! [ -s daemon ]; do sleep 0.01; done"
+    assert (await ended(driver, await driver.submit(job(tmp_path, daemon)))).state is JobState.COMPLETED
+    assert start_time(int((tmp_path / "daemon").read_text())) is None
+
+
+async def test_a_cancel_is_heard_by_every_process_of_the_job(driver: LocalDriver, tmp_path: Path) -> None:
+    deaf = "trap 'echo heard >> log; exit' TERM; echo 1 > up; while :; do sleep 0.02; done"
+    id = await driver.submit(job(tmp_path, f'setsid bash -c "{deaf}" & wait; exec sleep 300'))
+    await appears(tmp_path / "up")
+    await driver.cancel([id])
+    found = await ended(driver, id)
+    assert (found.state, found.exit_code) == (JobState.CANCELLED, 143)
+    assert (tmp_path / "log").read_text() == "heard\n"
 
 
 async def test_a_job_outlives_the_process_that_submitted_it(tmp_path: Path) -> None:
@@ -145,6 +167,86 @@ async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriv
     assert (await ended(driver, id)).state is JobState.NODE_FAIL
 
 
+async def test_a_job_without_a_step_still_has_its_time_limit(driver: LocalDriver, tmp_path: Path) -> None:
+    id = await driver.submit(job(tmp_path, "trap '' TERM; sleep 300", limit="0-00:00:01"))
+    await until(driver, id, lambda j: j.state is JobState.RUNNING)
+    step = tmp_path / "slurm" / "jobs" / id / "step.json"
+    ProcessProof.of(json.loads(step.read_text())).kill(signal.SIGKILL)
+    assert (await ended(driver, id)).state is JobState.TIMEOUT
+
+
+async def test_what_a_lost_job_left_behind_is_ended_with_it(driver: LocalDriver, tmp_path: Path) -> None:
+    id = await driver.submit(job(tmp_path, "setsid bash -c 'echo $$ > daemon; exec sleep 300' & exec sleep 300"))
+    daemon = int(await appears(tmp_path / "daemon"))
+    folder = tmp_path / "slurm" / "jobs" / id
+    for name in ("step", "run"):
+        ProcessProof.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
+    assert (await ended(driver, id)).state is JobState.NODE_FAIL
+    assert start_time(daemon) is None
+
+
+@pytest.fixture
+def submitted(tmp_path: Path, driver: LocalDriver) -> LocalJob:
+    """What a submit leaves that was killed before it handed the job to a step."""
+    folder = tmp_path / "slurm" / "jobs" / "7"
+    folder.mkdir()
+    facts = {"directory": str(tmp_path), "output": str(tmp_path / "job.log"), "time_limit": 60, "kill_wait": 0.5}
+    made = LocalJob(folder)
+    made.create("touch ran", name="rollyard-t-0", comment="c", cpus="1", node="n", **facts)
+    return made
+
+
+async def test_a_submit_that_was_killed_half_way_is_pending_and_then_failed_for_good(
+    driver: LocalDriver, submitted: LocalJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await driver.snapshot()).jobs["7"].state is JobState.PENDING
+    monkeypatch.setattr(local_job, "START_SECONDS", 0.0)
+    found = (await driver.snapshot()).jobs["7"]
+    assert (found.state, found.exit_code, found.reason) == (JobState.FAILED, 1, "JobLaunchFailure")
+    late = subprocess.run([sys.executable, "-I", "-S", local_step.__file__, str(submitted.folder)], check=True)
+    assert late.returncode == 0
+    assert not (submitted.folder / "run.json").exists()
+
+
+async def test_a_job_cancelled_before_its_step_began_never_runs(
+    driver: LocalDriver, submitted: LocalJob, tmp_path: Path
+) -> None:
+    await driver.cancel(["7"])
+    submitted.start()
+    assert (await ended(driver, "7")).state is JobState.CANCELLED
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_folder_that_is_not_a_job_yet_is_ignored_and_in_the_end_cleared_away(
+    driver: LocalDriver, tmp_path: Path
+) -> None:
+    folder = tmp_path / "slurm" / "jobs" / "1"
+    folder.mkdir()
+    (folder / "script").write_text("#!/bin/bash\n")
+    assert (await driver.snapshot()).jobs == {}
+    assert folder.exists()
+    os.utime(folder, (1, 1))
+    await driver.snapshot()
+    assert not folder.exists()
+
+
+async def test_a_script_that_cannot_be_started_is_a_failed_job_that_says_why(
+    driver: LocalDriver, tmp_path: Path
+) -> None:
+    script = job(tmp_path, "true")
+    id = await driver.submit(dataclasses.replace(script, text=script.text.replace("job.log", "nowhere/job.log")))
+    found = await ended(driver, id)
+    assert (found.state, found.reason) == (JobState.FAILED, "JobLaunchFailure")
+
+
+async def test_a_job_does_not_inherit_the_identity_of_the_servers_own_job(
+    driver: LocalDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    await ended(driver, await driver.submit(job(tmp_path, "echo ${SLURM_ARRAY_TASK_ID-none}")))
+    assert (tmp_path / "job.log").read_text() == "none\n"
+
+
 async def test_a_stranger_with_a_pid_of_ours_is_left_alone(driver: LocalDriver, tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "300"], start_new_session=True)
     try:
@@ -157,7 +259,7 @@ async def test_a_stranger_with_a_pid_of_ours_is_left_alone(driver: LocalDriver, 
             local_step.write(folder / f"{name}.json", forged)
         fresh = LocalDriver(tmp_path / "slurm")
         await fresh.cancel([id])
-        assert (await ended(fresh, id)).state is JobState.NODE_FAIL
+        assert (await ended(fresh, id)).state is JobState.CANCELLED
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -174,17 +276,58 @@ async def test_only_our_names_are_seen_and_old_jobs_are_forgotten(tmp_path: Path
             await asyncio.sleep(0.02)
 
 
-async def test_ids_are_distinct_under_concurrent_submits(driver: LocalDriver, tmp_path: Path) -> None:
-    other = LocalDriver(tmp_path / "slurm")
-    ids = await asyncio.gather(*(d.submit(job(tmp_path, "exit 0")) for d in (driver, other) for _ in range(5)))
-    assert len(set(ids)) == 10
+async def test_ids_are_distinct_under_concurrent_submits_of_two_processes(driver: LocalDriver, tmp_path: Path) -> None:
+    program = f"""
+import asyncio
+from pathlib import Path
+from tests.slurm.test_local_driver import job
+from rollyard.slurm.local import LocalDriver
+folder = Path({str(tmp_path)!r})
+driver = LocalDriver(folder / "slurm")
+async def main():
+    print(*await asyncio.gather(*(driver.submit(job(folder, "exit 0")) for _ in range(5))))
+asyncio.run(main())
+"""
+    other = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    ours = await asyncio.gather(*(driver.submit(job(tmp_path, "exit 0")) for _ in range(5)))
+    said, _ = await asyncio.wait_for(other.communicate(), WAIT_SECONDS)
+    ids = {*ours, *said.decode().split()}
+    assert len(ids) == 10
     for id in ids:
         await ended(driver, id)
+
+
+async def test_an_id_is_not_given_twice_when_the_counter_is_lost(driver: LocalDriver, tmp_path: Path) -> None:
+    first = await driver.submit(job(tmp_path, "exit 0"))
+    await ended(driver, first)
+    (tmp_path / "slurm" / "next-id").unlink()
+    second = await driver.submit(job(tmp_path, "exit 0"))
+    await ended(driver, second)
+    assert first != second
 
 
 async def test_a_folder_that_is_not_there_is_refused(driver: LocalDriver, tmp_path: Path) -> None:
     with pytest.raises(SubmitRefused, match="chdir"):
         await driver.submit(job(tmp_path / "nowhere", "exit 0"))
+
+
+@pytest.mark.parametrize(
+    ("directive", "words"),
+    [("--nodes=2", "node configuration"), ("--time=soon", "--time"), ('--comment="a', "directive")],
+)
+async def test_what_slurm_would_refuse_is_refused(
+    driver: LocalDriver, tmp_path: Path, directive: str, words: str
+) -> None:
+    script = job(tmp_path, "true")
+    wrong = dataclasses.replace(script, text=script.text.replace("\n:", f"\n#SBATCH {directive}\n:"))
+    with pytest.raises(SubmitRefused, match=words):
+        await driver.submit(wrong)
+    assert (await driver.snapshot()).jobs == {}
+
+
+async def test_an_unknown_signal_is_refused(driver: LocalDriver) -> None:
+    with pytest.raises(SlurmError, match="Unknown job signal: X"):
+        await driver.cancel([], "X")
 
 
 def test_directives_are_read_as_sbatch_reads_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rollyard.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript
+from rollyard.slurm.local import directives
 from rollyard.slurm.script import batch_script
 
 FULL = AllocationTemplate.model_validate(
@@ -50,7 +52,7 @@ def test_every_field_of_the_template_is_in_the_script() -> None:
 #SBATCH --output=/d/job.log
 #SBATCH --open-mode=append
 #SBATCH --no-requeue
-
+:  # sbatch looks for directives up to the first command: none in `setup` may replace ours
 export A='it'"'"'s $HOME'
 module load cuda
 exec '/opt/a b/python' -m x
@@ -62,8 +64,40 @@ def test_bash_can_read_it() -> None:
     subprocess.run(["bash", "-n"], input=script(FULL).text, text=True, check=True)
 
 
-def test_a_value_cannot_smuggle_in_a_directive() -> None:
-    with pytest.raises(Invalid, match="one line"):
-        script(AllocationTemplate(constraint="a\n#SBATCH --uid=0"))
-    with pytest.raises(Invalid, match="long option"):
-        script(AllocationTemplate(extra_directives={"x y": "1"}))
+@pytest.mark.parametrize(
+    ("template", "field"),
+    [
+        (AllocationTemplate(constraint="a\n#SBATCH --uid=0"), "spec.allocation.constraint"),
+        (AllocationTemplate(exclude=["n1", "n2\r"]), "spec.allocation.exclude"),
+        (AllocationTemplate(extra_directives={"licenses": "a\u2028b"}), "spec.allocation.extraDirectives.licenses"),
+        (AllocationTemplate(extra_directives={"x y": "1"}), "spec.allocation.extraDirectives"),
+        (AllocationTemplate(env={"A": "a\0b"}), "spec.allocation.env.A"),
+    ],
+)
+def test_a_value_that_does_not_fit_on_its_line_is_refused_with_its_field(
+    template: AllocationTemplate, field: str
+) -> None:
+    with pytest.raises(Invalid, match=re.escape(field)) as refused:
+        script(template)
+    assert [cause.field for cause in refused.value.causes] == [field]
+
+
+def test_values_are_what_the_shell_and_sbatch_read() -> None:
+    awkward = 'it\'s $(id) "`x`"\\ \n end'
+    template = AllocationTemplate(env={"A": awkward}, constraint='a "b" \\c', extra_directives={"exclusive": ""})
+    text = script(template).text.replace("exec '/opt/a b/python' -m x", 'printf %s "$A"')
+    assert subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout == awkward
+    assert directives(text)["constraint"] == 'a "b" \\c'
+    assert "#SBATCH --exclusive\n" in text
+
+
+def test_setup_cannot_replace_what_a_job_is_known_by() -> None:
+    found = directives(script(AllocationTemplate(setup="#SBATCH --comment=other\n#SBATCH --job-name=other")).text)
+    assert (found["comment"], found["job-name"]) == ("rollyard:s:u", "rollyard-p-0")
+
+
+def test_a_percent_sign_in_the_path_of_the_log_stays_one() -> None:
+    made = batch_script(
+        AllocationTemplate(), name="n", comment="c", log_path="/d/50%j/job.log", directory="/d", command=["true"]
+    )
+    assert directives(made.text)["output"] == "/d/50%%j/job.log"

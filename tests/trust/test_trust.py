@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import Conflict, Invalid, Unauthorized
+from rollyard.errors import Conflict, Invalid, Unauthorized, Unavailable
 from rollyard.kinds.wire import EndpointFile
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
@@ -67,6 +67,48 @@ def test_a_door_gets_the_names_the_server_gives_it(tmp_path: Path) -> None:
     shake_hands(door, authority.ca_pem, "127.0.0.1")
     with pytest.raises(Invalid):
         authority.sign_csr("nonsense", ["127.0.0.1"])
+
+
+def test_a_certificate_of_another_authority_is_replaced(tmp_path: Path) -> None:
+    """Every authority has the same name, so the name does not tell whose certificate it is."""
+    Authority.open(tmp_path).server_certificate(["127.0.0.1"])
+    (tmp_path / "ca.pem").unlink()
+    renewed = Authority.open(tmp_path)
+    shake_hands(renewed.server_certificate(["127.0.0.1"]), renewed.ca_pem, "127.0.0.1")
+    (tmp_path / "server.pem").write_text("torn")
+    shake_hands(renewed.server_certificate(["127.0.0.1"]), renewed.ca_pem, "127.0.0.1")
+
+
+def test_an_authority_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    Authority.open(tmp_path / "a")
+    Authority.open(tmp_path / "b")
+    key, ours = ((tmp_path / name / "ca.pem").read_text().partition("-----BEGIN CERT") for name in "ab")
+    (tmp_path / "a" / "ca.pem").write_text(key[0] + ours[1] + ours[2])
+    with pytest.raises(Unavailable, match="the certificate of that key"):
+        Authority.open(tmp_path / "a")
+    (tmp_path / "b" / "ca.pem").write_text("")
+    with pytest.raises(Unavailable, match="is no key"):
+        Authority.open(tmp_path / "b")
+
+
+@pytest.mark.parametrize("hosts", [[], ["köln"]])
+def test_a_certificate_for_nobody_is_refused(tmp_path: Path, hosts: list[str]) -> None:
+    with pytest.raises(Invalid):
+        Authority.open(tmp_path).server_certificate(hosts)
+
+
+def test_a_request_that_was_touched_is_not_signed(tmp_path: Path) -> None:
+    _, csr = new_key_and_csr("door")
+    lines = csr.decode().splitlines()
+    lines[-2] = ("A" if lines[-2][0] != "A" else "B") + lines[-2][1:]
+    with pytest.raises(Invalid):
+        Authority.open(tmp_path).sign_csr("\n".join(lines), ["127.0.0.1"])
+
+
+def test_a_key_that_is_not_whole_signs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"")
+    with pytest.raises(Unavailable, match="at least 32 bytes"):
+        TokenSigner.open(tmp_path / "key")
 
 
 def test_secrets_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

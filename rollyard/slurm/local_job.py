@@ -1,0 +1,162 @@
+"""One job of the local driver: a folder, what it says of the job, and the job's end when its step cannot see to it.
+
+Whatever was killed between any two lines, the next look carries on from what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollyard.slurm import local_step
+from rollyard.slurm.base import Job, JobState
+from rollyard.slurm.process import ProcessProof, with_variable
+
+START_SECONDS = 30.0
+"""A job that no step has taken up by then never starts."""
+KILLED = 128 + signal.SIGKILL
+NOBODY = {"pid": 0, "start": 0, "boot": ""}
+"""Stands in `step.json` for the step that may no longer come."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    folder: Path
+
+    def create(self, script: str, **facts: Any) -> None:
+        """Write down what was submitted. Raises OSError; the job exists once this returns."""
+        (self.folder / "script").write_text(script)
+        data = {"id": self.folder.name, "cookie": secrets.token_hex(16), "submit_time": time.time(), **facts}
+        local_step.write(self.folder / "job.json", data)
+
+    def start(self) -> None:
+        """Hand it to a step of its own, which nobody waits for. Blocks for some milliseconds."""
+        data = self._read("job")
+        assert data is not None
+        command = [sys.executable, "-I", "-S", local_step.__file__, str(self.folder)]
+        # A server that is a Slurm job itself must not lend its job's identity to these.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_"))}
+        environment[local_step.COOKIE] = data["cookie"]
+        try:
+            with (self.folder / "step.log").open("ab") as log:
+                subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    timeout=START_SECONDS,
+                    check=True,
+                )
+        except (OSError, subprocess.SubprocessError):
+            self._never_starts()
+
+    def look(self) -> Job | None:
+        """As of now; None while it does not exist. A job without a step is seen to on the way."""
+        data = self._read("job")
+        if data is None:
+            return None
+        end, run = self._read("end"), self._read("run")
+        if end is None:
+            end = self._tend(data)
+            run = self._read("run")
+        start = run["start_time"] if run else None
+        if end is not None:
+            state, reason, until = JobState(end["state"]), end["reason"], end["end_time"]
+        elif start is not None:
+            state, reason, until = JobState.RUNNING, "", start + data["time_limit"]
+        else:
+            state, reason, until = JobState.PENDING, "None", None
+        return Job(
+            id=data["id"],
+            name=data["name"],
+            comment=data["comment"],
+            state=state,
+            reason=reason,
+            node=data["node"] if run else "",
+            exit_code=end["exit_code"] if end else None,
+            submit_time=data["submit_time"],
+            start_time=start,
+            end_time=until,
+        )
+
+    def cancel(self) -> None:
+        """Its step, or the next look, ends it."""
+        # Before step.json is read; see local_step.run. Made once: its age says when KILL is due.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.folder / "cancelled", os.O_CREAT | os.O_EXCL, 0o600))
+        step, run = self._read("step"), self._read("run")
+        if step is not None and ProcessProof.of(step).kill(signal.SIGTERM):
+            return
+        if run is not None:
+            ProcessProof.of(run).kill(signal.SIGTERM, group=True)
+
+    def send(self, number: int) -> None:
+        """To the leader's process group."""
+        run = self._read("run")
+        if run is not None and not self.ended:
+            ProcessProof.of(run).kill(number, group=True)
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "end.json").exists()
+
+    def _tend(self, data: dict[str, Any]) -> dict[str, Any] | None:
+        """No end is written: none has come, or nobody is left to write it. Answers the end, if there is one now."""
+        step = self._read("step")
+        if step is None:
+            late = time.time() - data["submit_time"] > START_SECONDS
+            return self._never_starts() if late else None
+        if ProcessProof.of(step).alive():
+            return None
+        run = self._read("run")
+        leader = ProcessProof.of(run) if run is not None else None
+        why, overdue = self._must_end(data, run)
+        if leader is not None and leader.alive() and not overdue:
+            return None
+        left = {*with_variable(local_step.COOKIE, data["cookie"]), *([leader] if leader and leader.alive() else [])}
+        for process in left:
+            process.kill(signal.SIGKILL)
+        if left:
+            return None
+        return self._read("end") or self._end_unseen(why, ran=run is not None)
+
+    def _must_end(self, data: dict[str, Any], run: dict[str, Any] | None) -> tuple[str | None, bool]:
+        """Whether a job without a step was cancelled or has used up its time, and whether KILL is due by now."""
+        now, wait = time.time(), data["kill_wait"]
+        with contextlib.suppress(FileNotFoundError):
+            return "CANCELLED", now - (self.folder / "cancelled").stat().st_mtime > wait
+        over = now - run["start_time"] - data["time_limit"] if run is not None else -1.0
+        return "TIMEOUT" if over > 0 else None, over > wait
+
+    def _never_starts(self) -> dict[str, Any] | None:
+        if not local_step.write_once(self.folder / "step.json", NOBODY):
+            return None  # a step took it up after all
+        return self._end_unseen(None, ran=False)
+
+    def _end_unseen(self, why: str | None, *, ran: bool) -> dict[str, Any]:
+        """Nobody saw the exit code."""
+        if why is not None:
+            end = local_step.ended(why, KILLED if ran else 0)
+        elif ran:
+            end = local_step.ended("NODE_FAIL", 1)
+        else:
+            end = local_step.ended("FAILED", 1, "JobLaunchFailure")
+        local_step.write(self.folder / "end.json", end)
+        return end
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            data: dict[str, Any] = json.loads((self.folder / f"{name}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return data

@@ -1,0 +1,147 @@
+"""The `code` task in a real sandbox: whatever a solution does, its score is what its calls really come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollyard.agents.tasks.base import Score
+from rollyard.agents.tasks.code import CodeHandler, same
+from rollyard.errors import Invalid
+from rollyard.kinds.rollout import Task
+from rollyard.sandbox.sandbox import Sandbox
+
+HANDLER = CodeHandler()
+SQUARES = [{"call": f"f({n})", "expect": str(n * n)} for n in (2, 3)]
+
+
+def task(cases: list[dict[str, str]] = SQUARES, **more: Any) -> Task:
+    fields = {"problem": "Square.", "solution": "/workspace/s.py", "cases": cases, "case_seconds": 1.0}
+    return Task.model_validate({"kind": "code", **fields, **more})
+
+
+async def score(sandbox: Sandbox, solution: str, of: Task | None = None) -> Score:
+    return await HANDLER.evaluate(of or task(), {"solution": solution}, sandbox, [])
+
+
+async def test_a_right_solution_gets_its_reward(sandbox: Sandbox) -> None:
+    found = await score(sandbox, "print('hello')\ndef f(n):\n    print('working')\n    return n * n\n")
+    assert found == Score(1.0, {"passed": 2.0, "cases": 2.0})
+
+
+async def test_only_all_cases_give_the_reward(sandbox: Sandbox) -> None:
+    assert await score(sandbox, "def f(n):\n    return 4\n") == Score(0.0, {"passed": 1.0, "cases": 2.0})
+
+
+HOSTILE = {
+    "leaves at once": "import os\nos._exit(0)\n",
+    "leaves in the call": "import sys\ndef f(n):\n    sys.exit(0)\n",
+    "does not compile": "def f(n:\n",
+    "raises": "def f(n):\n    raise SystemError\n",
+    "hangs": "def f(n):\n    while True:\n        pass\n",
+    "sleeps deaf": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)\n",
+    "eats memory": "def f(n):\n    return len(bytearray(8 << 30))\n",
+    "kills its parent": "import os, signal\ndef f(n):\n    os.kill(os.getppid(), signal.SIGKILL)\n    return n * n\n",
+    "writes the results": (
+        "import json, os, signal\n"
+        "open('/tmp/check/results.json', 'w').write(json.dumps(['1', '1']))\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+    ),
+    "writes no results": (
+        "import os, signal\nopen('/tmp/check/results.json', 'w').write('{\"a\": [')\nos.kill(os.getppid(), signal.SIGKILL)\n"
+    ),
+    "makes the results a folder": "import os\nos.makedirs('/tmp/check/results.json')\n",
+    "answers with an equal": "class A:\n    def __eq__(self, o):\n        return True\ndef f(n):\n    return A()\n",
+    "answers with a lying text": "class A:\n    def __repr__(self):\n        return '4 or 9'\ndef f(n):\n    return A()\n",
+    "answers in thousands": "def f(n):\n    return '9' * 10_000_000\n",
+    "answers too large for a float": "def f(n):\n    return 10 ** 400\n",
+    "answers nested": "class A:\n    def __repr__(self):\n        return '(' * 50000\ndef f(n):\n    return A()\n",
+}
+
+
+@pytest.mark.parametrize("solution", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_a_hostile_solution_gets_nothing(sandbox: Sandbox, solution: str) -> None:
+    cases = [{"call": "f(2)", "expect": "4.0"}, {"call": "f(3)", "expect": "9.0"}]
+    found = await score(sandbox, solution, task(cases))
+    assert (found.reward, found.metrics["passed"]) == (0.0, 0.0)
+    assert (await sandbox.bash("echo alive", 10)).output.strip() == "alive", "the sandbox outlives it"
+
+
+async def test_one_bad_case_does_not_spoil_the_others(sandbox: Sandbox) -> None:
+    solution = "import os\ndef f(n):\n    if n == 2:\n        os._exit(1)\n    return n * n\n"
+    assert await score(sandbox, solution) == Score(0.0, {"passed": 1.0, "cases": 2.0})
+
+
+async def test_cases_do_not_see_each_other(sandbox: Sandbox) -> None:
+    solution = "seen = []\ndef f(n):\n    seen.append(n)\n    return len(seen)\n"
+    cases = [{"call": "f(1)", "expect": "1"}, {"call": "f(2)", "expect": "1"}]
+    assert (await score(sandbox, solution, task(cases))).reward == 1.0
+
+
+async def test_what_is_left_running_neither_stops_nor_changes_the_score(sandbox: Sandbox) -> None:
+    solution = "import os, time\ndef f(n):\n    if not os.fork():\n        os.setsid()\n        time.sleep(999)\n    return n * n\n"
+    assert (await score(sandbox, solution)).reward == 1.0
+
+
+async def test_the_expected_values_are_nowhere_in_the_sandbox(sandbox: Sandbox) -> None:
+    secret = "'tell-nobody-7261'"
+    solution = "def f():\n    return open('/tmp/check/job.json').read() + open('/tmp/check/driver.py').read()\n"
+    found = await score(sandbox, solution, task([{"call": "f()", "expect": secret}]))
+    assert found.reward == 0.0
+    grep = await sandbox.bash("grep -rl tell-nobody-7261 /tmp /workspace /home 2>/dev/null; echo done", 30)
+    assert grep.output.strip() == "done"
+
+
+async def test_a_missing_file_scores_nothing_and_says_so(sandbox: Sandbox) -> None:
+    of = task()
+    assert await HANDLER.collect(of, sandbox) == {}
+    found = await HANDLER.evaluate(of, {}, sandbox, [])
+    assert found == Score(0.0, {"passed": 0.0, "cases": 2.0, "missing_file": 1.0})
+    await sandbox.bash("mkdir /workspace/s.py", 10)
+    assert await HANDLER.collect(of, sandbox) == {}, "a folder is no solution"
+
+
+async def test_files_are_there_before_the_agent_and_the_solution_is_taken_after(sandbox: Sandbox) -> None:
+    of = task(files={"/workspace/data/in.txt": "grüße"})
+    await HANDLER.init(of, sandbox)
+    assert (await sandbox.bash("cat data/in.txt", 10)).output == "grüße"
+    await sandbox.write_file("/workspace/s.py", b"def f(n): return n * n\n")
+    assert await HANDLER.collect(of, sandbox) == {"solution": "def f(n): return n * n\n"}
+    await sandbox.write_file("/workspace/s.py", b"\xff\xfe")
+    assert await HANDLER.collect(of, sandbox) == {}, "no text"
+
+
+@pytest.mark.parametrize(
+    ("expect", "found", "equal"),
+    [
+        ("0.3", repr(0.1 + 0.2), True),
+        ("0.3", "0.31", False),
+        ("1", "1.0", True),
+        ("1", "True", False),
+        ("True", "1", False),
+        ("True", "1.0", False),
+        ("1.0", "True", False),
+        ("True", "True", True),
+        ("[1, 2]", "(1, 2)", False),
+        ("[0.3, (1,)]", "[0.30000000000000004, (1,)]", True),
+        ("{'a': 0.3}", "{'a': 0.30000000000000004}", True),
+        ("{1, 2}", "{2, 1}", True),
+        ("'1'", "1", False),
+        ("None", "None", True),
+        ("None", None, False),
+        ("1.5", str(10**400), False),
+        ("1.5", "__import__('os')", False),
+        ("1.5", "[" * 10_000, False),
+        ("1.5", "1" * 10_000, False),
+        ("1.5", "nan", False),
+        ("{1: 2}", "{[]: 2}", False),
+    ],
+)
+def test_values_are_compared_with_their_types(expect: str, found: str | None, equal: bool) -> None:
+    assert same(expect, found) is equal
+
+
+def test_a_wrong_task_names_its_field() -> None:
+    with pytest.raises(Invalid, match=r"task.cases.0.expect: .*write a Python literal"):
+        HANDLER.prompt(task([{"call": "f(2)", "expect": "len('a')"}]))

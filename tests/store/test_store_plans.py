@@ -1,0 +1,62 @@
+"""No question about rollouts reads, or sorts, the whole table: told by SQLite's own plans for what is really asked."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.store import queries, schema
+from rollyard.store.base import RolloutFilter
+from rollyard.store.blobs import PackWriter
+from rollyard.store.rollouts import RolloutTransaction
+from rollyard.store.writer import Unit
+
+Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
+RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
+QUESTIONS: dict[str, Ask] = {
+    "get": lambda db, tx: tx.get("n", "r"),
+    "queued": lambda db, tx: tx.queued([("n", "p"), ("n", "q")], list(Stage), 0.0, 5),
+    "held": lambda db, tx: tx.held("h"),
+    "sessions": lambda db, tx: tx.sessions(),
+    "next page": lambda db, tx: queries.list_rollouts(db, RolloutFilter()),
+    "next page of a namespace": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n")),
+    "next page of a pool": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", "p", status=FAILED)),
+    "next page of a group": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", "p", "g", RUNNING)),
+    "what runs": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", status=RUNNING)),
+    "what runs in a pool": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", "p", status=RUNNING)),
+    "stream": lambda db, tx: queries.finished(db, 0, 5, None, None),
+    "stream of a namespace": lambda db, tx: queries.finished(db, 0, 5, "n", None),
+    "stream of a group": lambda db, tx: queries.finished(db, 0, 5, "n", "g"),
+    "counts": lambda db, tx: queries.counts(db, "n", None, None),
+    "counts of a pool": lambda db, tx: queries.counts(db, "n", "p", None),
+    "counts of a group": lambda db, tx: queries.counts(db, "n", "p", "g"),
+    "mean reward": lambda db, tx: queries.reward_mean(db, "n", "p", None),
+    "mean reward of a group": lambda db, tx: queries.reward_mean(db, "n", None, "g"),
+}
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(tmp_path / "rollyard.db", isolation_level=None)
+    schema.migrate(db)
+    yield db
+    db.close()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_question_reads_the_whole_table(db: sqlite3.Connection, tmp_path: Path, question: str) -> None:
+    asked: list[str] = []
+    db.set_trace_callback(asked.append)
+    QUESTIONS[question](db, RolloutTransaction(Unit(db, PackWriter(tmp_path, 1))))
+    db.set_trace_callback(None)
+    assert asked
+    plan = [row[3] for statement in asked for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    whole = [step for step in plan if step.startswith("SCAN") and "COVERING INDEX" not in step]
+    sorts = [step for step in plan if step == "USE TEMP B-TREE FOR ORDER BY"]
+    assert not whole, plan
+    # What one node agent holds is few, and sorted.
+    assert not sorts or question == "held", plan
