@@ -80,7 +80,8 @@ async def test_cases_do_not_see_each_other(sandbox: Sandbox) -> None:
 
 
 async def test_what_is_left_running_neither_stops_nor_changes_the_score(sandbox: Sandbox) -> None:
-    solution = "import os, time\ndef f(n):\n    if not os.fork():\n        os.setsid()\n        time.sleep(999)\n    return n * n\n"
+    daemon = "    if not os.fork():\n        os.setsid()\n        time.sleep(999)\n"
+    solution = f"import os, time\ndef f(n):\n{daemon}    return n * n\n"
     assert (await score(sandbox, solution)).reward == 1.0
 
 

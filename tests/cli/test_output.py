@@ -1,0 +1,99 @@
+"""What `rollyard get` prints in each form."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from rollyard.cli.output import align, jsonpath, show, table
+from rollyard.kinds.pools import InferencePool, RolloutPool
+
+
+def pool(name: str, namespace: str = "default", **status: Any) -> RolloutPool:
+    made = datetime.now(UTC) - timedelta(minutes=5)
+    metadata = {"name": name, "namespace": namespace, "creationTimestamp": made}
+    return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": status})
+
+
+BUSY = pool(
+    "a-longer-name",
+    replicas={"desired": 2, "ready": 1},
+    stages={"RUN": {"queued": 3, "inFlight": 4, "width": 8}},
+    conditions=[
+        {"type": "Ready", "status": "False", "reason": "Starting", "lastTransitionTime": "2030-01-01T00:00:00Z"}
+    ],
+)
+
+
+def test_a_table_has_its_columns_in_line() -> None:
+    lines = table(RolloutPool, [pool("swe"), BUSY], wide=False, namespaces=False)
+    assert [line.split() for line in lines] == [
+        ["NAME", "READY", "STATUS", "QUEUED", "INIT", "RUN", "EVAL", "AGE"],
+        ["swe", "0/0", "Unknown", "0", "0/0", "0/0", "0/0", "5m"],
+        ["a-longer-name", "1/2", "Starting", "3", "0/0", "4/8", "0/0", "5m"],
+    ]
+    assert len({line.index(word) for line, word in zip(lines, ("READY", "0/0", "1/2"), strict=True)}) == 1
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_namespaces_and_wide_columns_are_shown_when_asked_for() -> None:
+    found = table(RolloutPool, [pool("swe", "ml")], wide=False, namespaces=True)
+    assert [line.split()[0] for line in found] == ["NAMESPACE", "ml"]
+    model = {"path": "/models/tiny"}
+    spec = {"replicas": 1, "model": model, "engine": {"embedded": {}}}
+    policy = InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec})
+    assert "/models/tiny" not in table(InferencePool, [policy], wide=False, namespaces=False)[1]
+    assert "/models/tiny" in table(InferencePool, [policy], wide=True, namespaces=False)[1]
+    assert len(table(InferencePool, [policy], wide=False, namespaces=False, header=False)) == 1
+
+
+def test_align_keeps_every_cell() -> None:
+    assert align([]) == []
+    assert align([["a", "bb"], ["ccc", ""]]) == ["a     bb", "ccc"]
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_json_and_yaml_can_be_read_back(form: str, read: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    show(RolloutPool, [BUSY], form, one=True)
+    assert RolloutPool.model_validate(read(capsys.readouterr().out)) == BUSY
+    show(RolloutPool, [BUSY, pool("swe")], form)
+    found = read(capsys.readouterr().out)
+    assert (found["kind"], [o["metadata"]["name"] for o in found["items"]]) == ("List", ["a-longer-name", "swe"])
+
+
+def test_names_are_as_other_commands_take_them(capsys: pytest.CaptureFixture[str]) -> None:
+    show(RolloutPool, [pool("swe"), BUSY], "name")
+    assert capsys.readouterr().out == "rolloutpool/swe\nrolloutpool/a-longer-name\n"
+
+
+def test_an_unknown_form_names_those_there_are() -> None:
+    with pytest.raises(click.UsageError, match="use wide, yaml, json, name or jsonpath"):
+        show(RolloutPool, [], "xml")
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{.spec.replicas}", "2"),
+        ("{.metadata.name}", "a-longer-name"),
+        ("name={.metadata.name};", "name=a-longer-name;"),
+        ("{.status.conditions[0].reason}", "Starting"),
+        ("{.status.conditions[*].type}", "Ready"),
+        ("{.status.stages.RUN}", '{"queued": 3, "inFlight": 4, "width": 8}'),
+        ("{.spec.suspend}", "false"),
+        ("{.nothing.there}", ""),
+        ("{.status.conditions[9].reason}", ""),
+    ],
+)
+def test_jsonpath_picks(template: str, found: str) -> None:
+    assert jsonpath(BUSY.dump(), template) == found
+
+
+def test_jsonpath_over_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    show(RolloutPool, [pool("a"), pool("b")], "jsonpath={.items[*].metadata.name}")
+    assert capsys.readouterr().out == "a b"

@@ -1,0 +1,178 @@
+"""Manifests: every mistake is told at once, where it stands, with what one can write instead."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rollyard.errors import Invalid
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.yaml import load_manifests
+
+HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"
+"""Three lines, so that `spec` stands on the fourth."""
+
+
+def load(text: str) -> RolloutPool:
+    [found] = load_manifests(text, "pool.yaml")
+    assert isinstance(found, RolloutPool)
+    return found
+
+
+def mistakes(spec: str) -> list[str]:
+    """Of a RolloutPool with this spec, one a line."""
+    return refused(HEAD + textwrap.dedent(spec))
+
+
+def refused(text: str) -> list[str]:
+    with pytest.raises(Invalid) as error:
+        load_manifests(text, "pool.yaml")
+    return str(error.value).splitlines()
+
+
+def test_yaml_s_traps_are_disarmed() -> None:
+    env = '{A: "1", B: yes, C: 0x10, D: 12:30:00, E: 010, F: 2024-01-01, G: on, H: .inf, I: 1_000}'
+    found = load(HEAD + f"spec: {{replicas: 2, allocation: {{timeLimit: 12:00:00, env: {env}}}}}")
+    assert found.spec.replicas == 2
+    assert found.spec.allocation.time_limit == "12:00:00"
+    assert list(found.spec.allocation.env.values()) == [
+        "1", "yes", "0x10", "12:30:00", "010", "2024-01-01", "on", ".inf", "1_000",
+    ]  # fmt: skip
+
+
+def test_an_unknown_field_is_told_with_the_one_that_was_meant() -> None:
+    [line] = mistakes("""\
+        spec:
+          replicas: 1
+          maxAtempts: 3
+        """)
+    assert line.startswith("pool.yaml:6:3: spec.maxAtempts: unknown field; did you mean `maxAttempts`?; fields here: ")
+
+
+def test_a_field_in_the_wrong_place_is_told_where_it_belongs() -> None:
+    [line] = mistakes("spec: {replicas: 1, timeLimit: '01:00:00'}")
+    assert line.startswith("pool.yaml:4:21: spec.timeLimit: unknown field; it belongs to `spec.allocation.timeLimit`")
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    [line] = mistakes("""\
+        spec:
+          replicas: 1
+          suspend: false
+          replicas: 2
+        """)
+    assert line == "pool.yaml:7:3: spec.replicas: is given twice, first on line 5; keep one of them"
+
+
+def test_all_mistakes_are_told_together_in_order() -> None:
+    lines = mistakes("""\
+        spec:
+          replicaz: 2
+          maxAttempts: many
+          suspend: yes
+          allocation:
+            nodes: 0
+            timeLimit: 99
+            env: {A: 1}
+          stages:
+            run:
+              workers: {min: 5, max: 2}
+        ---
+        apiVersion: rollyard.dev/v1alpha1
+        kind: RolloutPol
+        metadata: {name: other}
+        """)
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["pool.yaml:5:3", "spec.replicaz"],
+        ["pool.yaml:6:16", "spec.maxAttempts"],
+        ["pool.yaml:7:12", "spec.suspend"],
+        ["pool.yaml:9:12", "spec.allocation.nodes"],
+        ["pool.yaml:10:16", "spec.allocation.timeLimit"],
+        ["pool.yaml:11:14", "spec.allocation.env.A"],
+        ["pool.yaml:14:16", "spec.stages.run.workers"],
+        ["pool.yaml:17:7", "kind"],
+    ]
+    for line, advice in zip(
+        lines,
+        [
+            "did you mean `replicas`?", 'must be a whole number, not "many"', "write true", "must be at least 1, not 0",
+            'write it in quotes: "99"', 'write it in quotes: "1"', "must be at least `min` (5)", "did you mean `RolloutPool`?",
+        ],
+        strict=True,
+    ):  # fmt: skip
+        assert advice in line
+
+
+@pytest.mark.parametrize(
+    ("spec", "advice"),
+    [
+        ("{replicas: 1, autoscaling: {maxReplicas: 3}}", "not both"),
+        ("{suspend: true}", "set `replicas` for a fixed size or `autoscaling`"),
+        ("{autoscaling: {minReplicas: 3, maxReplicas: 2}}", "`maxReplicas` must be at least `minReplicas` (3)"),
+        ("{replicas: 1, allocation: {extraDirectives: {job-name: x}}}", "set by rollyard itself"),
+    ],
+)
+def test_contradictions_are_told(spec: str, advice: str) -> None:
+    [line] = mistakes(f"spec: {spec}")
+    assert advice in line
+
+
+def test_a_contradiction_is_told_beside_a_misspelt_field() -> None:
+    lines = mistakes("spec: {replicaz: 1, autoscaling: {maxReplicas: 3}}")
+    assert len(lines) == 2
+    assert "did you mean `replicas`?" in lines[0] + lines[1]
+    assert "not both" in lines[0] + lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("a: [1,\n b", "pool.yaml:2:3: while parsing a flow sequence"),
+        ("a: &a [*a]", "pool.yaml:1:1: nested too deeply, or an alias that holds itself"),
+        ("[" * 5000, "pool.yaml:1:1: nested too deeply"),
+        ("- 1", "pool.yaml:1:1: must be a mapping with apiVersion, kind, metadata and spec, not a list"),
+        (HEAD.replace("RolloutPool", "Allocation"), "pool.yaml:2:7: kind: Allocation is made by Rollyard itself"),
+        (HEAD, "pool.yaml:1:1: spec: is missing"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_at_its_place(text: str, start: str) -> None:
+    assert refused(text)[0].startswith(start)
+
+
+def test_no_tag_makes_anything_but_plain_values() -> None:
+    lines = mistakes("spec: {replicas: 1, allocation: {setup: !!python/object/apply:os.system ['true']}}")
+    assert any("pool.yaml:4:41: spec.allocation.setup: the tag" in line for line in lines)
+
+
+def test_aliases_that_blow_up_are_refused() -> None:
+    text = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    assert "write it out" in refused(text)[0]
+
+
+def test_several_documents_and_lists_are_read() -> None:
+    pool = HEAD + "spec: {replicas: 1}\n"
+    inference = """\
+apiVersion: rollyard.dev/v1alpha1
+kind: InferencePool
+metadata: {name: policy}
+spec: {replicas: 1, model: {path: models/tiny}, engine: {embedded: {}}}
+"""
+    found = load_manifests(f"---\n{pool}---\n---\n{inference}", "f", "/base")
+    assert [type(o) for o in found] == [RolloutPool, InferencePool]
+    assert isinstance(found[1], InferencePool)
+    assert found[1].spec.model.path == str(Path("/base/models/tiny"))
+    listed = "apiVersion: v1\nkind: List\nitems:\n" + textwrap.indent(pool, "  ").replace("  api", "- api", 1)
+    assert [o.metadata.name for o in load_manifests(listed, "f")] == ["swe"]
+    assert load_manifests("", "f") == []
+
+
+def test_a_mistake_in_a_list_names_its_item() -> None:
+    text = f'{{"apiVersion": "v1", "kind": "List", "items": [{{"apiVersion": "{API}", "kind": "RolloutPool"}}]}}'
+    with pytest.raises(Invalid) as error:
+        load_manifests(text, "f")
+    assert {c.field for c in error.value.causes} == {"items[0].metadata", "items[0].spec"}
+
+
+API = "rollyard.dev/v1alpha1"
