@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,7 @@ def test_a_percent_sign_in_the_path_of_the_log_stays_one() -> None:
         AllocationTemplate(), name="n", comment="c", log_path="/d/50%j/job.log", directory="/d", command=["true"]
     )
     assert directives(made.text)["output"] == "/d/50%%j/job.log"
+
+
+def test_the_example_in_the_documentation_is_such_a_script() -> None:
+    assert Path("deploy/slurm/batch-example.sh").read_text() == script(FULL).text

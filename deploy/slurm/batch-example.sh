@@ -1,0 +1,23 @@
+#!/bin/bash
+#SBATCH --partition=gpu,gpu2
+#SBATCH --account=rl
+#SBATCH --qos=high
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=128G
+#SBATCH --time=1-08:00:00
+#SBATCH --constraint=a100&nvlink
+#SBATCH --exclude=n1,n2
+#SBATCH --reservation=res
+#SBATCH --licenses=matlab:1
+#SBATCH --job-name=rollyard-p-0
+#SBATCH --comment=rollyard:s:u
+#SBATCH --output=/d/job.log
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+:  # sbatch looks for directives up to the first command: none in `setup` may replace ours
+export A='it'"'"'s $HOME'
+module load cuda
+exec '/opt/a b/python' -m x

@@ -1,0 +1,1 @@
+"""CustomResourceDefinitions of the kinds, generated from their models, and samples; package data."""

@@ -1,0 +1,125 @@
+"""Writes the CRD of each kind: structural schema, printer columns, subresources. `python -m rollyard.crds_yaml.generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import GROUP, VERSION, KindObject
+from rollyard.kinds.pools import InferencePool, RolloutPool
+
+FOLDER = Path(__file__).parent
+KINDS: tuple[type[KindObject], ...] = (InferencePool, RolloutPool, Allocation)
+_KEPT = (
+    "type",
+    "description",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "pattern",
+    "format",
+    "default",
+)
+_READY = '.status.conditions[?(@.type=="Ready")]'
+_AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+
+
+def crd(kind: type[KindObject]) -> dict[str, Any]:
+    """The CustomResourceDefinition (apiextensions.k8s.io/v1) of a kind."""
+    schema = kind.model_json_schema(by_alias=True)
+    definitions = schema.get("$defs", {})
+    parts = {name: structural(schema["properties"][name], definitions) for name in ("spec", "status")}
+    whole = {"type": "object", "description": kind.__doc__, "properties": parts, "required": ["spec"]}
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": whole},
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [*_columns(kind), _AGE],
+    }
+    if kind.USER_WRITTEN:
+        paths = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas.observed"}
+        version["subresources"] = {"status": {}, "scale": paths}
+    word = kind.model_fields["kind"].default
+    names = {
+        "kind": word,
+        "listKind": f"{word}List",
+        "plural": kind.PLURAL,
+        "singular": kind.SINGULAR,
+        "shortNames": list(kind.SHORT),
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {**names, "shortNames": list(kind.SHORT)},
+            "versions": [version],
+        },
+    }
+
+
+def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Without references and unions: what Kubernetes calls a structural schema. `null` in a union becomes `nullable`."""
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rpartition("/")[2]]
+        return structural({**target, **{k: v for k, v in schema.items() if k != "$ref"}}, definitions)
+    if "anyOf" in schema:
+        (inner,) = [s for s in schema["anyOf"] if s.get("type") != "null"]
+        rest = {k: v for k, v in schema.items() if k not in ("anyOf", "default")}
+        return {**structural({**inner, **rest}, definitions), "nullable": True}
+    found = {key: schema[key] for key in _KEPT if key in schema}
+    if "const" in schema:
+        found["enum"] = [schema["const"]]
+    for bound in ("Minimum", "Maximum"):
+        if f"exclusive{bound}" in schema:
+            found |= {bound.lower(): schema[f"exclusive{bound}"], f"exclusive{bound}": True}
+    if "properties" in schema:
+        found["properties"] = {name: structural(inner, definitions) for name, inner in schema["properties"].items()}
+        found |= {"required": schema["required"]} if schema.get("required") else {}
+    if "items" in schema:
+        found["items"] = structural(schema["items"], definitions)
+    if isinstance(schema.get("additionalProperties"), dict):
+        found["additionalProperties"] = structural(schema["additionalProperties"], definitions)
+    return found
+
+
+def _columns(kind: type[KindObject]) -> list[dict[str, str]]:
+    if kind is Allocation:
+        paths = {
+            "Pool": ".spec.pool.name",
+            "Ready": ".status.ready",
+            "Job": ".status.jobId",
+            "State": ".status.jobState",
+        }
+    else:
+        paths = {"Ready": ".status.replicas.ready", "Desired": ".status.replicas.desired", "Status": f"{_READY}.reason"}
+    return [{"name": n, "type": _column_type(n, kind), "jsonPath": path} for n, path in paths.items()]
+
+
+def _column_type(name: str, kind: type[KindObject]) -> str:
+    if name in ("Ready", "Desired"):
+        return "boolean" if kind is Allocation else "integer"
+    return "string"
+
+
+def text(kind: type[KindObject]) -> str:
+    return yaml.safe_dump(crd(kind), sort_keys=False, width=120)
+
+
+def main() -> None:
+    for kind in KINDS:
+        (FOLDER / f"{kind.PLURAL}.yaml").write_text(text(kind))
+
+
+if __name__ == "__main__":
+    main()
