@@ -68,10 +68,16 @@ def _store(request: web.Request) -> Store:
     return request.app[SERVICES].store
 
 
+def _wire(request: web.Request, obj: KindObject) -> dict[str, Any]:
+    """As JSON; under /api/v1 events are core/v1's, for that is where and as what kubectl looks for them."""
+    core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
+    return obj.dump() | core
+
+
 def _answer(request: web.Request, obj: KindObject, status: int = 200) -> web.Response:
     if table.wanted(request):
         return web.json_response(table.of(type(obj), [obj], obj.metadata.resource_version), status=status)
-    return web.json_response(obj.dump(), status=status)
+    return web.json_response(_wire(request, obj), status=status)
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
@@ -119,9 +125,9 @@ async def _list(request: web.Request) -> web.StreamResponse:
     return web.json_response(
         {
             "kind": f"{word}List",
-            "apiVersion": API_VERSION,
+            "apiVersion": "v1" if request.path.startswith("/api/v1/") else API_VERSION,
             "metadata": {"resourceVersion": version},
-            "items": [o.dump() for o in items],
+            "items": [_wire(request, o) for o in items],
         }
     )
 
@@ -142,7 +148,9 @@ async def _watch(
         obj = event.object
         if (namespace is None or obj.metadata.namespace == namespace) and passes(obj):
             as_table = table.wanted(request)
-            await send(event.type, table.of(kind, [obj], obj.metadata.resource_version) if as_table else obj.dump())
+            await send(
+                event.type, table.of(kind, [obj], obj.metadata.resource_version) if as_table else _wire(request, obj)
+            )
 
     try:
         async with asyncio.timeout(seconds):

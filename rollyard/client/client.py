@@ -223,7 +223,7 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
     plural = KINDS[kind].PLURAL
-    base = "/api/v1" if kind == "Event" else f"/apis/{API_VERSION}"
+    base = f"/apis/{API_VERSION}"
     where = f"/namespaces/{namespace}" if namespace else ""
     return f"{base}{where}/{plural}" + (f"/{name}" if name else "")
 

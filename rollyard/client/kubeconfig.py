@@ -49,14 +49,15 @@ def load_context(path: Path | None = None) -> Context:
     except OSError as error:
         hint = f"start one with `rollyard serve --data DIR`, or name its file with --kubeconfig or {VARIABLE}"
         raise BadRequest(f"no server is known: {given}: {error.strerror}; {hint}") from None
-    except (yaml.YAMLError, KeyError, TypeError, StopIteration, ValueError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, StopIteration, ValueError) as error:
         raise BadRequest(f"{given} is no kubeconfig with a token: {error!r}") from None
 
 
 def _context(config: dict[str, object], file: Path) -> Context:
     def named(section: str, name: str) -> dict[str, str]:
         entries = config[section]
-        assert isinstance(entries, list)
+        if not isinstance(entries, list):
+            raise TypeError(f"{section} must be a list")
         found: dict[str, str] = next(e[section.rstrip("s")] for e in entries if e["name"] == name)
         return found
 
