@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -213,18 +214,28 @@ async def _patch(request: web.Request) -> web.Response:
         raise UnsupportedMediaType(
             "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"
         )
-    kind, patch = _writable(request), await _body(request)
-    for attempt in range(WRITE_RETRIES):
+    _writable(request)
+    patch = await _body(request)
+    version = (patch.get("metadata") or {}).get("resourceVersion")
+
+    def patched(current: KindObject) -> Pool:
+        merged = merge_patch(current.dump(), patch)
+        merged["metadata"]["resourceVersion"] = version or current.metadata.resource_version
+        return _parse(request, merged)
+
+    return _answer(request, await _change(request, patched, tries=1 if version else WRITE_RETRIES))
+
+
+async def _change(request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES) -> KindObject:
+    """Write what `wanted` makes of the current object, again when somebody wrote in between. Raises Conflict at last."""
+    while True:
+        tries -= 1
         current = await _store(request).get(_key(request))
-        patched = merge_patch(current.dump(), patch)
-        if not (patch.get("metadata") or {}).get("resourceVersion"):
-            patched["metadata"]["resourceVersion"] = current.metadata.resource_version
         try:
-            return _answer(request, await _write(request, current, _parse(request, patched)))
+            return await _write(request, current, wanted(current))
         except Conflict:
-            if attempt == WRITE_RETRIES - 1 or (patch.get("metadata") or {}).get("resourceVersion"):
+            if tries <= 0:
                 raise
-    raise AssertionError(kind)
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -266,20 +277,15 @@ async def _put_scale(request: web.Request) -> web.Response:
     replicas = (((await _body(request)).get("spec")) or {}).get("replicas")
     if not isinstance(replicas, int) or replicas < 0:
         raise Invalid("spec.replicas must be a whole number, at least 0")
-    for attempt in range(WRITE_RETRIES):
-        current = await _store(request).get(_key(request))
-        assert isinstance(current, Pool)
-        if current.spec.autoscaling is not None:
+
+    def scaled(current: KindObject) -> Pool:
+        if isinstance(current, Pool) and current.spec.autoscaling is not None:
             raise Invalid(
                 "the size follows the demand here; change spec.autoscaling, or remove it and set spec.replicas"
             )
-        wanted = _parse(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
-        try:
-            return web.json_response(_scale(await _write(request, current, wanted)))
-        except Conflict:
-            if attempt == WRITE_RETRIES - 1:
-                raise
-    raise AssertionError(replicas)
+        return _parse(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
+
+    return web.json_response(_scale(await _change(request, scaled)))
 
 
 def _scale(obj: KindObject) -> dict[str, Any]:
