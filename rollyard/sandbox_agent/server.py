@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -108,6 +109,7 @@ def _refused(error: OSError) -> Answer:
 
 
 def main() -> None:
+    _hear_signals()
     stream = Stream(_take_stdin())
     _hide()
     with contextlib.suppress(BrokenPipeError):
@@ -119,6 +121,13 @@ def main() -> None:
             Server(stream, Settings.of_message(frame[0])).serve()
     # At once and with everything: as process 1 of the sandbox we take every other process along.
     os._exit(0)
+
+
+def _hear_signals() -> None:
+    """A job begun in the background of a script inherits an ignored SIGINT, which no shell below could ever undo."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _take_stdin() -> socket.socket:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
-from rollyard.sandbox.base import Runtime
+from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox import Sandbox, Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +216,15 @@ async def test_a_full_disk_does_not_stop_the_shell(sandbox: Sandbox) -> None:
 async def test_orphans_are_reaped(sandbox: Sandbox) -> None:
     await sandbox.bash("for i in 1 2 3 4 5; do (sleep 0.01 & ); done; sleep 0.2", 10)
     assert (await sandbox.bash("ps -eo stat= | grep -c Z", 10)).output == "0\n"
+
+
+async def test_a_node_agent_begun_in_the_background_can_interrupt_all_the_same(sandboxes: Sandboxes) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `command &` in a script hands it down
+    try:
+        async with await sandboxes.start(SandboxSpec(None, LIMITS)) as sandbox:
+            result = await sandbox.bash("while :; do :; done", 0.2)
+            assert (result.timed_out, result.restarted) == (True, False)
+            assert (await sandbox.ipython("while True: pass", 0.2)).timed_out
+            assert (await sandbox.ipython("1 + 1", 10)).output.strip() == "2"
+    finally:
+        signal.signal(signal.SIGINT, before)
