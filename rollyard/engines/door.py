@@ -10,9 +10,12 @@ import hmac
 import logging
 import socket
 import ssl
+from io import BytesIO
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +30,19 @@ HOP_BY_HOP = frozenset(
     [
         "connection",
         "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
         "te",
         "trailer",
         "transfer-encoding",
         "upgrade",
-        "content-length",
-        "host",
-        "authorization",
     ]
 )
+"""RFC 9110, 7.6.1: about this connection, so not for the next one."""
+OWN = frozenset(["content-length", "host", "authorization", "expect"])
+"""Answered or set anew here; the door's token is no business of the engine's."""
+AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
+"""What aiohttp would add: an engine must see what the client said and no more."""
 MAX_BODY_BYTES = 64 << 20
 
 
@@ -51,16 +58,20 @@ class Door:
         self.idle.set()
 
     async def open(self, listener: socket.socket, tls: ssl.SSLContext) -> web.AppRunner:
-        """Serve on a bound socket until the runner is cleaned up."""
+        """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._pass)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
+        # Bodies pass as they are: what is compressed for the engine is not for us to unpack.
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0, auto_decompress=False
+        )
         await runner.setup()
         await web.SockSite(runner, listener, ssl_context=tls).start()
         return runner
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), self._expected):
+        shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(shown, self._expected):
             return _error(401, "Unauthorized", "send the endpoint's token: `Authorization: Bearer …`")
         if (request.method, request.path) not in OPEN:
             return _error(404, "NotFound", f"{request.method} {request.path} is not served here")
@@ -74,13 +85,16 @@ class Door:
                 self.idle.set()
 
     async def _relay(self, request: web.Request) -> web.StreamResponse:
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
-        url, body = f"http://engine{request.path_qs}", await request.read()
+        # The path is one of the list's, whatever spelling of it the client chose.
+        url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
+        headers, body = _end_to_end(request.headers), await request.read()
+        data = BytesIO(body) if body else None  # plain bytes would be written in one go, however many
         response: web.StreamResponse | None = None
         try:
-            async with self._engine.request(request.method, url, headers=headers, data=body) as upstream:
-                kept = {k: v for k, v in upstream.headers.items() if k.lower() not in HOP_BY_HOP}
-                response = web.StreamResponse(status=upstream.status, headers=kept)
+            async with self._engine.request(
+                request.method, url, headers=headers, data=data, skip_auto_headers=AUTOMATIC
+            ) as upstream:
+                response = web.StreamResponse(status=upstream.status, headers=_end_to_end(upstream.headers))
                 await response.prepare(request)
                 async for chunk in upstream.content.iter_any():
                     await response.write(chunk)
@@ -93,6 +107,13 @@ class Door:
             if request.transport is not None:
                 request.transport.abort()  # the answer has begun: its only honest end is a broken connection
             return response
+
+
+def _end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """The headers that go on, without those that `Connection` names."""
+    named = {name.strip().lower() for value in headers.getall("Connection", []) for name in value.split(",")}
+    kept = ((k, v) for k, v in headers.items() if k.lower() not in HOP_BY_HOP | OWN | named)
+    return CIMultiDict(kept)
 
 
 def _error(code: int, reason: str, message: str) -> web.Response:

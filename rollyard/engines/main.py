@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
-import shutil
 import signal
 import socket
 import ssl
 import sys
 import tempfile
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TypeVar
@@ -26,30 +27,39 @@ from rollyard.engines.command import engine_command
 from rollyard.engines.door import Door
 from rollyard.engines.supervisor import EngineFailed, Health, Supervisor
 from rollyard.engines.weights_version import weights_version
-from rollyard.errors import ApiError, Fenced, Invalid, Unavailable
+from rollyard.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
 from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity
 from rollyard.telemetry import set_up_logging
 from rollyard.trust.csr import new_key_and_csr
+from rollyard.trust.tls import server_ssl_context
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FENCED_EXIT = 3
 DRAIN_SECONDS = 600.0
-STOP_SECONDS = 8.0
+"""For running requests when the server asks for a drain."""
+STOP_SECONDS = 5.0
+"""For running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that."""
+FINISH_LOOK_SECONDS = 0.2
+MAX_SOCKET_PATH = 107
+"""Bytes of sockaddr_un.sun_path, less the end mark."""
 
 
 def main(folder: Path) -> int:
     """Run until the job ends."""
     set_up_logging()
     os.umask(0o077)
-    link = Link.open(folder)
-    # Sockets have 108 bytes for their path, so it stays short.
-    scratch = Path(tempfile.mkdtemp(prefix="ry-", dir=link.allocation.scratch))
     try:
-        return asyncio.run(InferenceServer(link, scratch).run())
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        link = Link.open(folder)
+        with tempfile.TemporaryDirectory(
+            prefix="ry-", dir=link.allocation.scratch, ignore_cleanup_errors=True
+        ) as scratch:
+            return asyncio.run(InferenceServer(link, Path(scratch)).run())
+    except (OSError, ValueError, RollyardError) as error:
+        log.exception("the inference server cannot go on")
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the job's log
+        return 1
 
 
 class InferenceServer:
@@ -62,23 +72,27 @@ class InferenceServer:
         self._spec = link.allocation.inference
         self._scratch = scratch
         self._identity: Identity = link.identity()
-        self._supervisor = Supervisor(engine_command(self._spec, scratch / "engine.sock"), scratch / "engine.sock")
+        uds = scratch / "engine.sock"
+        if len(os.fsencode(uds)) > MAX_SOCKET_PATH:
+            raise Invalid(f"{uds} is too long for a socket: choose a shorter spec.allocation.scratch, such as /tmp")
+        self._supervisor = Supervisor(engine_command(self._spec, uds), uds)
+        self._closing = threading.Event()
         self._version = ""
         self._fatal = ""
         self._stop = asyncio.Event()
-        self._drain = False
+        self._until = math.inf
+        """Loop time when running requests must have ended."""
         self._door: Door | None = None
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        listener = socket.socket()
-        async with self._link.session() as http, self._supervisor.session() as engine:
+            asyncio.get_running_loop().add_signal_handler(number, self._end_within, STOP_SECONDS)
+        async with contextlib.AsyncExitStack() as stack:
+            http = await stack.enter_async_context(self._link.session())
+            engine = await stack.enter_async_context(self._supervisor.session())
             try:
-                address = await self._until_stopped(self._address())
-                listener.bind((address, 0))
-                url = f"https://{address}:{listener.getsockname()[1]}"
+                listener, url = _listener(await self._until_stopped(self._address()))
+                stack.enter_context(listener)
                 key, csr = new_key_and_csr(self._identity.allocation)
                 welcome = await self._until_stopped(self._register(http, url, csr.decode()))
                 assert welcome.certificate is not None
@@ -93,8 +107,6 @@ class InferenceServer:
                 return FENCED_EXIT
             except _Stopped:
                 return 0
-            finally:
-                listener.close()
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
         task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
@@ -133,10 +145,7 @@ class InferenceServer:
     def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
         pem = self._scratch / "door.pem"
         pem.write_bytes(key + certificate.encode())  # 0600 by the umask
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(pem)
-        return context
+        return server_ssl_context(pem)
 
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
         """Engine and heartbeat until one of them ends it."""
@@ -149,7 +158,7 @@ class InferenceServer:
                 beat.result()  # Fenced
             if engine.done():
                 # The reason must reach the server before the job is gone.
-                self._fatal = str(engine.exception() or "EngineFailed: it ended")
+                self._fatal = _reason(engine.exception())
                 print(f"error: {self._fatal}", file=sys.stderr)  # noqa: T201 - the job's log
                 with contextlib.suppress(ApiError):
                     await self._say(http, url)
@@ -157,13 +166,15 @@ class InferenceServer:
             await self._finish(http, url)
             return 0
         finally:
+            self._closing.set()
             for task in (engine, beat, stop):
                 task.cancel()
             await asyncio.gather(engine, beat, stop, return_exceptions=True)
 
     async def _engine(self) -> None:
         try:
-            self._version = await asyncio.to_thread(weights_version, Path(self._spec.model.path))
+            folder = Path(self._spec.model.path)
+            self._version = await asyncio.to_thread(weights_version, folder, self._closing.is_set)
         except Invalid as error:
             raise EngineFailed(str(error)) from None
         await self._supervisor.run()
@@ -181,9 +192,8 @@ class InferenceServer:
                     if not orders.known:
                         await self._register(http, url, None)
                         continue
-                    if orders.drain and not self._drain:
-                        self._drain = True
-                        self._stop.set()
+                    if orders.drain and not self._stop.is_set():
+                        self._end_within(DRAIN_SECONDS)
                     said, due = (health.ready, health.reason), loop.time() + seconds
                 except Fenced:
                     raise
@@ -214,13 +224,34 @@ class InferenceServer:
             return Health(False, "Draining")
         return self._supervisor.health
 
+    def _end_within(self, seconds: float) -> None:
+        self._until = min(self._until, asyncio.get_running_loop().time() + seconds)
+        self._stop.set()
+
     async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
         """Nothing new comes in once the server has heard; what is running may end, longer when drained than when killed."""
         with contextlib.suppress(ApiError):
             await self._say(http, url)
         assert self._door is not None
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._door.idle.wait(), DRAIN_SECONDS if self._drain else STOP_SECONDS)
+        while asyncio.get_running_loop().time() < self._until:  # a SIGTERM during a drain brings it nearer
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._door.idle.wait(), FINISH_LOOK_SECONDS)
+                return
+
+
+def _listener(address: str) -> tuple[socket.socket, str]:
+    """A bound socket on a free port of this address, and its URL. Raises OSError."""
+    v6 = ":" in address
+    listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
+    listener.bind((address, 0))
+    return listener, f"https://{f'[{address}]' if v6 else address}:{listener.getsockname()[1]}"
+
+
+def _reason(error: BaseException | None) -> str:
+    if isinstance(error, EngineFailed):
+        return str(error)
+    log.error("the supervisor broke", exc_info=error)
+    return f"EngineFailed: {type(error).__name__}: {error}"
 
 
 class _Stopped(Exception):

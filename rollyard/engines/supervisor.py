@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
 import sys
 from collections import deque
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import aiohttp
@@ -22,9 +24,11 @@ log = logging.getLogger(__name__)
 
 STARTUP_SECONDS = 1800.0
 """A large model takes minutes to load."""
-PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 1.0, 5.0
+LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 STOP_SECONDS = 10.0
+RELAY_SECONDS = 2.0
+"""For the last words of an engine that has ended."""
 QUICK_DEATHS = 3
 """Deaths before it was ever ready, in a row, after which no restart will help."""
 _GAUGES = {
@@ -54,24 +58,24 @@ class Supervisor:
         self._command = command
         self._uds = uds
         self._startup = startup_seconds
-        self._process: asyncio.subprocess.Process | None = None
         self._tail: deque[str] = deque(maxlen=20)
+        self._ever_ready = False
         self.health = Health(False, "Starting")
 
     def session(self) -> aiohttp.ClientSession:
-        """A session whose every request goes to the engine."""
+        """A session whose every request goes to the engine; bodies come as they are, compressed or not."""
         connector = aiohttp.UnixConnector(path=str(self._uds), limit=0)
-        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0))
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def run(self) -> None:
         """For ever. Raises EngineFailed when the engine dies again and again before it was ready."""
         backoff, quick = Backoff(0.5, 30.0), 0
         async with self.session() as http:
             while True:
-                was_ready = await self._one_life(http)
-                why = self._tail[-1] if self._tail else "it said nothing"
-                quick = 0 if was_ready else quick + 1
-                if was_ready:
+                why = await self._one_life(http)
+                quick = 0 if self._ever_ready else quick + 1
+                if self._ever_ready:
                     backoff.reset()
                 self.health = Health(False, f"EngineDied: {why}")
                 log.error("engine ended (%d times before it was ready): %s", quick, why)
@@ -79,69 +83,98 @@ class Supervisor:
                     raise EngineFailed(f"EngineFailed: {why}")
                 await backoff.wait()
 
-    async def _one_life(self, http: aiohttp.ClientSession) -> bool:
-        """From start to death; answers whether it was ready in between."""
-        self.health = Health(False, "Loading")
+    async def _one_life(self, http: aiohttp.ClientSession) -> str:
+        """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started."""
+        self.health, self._ever_ready = Health(False, "Loading"), False
+        self._tail.clear()
         self._uds.unlink(missing_ok=True)
-        env = {**os.environ, **self._command.env}
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command.argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        relay = asyncio.create_task(self._relay(self._process))
+        # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
+        output, input = os.pipe()
+        with FileIO(output) as words:
+            try:
+                process = await self._start(input)
+            finally:
+                os.close(input)
+            return await self._watch(http, process, words)
+
+    async def _start(self, output: int) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._command.env},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineFailed(f"EngineMissing: {self._command.argv[0]} cannot be started: {error.strerror}") from None
+
+    async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO) -> str:
+        relay = asyncio.create_task(self._relay(words))
         probe = asyncio.create_task(self._probe(http))
-        death = asyncio.create_task(self._process.wait())
+        death = asyncio.create_task(process.wait())
         try:
             await asyncio.wait({probe, death}, return_when=asyncio.FIRST_COMPLETED)
-            return self.health.ready or (probe.done() and not probe.cancelled() and probe.result())
+            by_itself = death.done()
         finally:
-            was_ready = self.health.ready
-            await self._end(self._process)
-            for task in (probe, death):
+            self.health = Health(False, "EngineDied")
+            await self._end(process)
+            await asyncio.wait({relay}, timeout=RELAY_SECONDS)
+            for task in (relay, probe, death):
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await relay
-            if was_ready:
-                self.health = Health(False, "EngineDied")
+            await asyncio.gather(relay, probe, death, return_exceptions=True)
+        return self._why(process.returncode if by_itself else None)
 
-    async def _relay(self, process: asyncio.subprocess.Process) -> None:
+    def _why(self, code: int | None) -> str:
+        """In its own words where there are any; `code` is None when it was ended by us."""
+        errors = [line for line in self._tail if line.startswith("error: ")]
+        words = (errors or list(self._tail) or ["it said nothing"])[-1].removeprefix("error: ")
+        if code is None:
+            return words
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"{how}: {words}"
+
+    async def _relay(self, words: FileIO) -> None:
         """The engine's words go to the job's log; the last ones are kept to explain a death."""
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # a line longer than the buffer
-                continue
-            if not line:
-                return
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-            if text := line.decode(errors="replace").strip():
-                self._tail.append(text)
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), words
+        )
+        try:
+            while True:
+                try:
+                    line = await reader.readline()
+                except ValueError:  # a line longer than the buffer
+                    continue
+                if not line:
+                    return
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+                if text := line.decode(errors="replace").strip():
+                    self._tail.append(text)
+        finally:
+            transport.close()
 
-    async def _probe(self, http: aiohttp.ClientSession) -> bool:
-        """Until it hangs; answers whether it was ever ready."""
-        ever, failed, loop = False, 0, asyncio.get_running_loop()
+    async def _probe(self, http: aiohttp.ClientSession) -> None:
+        """Until it hangs."""
+        failed, loop = 0, asyncio.get_running_loop()
         deadline = loop.time() + self._startup
         while True:
             health = await self._ask(http)
             if health.ready:
-                ever, failed = True, 0
+                self._ever_ready, failed = True, 0
                 self.health = health
-            elif ever:
+            elif self._ever_ready:
                 failed += 1
-                self.health = Health(False, health.reason)
+                self.health = health
                 if failed >= FAILED_PROBES:
-                    self._tail.append("it does not answer /health any more")
-                    return ever
+                    self._tail.append("error: it does not answer /health any more")
+                    return
             elif loop.time() > deadline:
-                self._tail.append(f"it was not ready after {self._startup:g} s")
-                return ever
-            await asyncio.sleep(PROBE_SECONDS if ever else 0.1)
+                self._tail.append(f"error: it was not ready after {self._startup:g} s")
+                return
+            await asyncio.sleep(PROBE_SECONDS if self._ever_ready else LOADING_PROBE_SECONDS)
 
     async def _ask(self, http: aiohttp.ClientSession) -> Health:
         try:
@@ -149,27 +182,39 @@ class Supervisor:
                 async with http.get("http://engine/health") as answer:
                     if answer.status != 200:
                         return Health(False, f"Unhealthy: /health answers {answer.status}")
-                async with http.get("http://engine/metrics") as answer:
+                async with http.get("http://engine/metrics", headers={"Accept-Encoding": "identity"}) as answer:
                     return _load(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Health(False, f"Unhealthy: {type(error).__name__}")
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """TERM, then KILL, to the engine's whole group."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if process.returncode is not None:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(process.wait()), STOP_SECONDS)
+        if process.returncode is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
+        # Also when it has ended: workers that outlive it would keep its memory from the next one.
+        _signal_group(process.pid, signal.SIGKILL)
+        await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
 
 
 def _load(metrics: str) -> Health:
-    """vLLM's gauges; one that is missing counts nothing."""
-    found = {name: _gauge(metrics, metric) for name, metric in _GAUGES.items()}
+    """vLLM's gauges; one that is missing counts nothing, several engines behind one socket are added up."""
+    found = {name: sum(_gauge(metrics, metric)) for name, metric in _GAUGES.items()}
     return Health(True, "", int(found["running"]), int(found["waiting"]), found["kv_usage"])
 
 
-def _gauge(metrics: str, name: str) -> float:
-    return sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE))
+def _gauge(metrics: str, name: str) -> list[float]:
+    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
+    return [value for value in map(_number, values) if math.isfinite(value)]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

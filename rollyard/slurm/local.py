@@ -1,4 +1,4 @@
-"""The driver of a single machine: jobs are process groups here, with Slurm's states, exit codes, signals and time limits.
+"""The driver of a single machine: jobs are process trees here, with Slurm's states, exit codes, signals and time limits.
 
 State lies in a folder a job, so a server that comes back finds its jobs as it would in Slurm. Cores and memory are not
 shared out: what is submitted starts. Nothing is signalled unless it is proven ours.

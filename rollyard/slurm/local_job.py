@@ -98,13 +98,13 @@ class LocalJob:
         if step is not None and ProcessProof.of(step).kill(signal.SIGTERM):
             return
         if run is not None:
-            ProcessProof.of(run).kill(signal.SIGTERM, group=True)
+            ProcessProof.of(run).kill(signal.SIGTERM)
 
     def send(self, number: int) -> None:
-        """To the leader's process group."""
+        """To the leader, as in Slurm; see local_step.watch."""
         run = self._read("run")
         if run is not None and not self.ended:
-            ProcessProof.of(run).kill(number, group=True)
+            ProcessProof.of(run).kill(number)
 
     @property
     def ended(self) -> bool:

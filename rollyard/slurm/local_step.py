@@ -1,8 +1,8 @@
 """What slurmstepd is to Slurm, for the local driver: runs one job and writes down how it ended.
 
 Started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and outlives the
-server. It takes in the job's orphans (PR_SET_CHILD_SUBREAPER): every process of the job stays below it in the process
-tree, hears of the job's end, and is gone before the end is written. Files in the folder, each complete or absent:
+server. It takes in the job's orphans (PR_SET_CHILD_SUBREAPER), so that every process of the job stays below it in the
+process tree, and all are gone before the end is written. Files in the folder, each complete or absent:
 `step.json` (this process; made once, by whoever decides first whether the job starts), `run.json` (the job's leader),
 `end.json` (how it ended).
 """
@@ -99,18 +99,18 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
     """Until the job is over: by itself, cancelled (SIGTERM to us), or at its time limit.
 
-    As in Slurm, every process of a job that must end gets CONT and TERM, and KILL `kill_wait` seconds later.
+    As in Slurm (cgroup.conf, SignalChildrenProcesses=no), TERM is for the leader, which may see to its children in its
+    own order; `kill_wait` seconds later KILL is for all.
     """
     deadline, kill_at = time.monotonic() + limit, math.inf
-    ending, code, cancelled = None, None, False
+    ending, cancelled = None, False
     while True:
-        code = reap(leader) if code is None else (reap(0), code)[1]
-        now = time.monotonic()
-        if code is not None and (ending is None or not family()):
+        code, now = reap(leader), time.monotonic()
+        if code is not None:
             return ending or ("COMPLETED" if code == 0 else "FAILED"), code
         if ending is None and (cancelled or now >= deadline):
             ending, kill_at = "CANCELLED" if cancelled else "TIMEOUT", now + kill_wait
-            tell(family(), signal.SIGTERM, signal.SIGCONT)
+            tell([leader], signal.SIGTERM, signal.SIGCONT)
         if now >= kill_at:
             tell(family(), signal.SIGKILL)
         pause = min(LOOK_SECONDS, max(0.0, deadline - now)) if ending is None else ENDING_LOOK_SECONDS

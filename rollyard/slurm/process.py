@@ -26,12 +26,12 @@ class ProcessProof:
         """This very process runs; a zombie or a later one with its pid does not count."""
         return boot_id() == self.boot and start_time(self.pid) == self.start
 
-    def kill(self, signal: int, *, group: bool = False) -> bool:
-        """Signal it, or the group it leads; False when it is no longer there."""
+    def kill(self, signal: int) -> bool:
+        """Signal it; False when it is no longer there."""
         if not self.alive():
             return False
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if group else os.kill)(self.pid, signal)
+            os.kill(self.pid, signal)
             return True
         return False
 

@@ -118,14 +118,19 @@ async def test_a_job_that_ends_takes_its_daemons_with_it(driver: LocalDriver, tm
     assert start_time(int((tmp_path / "daemon").read_text())) is None
 
 
-async def test_a_cancel_is_heard_by_every_process_of_the_job(driver: LocalDriver, tmp_path: Path) -> None:
-    deaf = "trap 'echo heard >> log; exit' TERM; echo 1 > up; while :; do sleep 0.02; done"
-    id = await driver.submit(job(tmp_path, f'setsid bash -c "{deaf}" & wait; exec sleep 300'))
+async def test_a_cancel_is_heard_by_the_leader_which_ends_its_children_in_its_own_order(
+    driver: LocalDriver, tmp_path: Path
+) -> None:
+    child = (
+        "trap 'echo TERM >> log' TERM; trap 'echo USR1 >> log; exit' USR1; echo 1 > up; while :; do sleep 0.02; done"
+    )
+    leader = f"trap 'kill -USR1 $child; wait; exit 5' TERM; ( {child} ) & child=$!; wait"
+    id = await driver.submit(job(tmp_path, leader))
     await appears(tmp_path / "up")
     await driver.cancel([id])
     found = await ended(driver, id)
-    assert (found.state, found.exit_code) == (JobState.CANCELLED, 143)
-    assert (tmp_path / "log").read_text() == "heard\n"
+    assert (found.state, found.exit_code) == (JobState.CANCELLED, 5)
+    assert (tmp_path / "log").read_text() == "USR1\n"
 
 
 async def test_a_job_outlives_the_process_that_submitted_it(tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriv
     await until(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
     for name in ("step", "run"):
-        ProcessProof.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL, group=name == "run")
+        ProcessProof.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
     assert (await ended(driver, id)).state is JobState.NODE_FAIL
 
 

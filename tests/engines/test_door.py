@@ -1,0 +1,272 @@
+"""The door in front of an engine: what gets through, what does not, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from rollyard.engines import door as module
+from rollyard.engines.command import EngineCommand
+from rollyard.engines.door import Door
+from rollyard.engines.supervisor import Supervisor
+from rollyard.trust.ca import Authority
+from rollyard.trust.csr import new_key_and_csr
+from rollyard.trust.tls import server_ssl_context
+
+TOKEN = "door-token"
+WAIT_SECONDS = 20.0
+COMPLETION = {"model": "policy", "prompt": [5, 6, 7], "max_tokens": 24, "seed": 1, "return_token_ids": True}
+
+
+class Open:
+    """A door that serves, and a client that trusts it and shows its token."""
+
+    def __init__(self, door: Door, url: str, client: aiohttp.ClientSession) -> None:
+        self.door = door
+        self.url = url
+        self.client = client
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """TLS for the door and for its clients, from an authority as the server has one."""
+    folder = tmp_path_factory.mktemp("trust")
+    authority = Authority.open(folder)
+    key, csr = new_key_and_csr("policy-0")
+    (folder / "door.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
+
+
+@contextlib.asynccontextmanager
+async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) -> AsyncIterator[Open]:
+    server_tls, client_tls = certified
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    connector = aiohttp.TCPConnector(ssl=client_tls)
+    async with (
+        Supervisor(EngineCommand([]), uds).session() as engine,
+        aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
+    ):
+        door = Door(engine, TOKEN)
+        runner = await door.open(listener, server_tls)
+        try:
+            yield Open(door, url, client)
+        finally:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def real(start_engine: Any, certified: tuple[ssl.SSLContext, ssl.SSLContext]) -> AsyncIterator[Open]:
+    """A door in front of the embedded engine."""
+    async with opened(start_engine().socket, certified) as found:
+        yield found
+
+
+class Upstream:
+    """An engine of someone else's, which has more paths than the door lets through."""
+
+    def __init__(self) -> None:
+        self.seen: list[web.Request] = []
+        self.gone = asyncio.Event()
+        self.app = web.Application(client_max_size=8 << 20)
+        self.app.router.add_route("*", "/{path:.*}", self._answer)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request)
+        if request.path == "/metrics":
+            packed = gzip.compress(b"vllm:num_requests_running 3\n")
+            return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Connection": "X-Hop", "X-Hop": "1"})
+        if request.path == "/v1/models":
+            return web.json_response({"query": request.query_string, "headers": dict(request.headers)})
+        if request.path == "/inference/v1/generate":
+            return web.Response(body=await request.read(), status=418)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        if request.query.get("break"):
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        try:
+            await asyncio.sleep(WAIT_SECONDS)
+        finally:
+            self.gone.set()
+        return response
+
+
+@pytest.fixture
+async def upstream(
+    tmp_path: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> AsyncIterator[tuple[Upstream, Open]]:
+    engine = Upstream()
+    runner = web.AppRunner(engine.app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, tmp_path / "e").start()
+    try:
+        async with opened(tmp_path / "e", certified) as found:
+            yield engine, found
+    finally:
+        await runner.cleanup()
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+# what gets through
+
+
+async def test_tokens_come_through_as_the_engine_made_them(real: Open, start_engine: Any) -> None:
+    async with real.client.post("/v1/completions", json=COMPLETION) as answer:
+        through = (await answer.json())["choices"][0]["token_ids"]
+    async with start_engine().session() as direct, direct.post("/v1/completions", json=COMPLETION) as answer:
+        assert (await answer.json())["choices"][0]["token_ids"] == through
+    assert through
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics"])
+async def test_an_engine_can_be_looked_at(real: Open, path: str) -> None:
+    async with real.client.get(path) as answer:
+        assert answer.status == 200
+
+
+async def test_an_answer_streams_and_a_client_that_goes_takes_its_request_with_it(
+    upstream: tuple[Upstream, Open],
+) -> None:
+    engine, found = upstream
+    async with found.client.post("/v1/completions", json={}) as answer:
+        assert await answer.content.readline() == b"data: 1\n"  # the engine is far from done
+        assert not found.door.idle.is_set()
+    await asyncio.wait_for(engine.gone.wait(), WAIT_SECONDS)
+    await asyncio.wait_for(found.door.idle.wait(), WAIT_SECONDS)
+
+
+async def test_status_body_and_query_pass_as_they_are(upstream: tuple[Upstream, Open]) -> None:
+    _, found = upstream
+    body = bytes(range(256)) * 5000
+    async with found.client.post("/inference/v1/generate", data=BytesIO(body)) as answer:
+        assert (answer.status, await answer.read()) == (418, body)
+    packed, sent = gzip.compress(body), {"Content-Encoding": "gzip"}
+    async with found.client.post("/inference/v1/generate", data=packed, headers=sent) as answer:
+        assert await answer.read() == body  # the engine unpacked what was still packed
+    async with found.client.get("/v1/models", params={"a": "1 &2"}) as answer:
+        assert (await answer.json())["query"] == "a=1 %262"
+
+
+async def test_a_compressed_answer_arrives_whole(upstream: tuple[Upstream, Open]) -> None:
+    _, found = upstream
+    async with found.client.get("/metrics") as answer:
+        assert await answer.text() == "vllm:num_requests_running 3\n"
+
+
+async def test_headers_of_one_connection_stay_on_it(upstream: tuple[Upstream, Open]) -> None:
+    engine, found = upstream
+    async with found.client.get("/metrics", headers={"Connection": "X-Mine", "X-Mine": "1", "X-Kept": "1"}) as answer:
+        assert "X-Hop" not in answer.headers
+    headers = engine.seen[0].headers
+    assert headers["X-Kept"] == "1"
+    assert not {"X-Mine", "Authorization"} & set(headers)
+
+
+# what does not
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics", "/pause", "/"])
+@pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, "Bearer \xff\xfe"])
+async def test_nothing_is_read_without_the_token(upstream: tuple[Upstream, Open], path: str, token: str | None) -> None:
+    engine, found = upstream
+    headers = {} if token is None else {"Authorization": token}
+    connector = aiohttp.TCPConnector(ssl=found.client.connector._ssl)  # type: ignore[union-attr]
+    async with (
+        aiohttp.ClientSession(found.url, connector=connector) as stranger,
+        stranger.post(path, data=b"x" * 100, headers=headers) as answer,
+    ):
+        assert answer.status == 401
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/pause"),
+        ("POST", "/collective_rpc"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/tokenize"),
+        ("GET", "/v1/completions"),
+        ("POST", "/health"),
+        ("GET", "/health/"),
+        ("GET", "/health/../pause"),
+        ("GET", "/health%2f..%2fpause"),
+    ],
+)
+async def test_only_a_short_list_of_paths_is_open(upstream: tuple[Upstream, Open], method: str, path: str) -> None:
+    engine, found = upstream
+    async with found.client.request(method, path) as answer:
+        assert answer.status == 404
+    assert engine.seen == []
+
+
+async def test_another_spelling_of_an_open_path_is_that_path(upstream: tuple[Upstream, Open]) -> None:
+    engine, found = upstream
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1",
+        int(found.url.rpartition(":")[2]),
+        ssl=found.client.connector._ssl,  # type: ignore[union-attr]
+    )
+    writer.write(f"GET /v1%2Fmodels HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    status = await asyncio.wait_for(reader.readline(), WAIT_SECONDS)
+    writer.close()
+    await writer.wait_closed()
+    assert status.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404"))
+    assert {request.raw_path for request in engine.seen} <= {"/v1/models"}
+
+
+async def test_a_body_beyond_the_limit_is_refused(
+    upstream: tuple[Upstream, Open], monkeypatch: pytest.MonkeyPatch, certified: Any, tmp_path: Path
+) -> None:
+    engine, _ = upstream
+    monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
+    async with (
+        opened(tmp_path / "e", certified) as found,
+        found.client.post("/v1/completions", data=b"x" * 1001) as answer,
+    ):
+        assert answer.status == 413
+    assert engine.seen == []
+
+
+async def test_it_speaks_tls_alone(real: Open) -> None:
+    async with aiohttp.ClientSession() as plain:
+        with pytest.raises(aiohttp.ClientError):
+            await plain.get(real.url.replace("https", "http") + "/health")
+
+
+# how it ends
+
+
+async def test_an_engine_that_is_not_there_is_a_502(certified: Any, tmp_path: Path) -> None:
+    async with opened(tmp_path / "nobody", certified) as found, found.client.get("/health") as answer:
+        assert answer.status == 502
+        assert "does not answer" in (await answer.json())["error"]["message"]
+        assert found.door.idle.is_set()
+
+
+async def test_an_answer_that_breaks_off_never_looks_complete(upstream: tuple[Upstream, Open]) -> None:
+    _, found = upstream
+    with pytest.raises(aiohttp.ClientError):
+        async with found.client.post("/v1/completions?break=1", json={}) as answer:
+            await answer.read()
+    await until(found.door.idle.is_set)

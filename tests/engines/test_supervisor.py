@@ -1,0 +1,136 @@
+"""The supervisor with real engine processes: brought up, brought back, given up, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from rollyard.engines import supervisor as module
+from rollyard.engines.command import EngineCommand, engine_command
+from rollyard.engines.supervisor import EngineFailed, Supervisor
+from rollyard.kinds.pools import InferencePoolSpec
+
+WAIT_SECONDS = 30.0
+
+
+def embedded(model: Path, uds: Path) -> EngineCommand:
+    spec = {"model": {"path": str(model)}, "engine": {"embedded": {}}, "replicas": 1}
+    return engine_command(InferencePoolSpec.model_validate(spec), uds)
+
+
+def program(text: str) -> EngineCommand:
+    return EngineCommand(["bash", "-c", text])
+
+
+@contextlib.asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+def processes(word: str) -> list[int]:
+    """Living processes with this word in their command line; a zombie has none."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+async def test_an_engine_gets_ready_comes_back_when_killed_and_ends_with_its_supervisor(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    uds = tmp_path / "e"
+    supervisor = Supervisor(embedded(model_dir, uds), uds)
+    async with running(supervisor):
+        await until(lambda: supervisor.health.ready)
+        assert uds.stat().st_mode & 0o077 == 0
+        (first,) = processes(str(uds))
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not supervisor.health.ready)
+        await until(lambda: supervisor.health.ready)
+        assert processes(str(uds)) not in ([], [first])
+    assert processes(str(uds)) == []
+
+
+async def test_an_engine_that_hangs_is_replaced(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.2)  # TERM does not reach what is stopped
+    uds = tmp_path / "e"
+    supervisor = Supervisor(embedded(model_dir, uds), uds)
+    async with running(supervisor):
+        await until(lambda: supervisor.health.ready)
+        (first,) = processes(str(uds))
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: supervisor.health.reason.startswith("Unhealthy"))
+        await until(lambda: "does not answer" in supervisor.health.reason)
+        await until(lambda: supervisor.health.ready)
+        assert processes(str(uds)) not in ([], [first])
+
+
+async def test_a_model_that_cannot_be_served_is_given_up_with_the_engines_own_words(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    uds = tmp_path / "e"
+    with pytest.raises(EngineFailed, match="EngineFailed: exit code 2: the embedded engine cannot"):
+        await asyncio.wait_for(Supervisor(embedded(model, uds), uds).run(), WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ("echo loading; echo 'error: no memory' >&2; echo bye; exit 7", "EngineFailed: exit code 7: no memory"),
+        ("kill -KILL $$", "EngineFailed: killed by SIGKILL: it said nothing"),
+        ("head -c 200000 /dev/zero; echo; echo last; exit 1", "EngineFailed: exit code 1: last"),
+    ],
+)
+async def test_what_it_died_of_is_told(engine: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed) as failed:
+        await asyncio.wait_for(Supervisor(program(engine), tmp_path / "e").run(), WAIT_SECONDS)
+    assert str(failed.value) == reason
+
+
+async def test_an_interpreter_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    supervisor = Supervisor(EngineCommand(["/no/python"]), tmp_path / "e")
+    with pytest.raises(EngineFailed, match="EngineMissing: /no/python cannot be started: No such file"):
+        await supervisor.run()
+
+
+async def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    supervisor = Supervisor(program("exec sleep 300"), tmp_path / "e", startup_seconds=0.1)
+    with pytest.raises(EngineFailed, match="not ready after"):
+        await asyncio.wait_for(supervisor.run(), WAIT_SECONDS)
+
+
+async def test_workers_that_an_engine_leaves_behind_are_ended_before_it_is_started_again(tmp_path: Path) -> None:
+    mark = str(tmp_path / "worker")
+    worker = f'{sys.executable} -c "import time; time.sleep(300)" {mark}'
+    with pytest.raises(EngineFailed, match="exit code 1: leader"):
+        await asyncio.wait_for(
+            Supervisor(program(f"{worker} & echo leader; exit 1"), tmp_path / "e").run(), WAIT_SECONDS
+        )
+    await until(lambda: processes(mark) == [])
