@@ -43,7 +43,7 @@ class Again:
 class Retry:
     """It may go well next time."""
 
-    error: BaseException
+    error: RollyardError | TimeoutError | OSError
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,8 @@ def _follow(queue: WorkQueue[ObjectKey], key: ObjectKey, outcome: Outcome) -> No
             queue.add_after(key, seconds)
         case Retry(error=Conflict() as error):
             log.debug("%s: %s; again in %.2f s", key, error, queue.retry(key))
-        case Retry(error=RollyardError() | TimeoutError() | OSError() as error):
-            log.warning("%s: %s: %s; again in %.2f s", key, type(error).__name__, error, queue.retry(key))
         case Retry(error=error):
-            log.error("%s: a bug; again in %.2f s", key, queue.retry(key), exc_info=error)
+            log.warning("%s: %s: %s; again in %.2f s", key, type(error).__name__, error, queue.retry(key))
         case GaveUp(error=error):
             queue.forget(key)
             log.error("%s: %s; no retry until it changes", key, error)

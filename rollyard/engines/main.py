@@ -14,7 +14,6 @@ import signal
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -25,6 +24,7 @@ import aiohttp
 from rollyard.client.link import Backoff, Link, address_towards
 from rollyard.engines.command import engine_command
 from rollyard.engines.door import Door
+from rollyard.engines.scratch import scratch_folder
 from rollyard.engines.supervisor import EngineFailed, Health, Supervisor
 from rollyard.engines.weights_version import weights_version
 from rollyard.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
@@ -52,10 +52,8 @@ def main(folder: Path) -> int:
     os.umask(0o077)
     try:
         link = Link.open(folder)
-        with tempfile.TemporaryDirectory(
-            prefix="ry-", dir=link.allocation.scratch, ignore_cleanup_errors=True
-        ) as scratch:
-            return asyncio.run(InferenceServer(link, Path(scratch)).run())
+        with scratch_folder(Path(link.allocation.scratch)) as scratch:
+            return asyncio.run(InferenceServer(link, scratch).run())
     except (OSError, ValueError, RollyardError) as error:
         log.exception("the inference server cannot go on")
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the job's log
@@ -145,7 +143,10 @@ class InferenceServer:
     def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
         pem = self._scratch / "door.pem"
         pem.write_bytes(key + certificate.encode())  # 0600 by the umask
-        return server_ssl_context(pem)
+        try:
+            return server_ssl_context(pem)
+        finally:
+            pem.unlink()  # from here on the key is in memory alone
 
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
         """Engine and heartbeat until one of them ends it."""

@@ -20,6 +20,11 @@ RESERVED_DIRECTIVES = {
     "requeue",
     "chdir",
     "parsable",
+    "array",
+    "test-only",
+    "wrap",
+    "wait",
+    "input",
 }
 
 

@@ -20,7 +20,7 @@ from rollyard.reconcilers.plan import GONE, AllocationPlan, ended, plan_allocati
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents
-from rollyard.slurm.base import Driver, Job
+from rollyard.slurm.base import Driver, Job, Snapshot
 from rollyard.store.base import Store
 from rollyard.telemetry import SLURM_CALLS
 
@@ -57,6 +57,8 @@ class AllocationReconciler:
         self._clock = clock
         self._lost = lost
         """Told the uid of an allocation whose job has certainly ended: its leases need not run out."""
+        self._submitted: dict[str, float] = {}
+        """uid -> when its last submit answered (Unix seconds)."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
 
@@ -66,8 +68,11 @@ class AllocationReconciler:
         except NotFound:
             return Done()
         assert isinstance(allocation, Allocation)
-        snapshot, uid = self._feed.latest, allocation.metadata.uid
-        plan = plan_allocation(allocation, self._workspace.comment(uid), snapshot, self._misses(allocation))
+        if allocation.metadata.deletion_timestamp is None and not await self._owned(allocation):
+            await self._store.delete(key, uid=allocation.metadata.uid)
+            return Again(0.0)
+        snapshot, uid = self._view(allocation), allocation.metadata.uid
+        plan = plan_allocation(allocation, self._workspace.comment(uid), snapshot, self._misses(allocation, snapshot))
         if plan.remove:
             await self._remove(allocation)
             return Done()
@@ -77,7 +82,7 @@ class AllocationReconciler:
         if plan.cancel:
             await self._cancel(plan.cancel)
         allocation = await self._observe(allocation, plan)
-        if ended(allocation):
+        if ended(allocation) and not plan.cancel:
             return Again(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
         if allocation.spec.drain:
             await self._drain(allocation)
@@ -93,9 +98,23 @@ class AllocationReconciler:
         assert isinstance(allocation, Allocation)
         await self._end_unsubmitted(allocation, str(error))
 
-    def _misses(self, allocation: Allocation) -> int:
+    async def _owned(self, allocation: Allocation) -> bool:
+        """Its very pool is still there; a pool whose finalizer was taken away by hand leaves its allocations behind."""
+        try:
+            return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
+        except NotFound:
+            return False
+
+    def _view(self, allocation: Allocation) -> Snapshot | None:
+        """The latest snapshot that can tell of this allocation: one begun before its submit answered may lack the job."""
+        latest, submitted = self._feed.latest, self._submitted.get(allocation.metadata.uid)
+        if latest is None or (submitted is not None and latest.taken_at < submitted):
+            return None
+        return latest
+
+    def _misses(self, allocation: Allocation, snapshot: Snapshot | None) -> int:
         """Complete snapshots in a row without the job that is on record."""
-        uid, job_id, snapshot = allocation.metadata.uid, allocation.status.job_id, self._feed.latest
+        uid, job_id = allocation.metadata.uid, allocation.status.job_id
         if snapshot is None:
             return 0
         if job_id is None or job_id in snapshot.jobs:
@@ -107,13 +126,7 @@ class AllocationReconciler:
         return self._missed[uid][1]
 
     async def _submit(self, allocation: Allocation) -> None:
-        pool = await self._store.get(
-            ObjectKey(
-                kind=allocation.spec.pool.kind,
-                namespace=allocation.metadata.namespace,
-                name=allocation.spec.pool.name,
-            )
-        )
+        pool = await self._store.get(_pool_key(allocation))
         assert isinstance(pool, Pool)
         script = await asyncio.to_thread(self._workspace.prepare, allocation, pool)
         crash_point("after-prepare")
@@ -130,6 +143,8 @@ class AllocationReconciler:
         except SlurmUnreachable:
             SLURM_CALLS.labels("submit", "unreachable").inc()
             raise  # a later complete snapshot decides whether it went through
+        finally:
+            self._submitted[allocation.metadata.uid] = self._clock.time()
         SLURM_CALLS.labels("submit", "ok").inc()
         crash_point("after-submit")
         await self._write(allocation, {"job_id": job_id})
@@ -184,6 +199,7 @@ class AllocationReconciler:
             self._agents.forget(uid)
             self._endpoints.forget(uid)
             self._missed.pop(uid, None)
+            self._submitted.pop(uid, None)
             if not plan.gone and status.job_state != "NODE_FAIL":  # there the old copy may still run
                 await self._lost(uid)
         return allocation
@@ -243,6 +259,11 @@ class AllocationReconciler:
         written = await self._store.update(changed, "status")
         assert isinstance(written, Allocation)
         return written
+
+
+def _pool_key(allocation: Allocation) -> ObjectKey:
+    pool = allocation.spec.pool
+    return ObjectKey(kind=pool.kind, namespace=allocation.metadata.namespace, name=pool.name)
 
 
 def _from_job(job: Job) -> dict[str, Any]:

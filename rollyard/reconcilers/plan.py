@@ -201,7 +201,9 @@ def plan_allocation(allocation: Allocation, comment: str, snapshot: Snapshot | N
     """What to do about one allocation; `missed` counts complete snapshots in a row without its job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
     if ended(allocation):
-        return AllocationPlan(remove=deleting)
+        # A copy that turned up after the end was concluded: nothing will ever speak for it.
+        left = tuple(c.id for c in snapshot.by_comment(comment) if not c.state.ended) if snapshot else ()
+        return AllocationPlan(remove=deleting and not left, cancel=left)
     if status.intents == 0:
         return (
             AllocationPlan(remove=True)

@@ -24,7 +24,8 @@ class RolloutTrade:
 
     def member(self, allocation: Allocation) -> Member:
         agent = self._agents.of_allocation(allocation.metadata.uid)
-        load = self._rollouts.leases.held_by(agent.holder) if agent is not None else 0
+        # By leases, not by connection: after a restart of ours it is busy before its node agent has dialled in again.
+        load = len(self._rollouts.leases.of_allocation(allocation.metadata.uid))
         return Member(allocation, ready=agent is not None, load=load)
 
     async def demand(self, pool: Pool) -> int | None:

@@ -15,6 +15,8 @@ from rollyard.telemetry import SLURM_CALLS
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
+TIMEOUT_SECONDS = 30.0
+"""slurmctld being down costs a look-up 9 s; one that takes longer than this is no answer."""
 SOON_SECONDS = 0.1
 
 
@@ -49,11 +51,12 @@ class SnapshotFeed:
 
     async def _take(self) -> None:
         try:
-            snapshot = await self._driver.snapshot()
-        except SlurmUnreachable as error:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                snapshot = await self._driver.snapshot()
+        except (SlurmUnreachable, TimeoutError) as error:
             SLURM_CALLS.labels("snapshot", "unreachable").inc()
             if self.unreachable_since is None:
-                log.warning("Slurm cannot be read: %s", error)
+                log.warning("Slurm cannot be read: %s", str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
                 self.unreachable_since = self._clock.time()
                 self.latest = None
                 self.changed(set())
@@ -66,4 +69,4 @@ class SnapshotFeed:
         moved = {j.comment for id, j in snapshot.jobs.items() if before.get(id) != j}
         moved |= {j.comment for id, j in before.items() if id not in snapshot.jobs}
         if moved or was_unknown:
-            self.changed(moved)
+            self.changed(set() if was_unknown else moved)  # what vanished meanwhile is in neither

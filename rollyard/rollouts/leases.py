@@ -84,6 +84,3 @@ class Leases:
 
     def of_allocation(self, uid: str) -> list[tuple[Key, LiveLease]]:
         return [(k, v) for k, v in self._live.items() if v.holder.partition("/")[0] == uid]
-
-    def held_by(self, holder: str) -> int:
-        return sum(v.holder == holder for v in self._live.values())

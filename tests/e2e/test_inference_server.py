@@ -96,6 +96,7 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
     (engine,) = serving.yard.processes("rollyard.engines.embedded")
     scratch = Path(Path(f"/proc/{engine}/cmdline").read_bytes().split(b"\0--uds\0")[1].split(b"\0")[0].decode()).parent
     assert scratch.stat().st_mode & 0o077 == 0
+    assert {f.name for f in scratch.iterdir()} == {"lock", "engine.sock"}  # the door's key is in memory alone
     (job,) = await serving.yard.jobs()
     os.kill(server, signal.SIGTERM)
 

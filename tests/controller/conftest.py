@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.kinds.pools import RolloutPool
+from rollyard.store.sqlite import SqliteStore
+
+MakePool = Callable[[str], RolloutPool]
+Until = Callable[[Callable[[], bool]], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(tmp_path)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def make_pool() -> MakePool:
+    def make(name: str) -> RolloutPool:
+        return RolloutPool.model_validate({"metadata": {"name": name}, "spec": {"replicas": 1}})
+
+    return make
+
+
+@pytest.fixture
+def until() -> Until:
+    """Waits for a condition."""
+
+    async def wait(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture
+def beside() -> Callable[[Coroutine[Any, Any, None]], contextlib.AbstractAsyncContextManager[None]]:
+    """`async with beside(x.run())`: it runs meanwhile, and is over afterwards."""
+
+    @contextlib.asynccontextmanager
+    async def run(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        task = asyncio.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    return run

@@ -1,0 +1,225 @@
+"""The reconcilers as the server runs them, on a real store and real jobs of this machine; the jobs only sleep.
+
+Node agents are the peers of what is tested: they are connected here by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rollyard.clock import SystemClock
+from rollyard.errors import SlurmUnreachable
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Condition, ObjectKey, get_condition
+from rollyard.kinds.event import Event
+from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.wire import Identity
+from rollyard.reconcilers.build import build_manager
+from rollyard.reconcilers.workspace import Workspace
+from rollyard.rollouts.agents import Agents, NodeAgent
+from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.step import Granted, step
+from rollyard.slurm.base import BatchScript, Job, Snapshot
+from rollyard.slurm.local import LocalDriver
+from rollyard.store.base import RolloutFilter, Transaction
+from rollyard.store.sqlite import SqliteStore
+
+SERVER_ID = "site"
+WAIT_SECONDS = 20.0
+
+
+class Line:
+    """The line to a real driver, which a test may cut, or make slow."""
+
+    name = "line"
+
+    def __init__(self, driver: LocalDriver) -> None:
+        self.driver = driver
+        self.down = False
+        self.lose_answers = 0
+        """So many submits go through, but their answer does not come back."""
+        self.submits = 0
+        self.stale: Snapshot | None = None
+        """What every look-up answers while it is set."""
+
+    async def snapshot(self) -> Snapshot:
+        self._check()
+        return self.stale or await self.driver.snapshot()
+
+    async def submit(self, script: BatchScript) -> str:
+        self._check()
+        self.submits += 1
+        id = await self.driver.submit(script)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise SlurmUnreachable("the connection broke")
+        return id
+
+    async def cancel(self, ids: Any, signal: str | None = None) -> None:
+        self._check()
+        await self.driver.cancel(ids, signal)
+
+    async def close(self) -> None:
+        await self.driver.close()
+
+    def _check(self) -> None:
+        if self.down:
+            raise SlurmUnreachable("Unable to contact slurm controller")
+
+
+class Site:
+    """One data folder; the manager runs between `start` and `stop`."""
+
+    def __init__(self, folder: Path, store: SqliteStore) -> None:
+        self.folder, self.store = folder, store
+        self.line = Line(LocalDriver(folder / "slurm", kill_wait=1.0))
+        self.workspace = Workspace(folder, SERVER_ID, lambda role, uid: f"{role}:{uid}")
+        self._run: asyncio.Task[None] | None = None
+        self._new_process()
+
+    def _new_process(self) -> None:
+        """What a server has in memory, as it is right after a start."""
+        clock = SystemClock()
+        self.agents, self.leases = Agents(), Leases(clock, 60.0)
+        self.rollouts = Rollouts(self.store, clock, self.agents, self.leases)
+        self.manager = build_manager(
+            self.store, self.line, self.workspace, self.agents, Endpoints(clock), self.rollouts, clock
+        )
+
+    async def start(self) -> None:
+        await self.rollouts.recover()
+        self._run = asyncio.create_task(self.manager.run())
+
+    async def stop(self) -> None:
+        if self._run is not None:
+            self._run.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._run
+
+    async def restart(self) -> None:
+        await self.stop()
+        self._new_process()
+        await self.start()
+
+    async def clear(self) -> None:
+        """Ends every job, whoever's it was."""
+        driver = self.line.driver
+        async with asyncio.timeout(WAIT_SECONDS):
+            while live := [j.id for j in (await driver.snapshot()).jobs.values() if not j.state.ended]:
+                await driver.cancel(live)
+                await asyncio.sleep(0.05)
+
+    # declare
+
+    async def apply(
+        self, *, replicas: int = 2, setup: str = "exec sleep 600", name: str = "swe", **spec: Any
+    ) -> RolloutPool:
+        pool = {"metadata": {"name": name}, "spec": {"replicas": replicas, "allocation": {"setup": setup}, **spec}}
+        made = await self.store.create(RolloutPool.model_validate(pool))
+        assert isinstance(made, RolloutPool)
+        return made
+
+    async def change(self, name: str = "swe", **spec: Any) -> None:
+        pool = await self.pool(name)
+        given = pool.spec.model_dump(by_alias=True, exclude_none=True) | spec
+        new = pool.model_copy(
+            update={
+                "spec": type(pool.spec).model_validate(given),
+                "metadata": pool.metadata.model_copy(update={"resource_version": ""}),
+            }
+        )
+        await self.store.update(new, "spec")
+
+    async def delete(self, kind: str, name: str) -> None:
+        await self.store.delete(ObjectKey(kind=kind, namespace="default", name=name))
+
+    # peers
+
+    async def connect(self, allocation: Allocation) -> NodeAgent:
+        status = allocation.status
+        identity = Identity(
+            allocation=allocation.metadata.name,
+            namespace="default",
+            uid=allocation.metadata.uid,
+            job_id=status.job_id or "",
+            instance="i",
+            node=status.node,
+        )
+        agent = NodeAgent(identity, ("default", allocation.spec.pool.name), send=lambda message: None)
+        self.agents.connect(agent)
+        self.manager.add(allocation.key)
+        return agent
+
+    async def lease(self, agent: NodeAgent) -> None:
+        """Give this node agent a rollout to work on."""
+        request = RolloutRequest(pool=agent.pool[1], task=Task(kind="null"))
+        ((record, _),) = await self.rollouts.submit("default", [request])
+
+        def grant(tx: Transaction) -> Any:
+            held = tx.get("default", record.id)
+            assert held is not None
+            after, _ = step(held, Granted(SystemClock().time(), agent.holder, agent.identity.node, {}))
+            return tx.put(after)
+
+        self.leases.add(await self.store.transact(grant))
+
+    async def finish(self, agent: NodeAgent) -> None:
+        for record in await self.rollouts.find(RolloutFilter(namespace="default", pool=agent.pool[1])):
+            if record.holder == agent.holder:
+                await self.rollouts.cancel("default", record.id)
+
+    # look
+
+    async def pool(self, name: str = "swe") -> RolloutPool:
+        found = await self.store.get(ObjectKey(kind="RolloutPool", namespace="default", name=name))
+        assert isinstance(found, RolloutPool)
+        return found
+
+    async def condition(self, type: str, name: str = "swe") -> Condition | None:
+        return get_condition((await self.pool(name)).status.conditions, type)
+
+    async def allocations(self) -> list[Allocation]:
+        found, _ = await self.store.list_objects("Allocation")
+        return [a for a in found if isinstance(a, Allocation)]
+
+    async def events(self, reason: str) -> list[Event]:
+        found, _ = await self.store.list_objects("Event")
+        return [e for e in found if isinstance(e, Event) and e.reason == reason]
+
+    async def live(self) -> list[Job]:
+        """Jobs that really run, as the machine sees them."""
+        jobs = (await self.line.driver.snapshot()).jobs.values()
+        return sorted((j for j in jobs if not j.state.ended), key=lambda j: int(j.id))
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], what: str = "") -> None:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not await holds():
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            pools = [p.status for p in (await self.store.list_objects("RolloutPool"))[0]]
+            raise AssertionError(
+                f"{what or holds}: {pools} {[a.status for a in await self.allocations()]} {await self.live()}"
+            ) from None
+
+    async def running(self, count: int, *, newest: int | None = None) -> list[Allocation]:
+        """Waits until so many jobs live, all of them recorded as running; answers their allocations.
+
+        `newest`: and until the one with this index is among them.
+        """
+
+        async def holds() -> bool:
+            active = [a for a in await self.allocations() if a.status.job_state == "RUNNING"]
+            if newest is not None and newest not in {a.spec.index for a in active}:
+                return False
+            return {j.id for j in await self.live()} == {a.status.job_id for a in active} and len(active) == count
+
+        await self.until(holds, f"{count} running")
+        return [a for a in await self.allocations() if a.status.job_state == "RUNNING"]

@@ -1,0 +1,235 @@
+"""Declared pools against real jobs: what is declared runs, once, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from reconciler_site import SERVER_ID, Site
+
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.base import FINALIZER
+from rollyard.slurm.base import BatchScript
+from rollyard.slurm.script import batch_script
+
+
+async def test_a_pool_runs_what_it_declares_and_says_so(site: Site) -> None:
+    await site.apply(replicas=2)
+    allocations = await site.running(2)
+    assert [a.metadata.name for a in allocations] == ["swe-rp-0", "swe-rp-1"]
+    assert {j.comment for j in await site.live()} == {f"rollyard:{SERVER_ID}:{a.metadata.uid}" for a in allocations}
+    for allocation in allocations:
+        assert allocation.metadata.owner_references[0].uid == (await site.pool()).metadata.uid
+        assert FINALIZER in allocation.metadata.finalizers
+        assert allocation.status.intents == 1
+
+    async def counted() -> bool:
+        return (await site.pool()).status.replicas.observed == 2
+
+    await site.until(counted)
+    ready = await site.condition("Ready")
+    assert ready is not None
+    assert (ready.status, ready.reason, ready.observed_generation) == ("False", "WaitingForAllocations", 1)
+    for allocation in allocations:
+        await site.connect(allocation)
+
+    async def all_ready() -> bool:
+        ready = await site.condition("Ready")
+        return ready is not None and (ready.status, ready.reason) == ("True", "AllReady")
+
+    await site.until(all_ready)
+    replicas = (await site.pool()).status.replicas
+    assert (replicas.desired, replicas.requested, replicas.observed, replicas.ready) == (2, 2, 2, 2)
+    (scaled,) = await site.events("Scaled")
+    assert scaled.message == "from 0 to 2 allocations: spec.replicas is 2"
+    assert [d.desired for d in (await site.pool()).status.decisions] == [2]
+
+
+async def test_a_status_at_rest_is_not_written_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollyard.reconcilers.pool.REFRESH_SECONDS", 0.1)
+    await site.apply(replicas=1)
+    (allocation,) = await site.running(1)
+    await site.connect(allocation)
+
+    async def rest() -> bool:
+        before = site.store._feed.version
+        await asyncio.sleep(1.0)  # many rounds of refreshing numbers, and of snapshots
+        return site.store._feed.version == before
+
+    await site.until(rest)
+
+
+async def test_scaling_down_and_deleting_end_the_jobs_and_leave_nothing(site: Site) -> None:
+    await site.apply(replicas=3)
+    await site.running(3)
+    await site.change(replicas=1)
+    (left,) = await site.running(1)
+    assert left.metadata.name == "swe-rp-0", "the newest go first"
+    await site.change(suspend=True)
+    await site.running(0)
+    await site.change(suspend=False)
+    (new,) = await site.running(1)
+    assert new.spec.index == 3, "no index twice"
+    await site.delete("RolloutPool", "swe")
+
+    async def gone() -> bool:
+        return not (await site.store.list_objects("RolloutPool"))[0] and not await site.allocations()
+
+    await site.until(gone)
+    assert not await site.live()
+    assert not list((site.folder / "allocations").iterdir())
+
+
+async def test_an_allocation_deleted_by_hand_is_ended_and_replaced(site: Site) -> None:
+    await site.apply(replicas=1)
+    (first,) = await site.running(1)
+    await site.delete("Allocation", first.metadata.name)
+
+    async def replaced() -> bool:
+        names = [a.metadata.name for a in await site.allocations() if a.status.job_state == "RUNNING"]
+        return names == ["swe-rp-1"] and len(await site.live()) == 1
+
+    await site.until(replaced)
+
+
+async def test_a_busy_allocation_is_drained_before_it_ends(site: Site) -> None:
+    await site.apply(replicas=2)
+    idle, busy = [await site.connect(a) for a in await site.running(2)]
+    await site.lease(idle)
+    await site.lease(busy)
+    await site.finish(idle)
+    await site.change(replicas=1)
+    (left,) = await site.running(1)
+    assert left.metadata.name == busy.identity.allocation, "the idle one goes first"
+    await site.change(replicas=0)
+
+    async def draining() -> bool:
+        return busy.draining
+
+    await site.until(draining)
+    (held,) = await site.allocations()
+    assert held.spec.drain
+    assert len(await site.live()) == 1, "it works on"
+
+
+async def test_after_a_restart_a_busy_allocation_counts_as_busy_before_it_has_dialled_in(site: Site) -> None:
+    await site.apply(replicas=1)
+    (allocation,) = await site.running(1)
+    await site.lease(await site.connect(allocation))
+    await site.stop()
+    await site.change(replicas=0)
+    await site.restart()
+
+    async def draining() -> bool:
+        return all(a.spec.drain for a in await site.allocations())
+
+    await site.until(draining)
+    assert [a.status.job_state for a in await site.allocations()] == ["RUNNING"]
+    assert len(await site.live()) == 1
+
+
+async def test_a_new_template_replaces_one_after_another(site: Site) -> None:
+    await site.apply(replicas=2)
+    for allocation in await site.running(2):
+        await site.connect(allocation)
+    await site.change(allocation={"setup": "exec sleep 601"})
+    for newest, indices in ((2, [0, 1, 2]), (3, [0, 2, 3])):
+        running = await site.running(3, newest=newest)
+        assert [a.spec.index for a in running] == indices
+        await site.connect(running[-1])
+    replaced = await site.running(2)
+    assert [a.spec.index for a in replaced] == [2, 3]
+    assert len({a.spec.template_hash for a in replaced}) == 1
+
+
+async def test_what_crashes_is_tried_again_more_slowly_and_says_why(site: Site) -> None:
+    await site.apply(replicas=1, setup="echo 'error: no such model'; exit 7")
+
+    async def looping() -> bool:
+        ready = await site.condition("Ready")
+        return ready is not None and ready.reason == "CrashLoop"
+
+    await site.until(looping)
+    ready = await site.condition("Ready")
+    assert ready is not None
+    assert ready.status == "False"
+    assert "FAILED, exit code 7: no such model" in ready.message
+    ended = await site.events("JobEnded")
+    assert {e.type for e in ended} == {"Warning"}
+    assert any("exit code 7: no such model" in e.message for e in ended)
+    assert (await site.pool()).status.failures >= 2
+    assert not await site.live()
+
+
+async def test_jobs_without_an_allocation_are_ended_and_those_of_strangers_are_not(site: Site) -> None:
+    def script(name: str, comment: str) -> BatchScript:
+        return batch_script(
+            AllocationTemplate(),
+            name=name,
+            comment=comment,
+            log_path=str(site.folder / f"{name}.log"),
+            directory=str(site.folder),
+            command=["sleep", "600"],
+        )
+
+    submit = site.line.driver.submit
+    kept = [
+        await submit(script("rollyard-x-0", "rollyard:another:uid-1")),
+        await submit(script("rollyard-x-1", "of a person")),
+        await submit(script("rollyard-x-2", f"a-rollyard:{SERVER_ID}:uid")),
+    ]
+    orphan = await submit(script("rollyard-x-3", f"rollyard:{SERVER_ID}:gone"))
+    await site.apply(replicas=1)
+    await site.restart()
+
+    async def ended() -> bool:
+        return orphan not in {j.id for j in await site.live()}
+
+    await site.until(ended)
+    (allocation,) = [a for a in await site.allocations() if a.status.job_state == "RUNNING"] or await site.running(1)
+    assert {j.id for j in await site.live()} == {*kept, allocation.status.job_id}
+
+
+async def test_allocations_of_a_pool_that_was_torn_out_go_with_it(site: Site) -> None:
+    await site.apply(replicas=1)
+    await site.running(1)
+    await site.stop()
+    pool = await site.pool()
+    bare = pool.metadata.model_copy(update={"finalizers": [], "resource_version": ""})
+    await site.store.update(pool.model_copy(update={"metadata": bare}), "spec")
+    await site.delete("RolloutPool", "swe")
+    await site.apply(replicas=0)
+    await site.restart()
+
+    async def gone() -> bool:
+        return not await site.allocations() and not await site.live()
+
+    await site.until(gone)
+
+
+async def test_a_missing_inference_pool_is_told(site: Site) -> None:
+    await site.apply(replicas=0, inference={"policy": "qwen"})
+
+    async def told() -> bool:
+        ready = await site.condition("Ready")
+        return ready is not None and (ready.status, ready.reason) == ("False", "InferencePoolNotFound")
+
+    await site.until(told)
+
+
+async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(site: Site) -> None:
+    """A node that was lost comes back with the job still on it: the allocation has been replaced by then."""
+    await site.apply(replicas=1)
+    (first,) = await site.running(1)
+    seen = await site.line.driver.snapshot()
+    site.line.stale = replace(seen, taken_at=seen.taken_at + 3600, jobs={})
+
+    async def concluded() -> bool:
+        return any(a.status.job_state == "GONE" for a in await site.allocations())
+
+    await site.until(concluded)
+    site.line.stale = None
+    (second,) = await site.running(1)
+    assert second.metadata.name != first.metadata.name
+    assert [j.id for j in await site.live()] == [second.status.job_id]
