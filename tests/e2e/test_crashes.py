@@ -11,7 +11,7 @@ from e2e_yard import Yard, alive, endpoint, kill, requests
 
 from rollyard.client.client import AsyncClient
 from rollyard.controller.crash_points import CRASH_POINTS
-from rollyard.errors import Unavailable
+from rollyard.errors import NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Status, Trajectory
 
@@ -149,8 +149,8 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
         else:
             await yard.apply(client)
             await yard.until(lambda: running(yard, 4))
-            for kind, name in (("RolloutPool", "demo"), ("InferencePool", "policy")):
-                await client.delete(ObjectKey(kind=kind, namespace="default", name=name))
+            with contextlib.suppress(Unavailable):  # it may die of the first one
+                await delete_pools(client)
         assert yard.server is not None
         await asyncio.to_thread(yard.server.wait, 30)
         yard.stop()
@@ -162,7 +162,14 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
             assert len(live) == 4
             assert {a.status.job_id for a in await yard.allocations(client)} == {job.id for job in live}
         else:
+            await delete_pools(client)
             await yard.until(lambda: nothing_left(yard, client))
+
+
+async def delete_pools(client: AsyncClient) -> None:
+    for kind, name in (("RolloutPool", "demo"), ("InferencePool", "policy")):
+        with contextlib.suppress(NotFound):
+            await client.delete(ObjectKey(kind=kind, namespace="default", name=name))
 
 
 async def running(yard: Yard, n: int) -> bool:
