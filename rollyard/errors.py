@@ -19,6 +19,7 @@ RollyardError
 ├── SlurmError
 │   ├── SlurmUnreachable     no answer: nothing is known, so nothing may be concluded
 │   └── SubmitRefused        Slurm said no; its words are the message
+├── NodeFault                this node failed at it; another attempt may not: leads to a retry, then InfraFailed
 ├── SandboxError             ours, never the agent's: leads to a retry, then InfraFailed
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          it died under a rollout
@@ -140,6 +141,10 @@ class SlurmUnreachable(SlurmError):
 
 
 class SubmitRefused(SlurmError):
+    pass
+
+
+class NodeFault(RollyardError):
     pass
 
 

@@ -26,7 +26,7 @@ class MathTask(Wire):
 class Case(Wire):
     call: str
     """Python expression over what the solution defines, such as f(3)."""
-    expect: str
+    expect: str = Field(max_length=16_000)
     """Python literal that it must equal; it never enters a sandbox."""
 
     @field_validator("expect")

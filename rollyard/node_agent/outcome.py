@@ -6,6 +6,7 @@ from rollyard.errors import (
     EndpointError,
     EndpointRefused,
     ImageNotFound,
+    NodeFault,
     RollyardError,
     SandboxError,
     TaskError,
@@ -13,7 +14,7 @@ from rollyard.errors import (
 from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
 
 
-class StageTimeout(RollyardError):
+class StageTimeout(NodeFault):
     """A stage's budget ran out where that is not the agent's doing."""
 
 
@@ -22,7 +23,7 @@ def verdict(error: RollyardError) -> Status:
     match error:
         case ImageNotFound() | TaskError() | EndpointRefused():
             return Status.FAILED
-        case SandboxError() | EndpointError() | StageTimeout():
+        case SandboxError() | EndpointError() | NodeFault():
             return Status.INFRA_FAILED
         case _:
             return Status.FAILED

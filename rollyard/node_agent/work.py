@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rollyard.agents.loop import AgentRun, run_agent
 from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tools import Tools
-from rollyard.errors import EndpointError, Invalid, RollyardError, SandboxError, TaskError
+from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError
 from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
 from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings
@@ -24,6 +24,9 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox, Sandboxes
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.template import ChatTemplate
+
+AGENTS_SHARE = 0.8
+"""Of EVAL's budget, what the agent's work may use up: a solution that hangs must not look like a fault of ours."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Work:
             return await self._evaluated(handler, run)
         except Invalid as error:
             return self._failed(TaskError(str(error)))
-        except (SandboxError, TaskError, StageTimeout, EndpointError) as error:
+        except (SandboxError, TaskError, NodeFault, EndpointError) as error:
             return self._failed(error)
 
     def _failed(self, error: RollyardError) -> Outcome:
@@ -136,17 +139,17 @@ class Work:
     async def _evaluated(self, handler: TaskHandler, run: RunResult) -> Outcome:
         budget = self._budget(Stage.EVAL)
         async with self._in(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
-            score = await self._score(handler, run)
+            score = await self._score(handler, run, AGENTS_SHARE * budget)
         timings = run.outcome.timings.model_copy(update={"eval": self._timings["eval"]})
         update = {"reward": score.reward, "metrics": dict(score.metrics), "timings": timings}
         return run.outcome.model_copy(update=update)
 
-    async def _score(self, handler: TaskHandler, run: RunResult) -> Score:
+    async def _score(self, handler: TaskHandler, run: RunResult, seconds: float) -> Score:
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
-            return await handler.evaluate(task, run.artifact, None, turns)
+            return await handler.evaluate(task, run.artifact, None, turns, seconds)
         async with await self._shop.sandboxes.start(self._spec(handler)) as fresh:
-            return await handler.evaluate(task, run.artifact, fresh, turns)
+            return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # small things
 

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+MAX_DEPTH = 32
+"""Deeper nesting would not survive being written down and read again everywhere a trajectory goes."""
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINKING_ENDS = "</think>"
 
@@ -65,8 +68,14 @@ def _read(body: str, closed: bool) -> ToolCall:
         arguments = call.get("arguments") if isinstance(call, dict) else None
         if isinstance(arguments, str):  # some models write the object as a string of JSON, as OpenAI's API does
             arguments = json.loads(arguments)
+        # Python reads more than JSON can hold: NaN, 1e999, half of a surrogate pair
+        json.dumps([call, arguments], ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise _Malformed(str(error)) from None
+    except RecursionError:
+        raise _Malformed(TOO_DEEP) from None
+    if _depth([call, arguments]) > MAX_DEPTH:
+        raise _Malformed(TOO_DEEP)
     if not isinstance(call, dict):
         raise _Malformed("it must be a JSON object")
     if not isinstance(call.get("name"), str):
@@ -76,3 +85,12 @@ def _read(body: str, closed: bool) -> ToolCall:
     if not isinstance(arguments, dict):
         raise _Malformed("`arguments` must be a JSON object")
     return ToolCall(call["name"], arguments)
+
+
+def _depth(value: Any) -> int:
+    """How many arrays and objects stand in one another."""
+    depth, level = 0, [value]
+    while level := [v for v in level if isinstance(v, list | dict)]:
+        depth += 1
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return depth

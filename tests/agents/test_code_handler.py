@@ -13,6 +13,7 @@ from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
 
 HANDLER = CodeHandler()
+SECONDS = 60.0
 SQUARES = [{"call": f"f({n})", "expect": str(n * n)} for n in (2, 3)]
 
 
@@ -22,7 +23,7 @@ def task(cases: list[dict[str, str]] = SQUARES, **more: Any) -> Task:
 
 
 async def score(sandbox: Sandbox, solution: str, of: Task | None = None) -> Score:
-    return await HANDLER.evaluate(of or task(), {"solution": solution}, sandbox, [])
+    return await HANDLER.evaluate(of or task(), {"solution": solution}, sandbox, [], SECONDS)
 
 
 async def test_a_right_solution_gets_its_reward(sandbox: Sandbox) -> None:
@@ -97,7 +98,7 @@ async def test_the_expected_values_are_nowhere_in_the_sandbox(sandbox: Sandbox) 
 async def test_a_missing_file_scores_nothing_and_says_so(sandbox: Sandbox) -> None:
     of = task()
     assert await HANDLER.collect(of, sandbox) == {}
-    found = await HANDLER.evaluate(of, {}, sandbox, [])
+    found = await HANDLER.evaluate(of, {}, sandbox, [], SECONDS)
     assert found == Score(0.0, {"passed": 0.0, "cases": 2.0, "missing_file": 1.0})
     await sandbox.bash("mkdir /workspace/s.py", 10)
     assert await HANDLER.collect(of, sandbox) == {}, "a folder is no solution"
@@ -130,7 +131,6 @@ async def test_files_are_there_before_the_agent_and_the_solution_is_taken_after(
         ("{1, 2}", "{2, 1}", True),
         ("'1'", "1", False),
         ("None", "None", True),
-        ("None", None, False),
         ("1.5", str(10**400), False),
         ("1.5", "__import__('os')", False),
         ("1.5", "[" * 10_000, False),
@@ -139,7 +139,7 @@ async def test_files_are_there_before_the_agent_and_the_solution_is_taken_after(
         ("{1: 2}", "{[]: 2}", False),
     ],
 )
-def test_values_are_compared_with_their_types(expect: str, found: str | None, equal: bool) -> None:
+def test_values_are_compared_with_their_types(expect: str, found: str, equal: bool) -> None:
     assert same(expect, found) is equal
 
 

@@ -56,7 +56,7 @@ async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxe
         artifact = await handler.collect(TASK, run)
     assert spies() == []
     async with await sandboxes.start(SPEC) as fresh:
-        score = await handler.evaluate(TASK, artifact, fresh, [])
+        score = await handler.evaluate(TASK, artifact, fresh, [], 60.0)
         assert score.reward == 1.0
         seen = await fresh.bash("cat /dev/shm/seen /workspace/s.py; ls /workspace", 10)
         assert "No such file" in seen.output

@@ -21,7 +21,7 @@ def turn(text: str) -> Turn:
 
 
 async def reward(handler: MathHandler, reference: str, answer: str) -> float:
-    return (await handler.evaluate(task(reference), {}, None, [turn(f"So \\boxed{{{answer}}}.")])).reward
+    return (await handler.evaluate(task(reference), {}, None, [turn(f"So \\boxed{{{answer}}}.")], 60.0)).reward
 
 
 async def test_the_judge() -> None:
@@ -55,7 +55,7 @@ async def end(handler: MathHandler) -> None:
 async def test_without_an_answer_nothing_is_asked() -> None:
     handler = MathHandler()
     for turns in ([], [turn("It is 42.")], [turn("\\boxed{42}"), turn("I am not sure.")]):
-        found = await handler.evaluate(task("42"), {}, None, turns)
+        found = await handler.evaluate(task("42"), {}, None, turns, 60.0)
         assert (found.reward, found.metrics) == (0.0, {"answered": 0.0})
 
 

@@ -19,5 +19,5 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await site.start()
     yield site
     await site.stop()
-    await site.clear()
+    await site.end()
     await store.close()

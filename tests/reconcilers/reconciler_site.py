@@ -43,6 +43,9 @@ class Line:
     def __init__(self, driver: LocalDriver) -> None:
         self.driver = driver
         self.down = False
+        self.answers = asyncio.Event()
+        """Look-ups wait for it."""
+        self.answers.set()
         self.lose_answers = 0
         """So many submits go through, but their answer does not come back."""
         self.submits = 0
@@ -50,6 +53,7 @@ class Line:
         """What every look-up answers while it is set."""
 
     async def snapshot(self) -> Snapshot:
+        await self.answers.wait()
         self._check()
         return self.stale or await self.driver.snapshot()
 
@@ -108,12 +112,11 @@ class Site:
         self._new_process()
         await self.start()
 
-    async def clear(self) -> None:
-        """Ends every job, whoever's it was."""
-        driver = self.line.driver
+    async def end(self, *ids: str) -> None:
+        """Ends these jobs, or all, whoever's they are."""
         async with asyncio.timeout(WAIT_SECONDS):
-            while live := [j.id for j in (await driver.snapshot()).jobs.values() if not j.state.ended]:
-                await driver.cancel(live)
+            while live := [j.id for j in await self.live() if not ids or j.id in ids]:
+                await self.line.driver.cancel(live)
                 await asyncio.sleep(0.05)
 
     # declare

@@ -6,6 +6,8 @@ import asyncio
 
 from reconciler_site import Site
 
+from rollyard.slurm.local import LocalDriver
+
 
 async def test_while_slurm_cannot_be_read_nothing_is_made_or_ended(site: Site) -> None:
     await site.apply(replicas=1)
@@ -38,24 +40,27 @@ async def test_while_slurm_cannot_be_read_nothing_is_made_or_ended(site: Site) -
     await site.until(back)
 
 
-async def test_a_job_that_ended_while_slurm_was_away_is_noticed_at_once(site: Site) -> None:
-    await site.apply(replicas=1)
-    (first,) = await site.running(1)
+async def test_a_job_that_was_forgotten_while_slurm_was_away_is_missed_at_once(site: Site) -> None:
+    await site.apply(replicas=2)
+    first, second = await site.running(2)
+    assert first.status.job_id is not None
     site.line.down = True
-    await site.until(lambda: _unreachable(site))
-    await site.clear()
+
+    async def away() -> bool:
+        reachable = await site.condition("SlurmReachable")
+        return reachable is not None and reachable.status == "False"
+
+    await site.until(away)
+    await site.end(first.status.job_id)
+    site.line.driver = LocalDriver(site.folder / "slurm", kill_wait=1.0, min_job_age=0.0)
     site.line.down = False
 
     async def replaced() -> bool:
-        by_name = {a.metadata.name: a.status.job_state for a in await site.allocations()}
-        return by_name.get(first.metadata.name) == "CANCELLED" and "RUNNING" in by_name.values()
+        states = {a.spec.index: a.status.job_state for a in await site.allocations()}
+        return states == {0: "GONE", 1: "RUNNING", 2: "RUNNING"}
 
     await site.until(replaced)
-
-
-async def _unreachable(site: Site) -> bool:
-    reachable = await site.condition("SlurmReachable")
-    return reachable is not None and reachable.status == "False"
+    assert second.status.job_id in {j.id for j in await site.live()}
 
 
 async def test_a_submit_whose_answer_is_lost_is_adopted_and_not_repeated(site: Site) -> None:

@@ -366,3 +366,11 @@ def test_what_has_ended_is_left_alone() -> None:
     over = allocation(0, **INTENT, job_id="7", job_state="FAILED")
     found = plan_allocation(over, COMMENT, snapshot(), 5)
     assert (found.adopt, found.submit, found.remove, found.cancel, found.gone) == (None, False, False, (), False)
+
+
+def test_a_copy_that_lives_on_after_its_end_was_concluded_is_ended_first() -> None:
+    view = snapshot(job("7"), job("8", JobState.FAILED), job("9", comment="another"))
+    over = plan_allocation(allocation(0, **INTENT, job_id="7", job_state=GONE), COMMENT, view, 0)
+    assert (over.cancel, over.remove) == (("7",), False)
+    deleted = plan_allocation(allocation(0, deleted=True, **INTENT, job_id="7", job_state=GONE), COMMENT, view, 0)
+    assert (deleted.cancel, deleted.remove) == (("7",), False)

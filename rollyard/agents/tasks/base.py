@@ -27,8 +27,9 @@ class Score:
 class TaskHandler(Protocol):
     """One task kind; found by the entry point group `rollyard.tasks`, made once a process without arguments.
 
-    What goes wrong here is told by exceptions: TaskError when the task or its evaluator is wrong (Failed), SandboxError
-    passes through (a new attempt). What the agent did wrong is a Score, never an exception.
+    What goes wrong here is told by exceptions: SandboxError and NodeFault are ours (a new attempt); TaskError, and
+    whatever else is raised, says that the task or its handler is wrong (Failed). What the agent did wrong is a Score,
+    never an exception.
     """
 
     eval_needs_sandbox: bool
@@ -54,8 +55,14 @@ class TaskHandler(Protocol):
         """What is to be scored, taken from the sandbox before it goes."""
         ...
 
-    async def evaluate(self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn]) -> Score:
-        """The reward. Nothing of it may have been within the agent's reach."""
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        """The reward. Nothing of it may have been within the agent's reach.
+
+        `seconds` is the most that the agent's work may take to run here. It is less than the stage's budget, because
+        going over the budget is a fault of ours, and a solution that hangs is the agent's doing: a Score.
+        """
         ...
 
 

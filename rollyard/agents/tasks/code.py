@@ -7,63 +7,27 @@ a solution can print, exit, fork, or write where results go; the best it can for
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rollyard.agents import prompts
 from rollyard.agents.tasks.base import Artifact, Message, Score
-from rollyard.errors import TaskError
+from rollyard.errors import SandboxStartFailed, TaskError
 from rollyard.kinds.rollout import Task, Turn
-from rollyard.kinds.tasks import CodeTask, read_code
+from rollyard.kinds.tasks import Case, CodeTask, read_code
 from rollyard.kinds.wire import MAX_ARTIFACT_BYTES
 from rollyard.sandbox.sandbox import Sandbox
 
 FOLDER = "/tmp/check"
+DRIVER = Path(__file__).with_name("case_driver.py")
+PROBE = "python3 -I -c 'import json, os, select, signal, sys, time, types'"
+PROBE_SECONDS = 30.0
 MAX_RESULTS_BYTES = 16 << 20
-DRIVER = '''\
-import json, os, select, signal, sys, time
-
-def carry_out(call, path, seconds):
-    """repr of the call's value, from a process of its own; None when there is none in time."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        os.close(out)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        try:
-            space = {"__name__": "solution", "__file__": path}
-            with open(path) as file:
-                exec(compile(file.read(), path, "exec"), space)
-            os.write(into, repr(eval(call, space)).encode()[:65000])
-        finally:
-            os._exit(0)
-    os.close(into)
-    found, deadline = b"", time.monotonic() + seconds
-    while len(found) < 65536:
-        ready, _, _ = select.select([out], [], [], max(0, deadline - time.monotonic()))
-        chunk = os.read(out, 65536) if ready else b""
-        if not chunk:
-            break
-        found += chunk
-    os.close(out)
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    os.waitpid(pid, 0)
-    return found.decode(errors="replace") if found else None
-
-job = json.load(open(sys.argv[1]))
-results = [carry_out(call, job["solution"], job["seconds"]) for call in job["calls"]]
-with open(sys.argv[2], "w") as file:
-    json.dump(results, file)
-'''
 
 
 class CodeHandler:
@@ -93,41 +57,51 @@ class CodeHandler:
         except (OSError, UnicodeDecodeError, ValueError):
             return {}
 
-    async def evaluate(self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn]) -> Score:
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
         code = read_code(task)
         if "solution" not in artifact:
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0})
         assert sandbox is not None
-        found = await _carry_out(code, artifact["solution"], sandbox)
-        passed = sum(same(case.expect, text) for case, text in zip(code.cases, found, strict=True))
+        await self.init(task, sandbox)
+        found = await _carry_out(code, artifact["solution"], sandbox, seconds)
+        passed = await asyncio.to_thread(_passed, code.cases, found)
         return Score(float(passed == len(code.cases)), {"passed": float(passed), "cases": float(len(code.cases))})
 
 
-async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox) -> list[str | None]:
+async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> Sequence[str | None]:
     """What each call came to, as its repr. A sandbox that cannot even run the driver is a wrong task."""
-    job = {"solution": f"{FOLDER}/solution.py", "calls": [c.call for c in code.cases], "seconds": code.case_seconds}
-    script = f"mkdir -p {FOLDER} && command -v python3"
-    ready = await sandbox.bash(script, 30.0)
-    if ready.exit_code != 0:
-        raise TaskError("the image has no python3, which hidden cases need")
-    await sandbox.write_file(f"{FOLDER}/solution.py", solution.encode())
-    await sandbox.write_file(f"{FOLDER}/driver.py", DRIVER.encode())
-    await sandbox.write_file(f"{FOLDER}/job.json", json.dumps(job).encode())
+    probe = await sandbox.bash(PROBE, PROBE_SECONDS)
+    if probe.timed_out:
+        raise SandboxStartFailed(f"python3 did not start within {PROBE_SECONDS:g} s")
+    if probe.exit_code != 0:
+        raise TaskError(f"hidden cases need a python3 (3.7 or later) in the image: {probe.output.strip()[-300:]}")
+    total = min(code.case_seconds * len(code.cases), 0.9 * seconds)
+    job = {"solution": code.solution, "calls": [c.call for c in code.cases], "case_seconds": code.case_seconds}
+    try:
+        await sandbox.write_file(code.solution, solution.encode())
+    except OSError as error:
+        raise TaskError(f"{code.solution} cannot be written in a fresh sandbox: {error}") from error
+    await sandbox.write_file(f"{FOLDER}/driver.py", await asyncio.to_thread(DRIVER.read_bytes))
+    await sandbox.write_file(f"{FOLDER}/job.json", json.dumps({**job, "seconds": total}).encode())
     command = shlex.join(["python3", "-I", f"{FOLDER}/driver.py", f"{FOLDER}/job.json", f"{FOLDER}/results.json"])
-    await sandbox.bash(command, code.case_seconds * len(code.cases) + 10.0)
+    await sandbox.bash(command, min(total + 10.0, seconds))
+    nothing = [None] * len(code.cases)
     try:
         results = json.loads(await sandbox.read_file(f"{FOLDER}/results.json", MAX_RESULTS_BYTES))
-    except (OSError, ValueError):  # the solution ended the driver
-        return [None] * len(code.cases)
-    if not isinstance(results, list) or len(results) != len(code.cases):
-        return [None] * len(code.cases)
-    return [r if isinstance(r, str) else None for r in results]
+    except (OSError, ValueError, RecursionError):  # the solution ended the driver, or wrote there itself
+        return nothing
+    return results if isinstance(results, list) and len(results) == len(code.cases) else nothing
 
 
-def same(expect: str, found: str | None) -> bool:
+def _passed(cases: Sequence[Case], found: Sequence[Any]) -> int:
+    """How many came to what was expected; parsing takes a while when a solution answers at length."""
+    return sum(isinstance(text, str) and same(case.expect, text) for case, text in zip(cases, found, strict=True))
+
+
+def same(expect: str, found: str) -> bool:
     """Whether a repr is the expected literal: types count, floats may differ by rounding."""
-    if found is None:
-        return False
     try:
         return _equal(ast.literal_eval(expect), ast.literal_eval(found))
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError, OverflowError):  # 10**400 is no float

@@ -33,7 +33,9 @@ class MathHandler:
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         return {}
 
-    async def evaluate(self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn]) -> Score:
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
         answer = last_boxed(turns[-1].text) if turns else None
         if answer is None:
             return Score(0.0, {"answered": 0.0})

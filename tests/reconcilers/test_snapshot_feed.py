@@ -1,0 +1,99 @@
+"""One look at Slurm for everybody: what it tells, and what it makes of no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from reconciler_site import Line
+
+from rollyard.clock import SystemClock
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.script import batch_script
+
+
+class Told:
+    """A running feed over a line that can be cut, and what it told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.line = Line(LocalDriver(folder / "slurm"))
+        self.told: list[set[str]] = []
+        self.feed = SnapshotFeed(self.line, SystemClock(), self.told.append)
+
+    async def submit(self, comment: str) -> str:
+        script = batch_script(
+            AllocationTemplate(),
+            name="rollyard-x",
+            comment=comment,
+            log_path=str(self.folder / "log"),
+            directory=str(self.folder),
+            command=["true"],
+        )
+        return await self.line.submit(script)
+
+    async def until_known(self, known: bool) -> None:
+        async with asyncio.timeout(10):
+            while (self.feed.latest is not None) is not known:
+                await asyncio.sleep(0.01)
+
+    async def until_ended(self, id: str) -> None:
+        async with asyncio.timeout(10):
+            while (job := self.feed.latest.jobs.get(id) if self.feed.latest else None) is None or not job.state.ended:
+                await asyncio.sleep(0.01)
+
+    async def more_looks(self, count: int) -> None:
+        before = self.feed.count
+        async with asyncio.timeout(10):
+            while self.feed.count < before + count:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Told]:
+    monkeypatch.setattr("rollyard.reconcilers.snapshots.INTERVAL_SECONDS", 0.05)
+    told = Told(tmp_path)
+    run = asyncio.create_task(told.feed.run())
+    yield told
+    run.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await run
+
+
+async def test_a_job_that_changes_is_told_by_its_comment(told: Told) -> None:
+    await told.until_known(True)
+    assert told.told == [set()], "the first look tells everybody"
+    await told.until_ended(await told.submit("ours"))
+    assert told.told[1:]
+    assert all(comments == {"ours"} for comments in told.told[1:])
+    seen = len(told.told)
+    await told.more_looks(2)
+    assert len(told.told) == seen, "nothing changed, nothing is told"
+
+
+async def test_slurm_going_and_coming_back_is_told_to_everybody(told: Told) -> None:
+    await told.until_ended(await told.submit("ours"))
+    told.line.down = True
+    await told.until_known(False)
+    assert told.feed.unreachable_since is not None
+    told.told.clear()
+    told.line.down = False
+    await told.until_known(True)
+    assert told.told[0] == set(), "even to those whose job has vanished meanwhile"
+    assert told.feed.unreachable_since is None
+
+
+async def test_a_look_up_that_hangs_is_no_answer(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    await told.until_known(True)
+    monkeypatch.setattr("rollyard.reconcilers.snapshots.TIMEOUT_SECONDS", 0.1)
+    told.line.answers.clear()
+    await told.until_known(False)
+    assert told.feed.unreachable_since is not None
+    told.line.answers.set()
+    monkeypatch.setattr("rollyard.reconcilers.snapshots.TIMEOUT_SECONDS", 30.0)
+    await told.until_known(True)
