@@ -55,7 +55,7 @@ class Link:
             allocation=self.allocation.allocation,
             namespace=self.allocation.namespace,
             uid=self.allocation.uid,
-            job_id=os.environ.get("SLURM_JOB_ID", ""),
+            job_id=_job_id(),
             restart_count=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
             instance=secrets.token_hex(8),
             node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -112,3 +112,9 @@ def address_towards(url: str) -> str:
     with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
         probe.connect(info[4])  # sends nothing: it only chooses the route
         return str(probe.getsockname()[0])
+
+
+def _job_id() -> str:
+    """As the server knows it: a task of an array by the array's id and its index, though it has an id of its own too."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")

@@ -134,7 +134,7 @@ class AllocationReconciler:
         allocation = await self._write(allocation, intent)
         crash_point("after-intent")
         try:
-            job_id = await self._driver.submit(script)
+            (job_id,) = await self._driver.submit(script)
         except SubmitRefused as error:
             SLURM_CALLS.labels("submit", "refused").inc()
             await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")

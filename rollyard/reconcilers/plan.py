@@ -202,7 +202,7 @@ def plan_allocation(allocation: Allocation, comment: str, snapshot: Snapshot | N
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
     if ended(allocation):
         # A copy that turned up after the end was concluded: nothing will ever speak for it.
-        left = tuple(c.id for c in snapshot.by_comment(comment) if not c.state.ended) if snapshot else ()
+        left = tuple(c.id for c in snapshot.by_owner(comment) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
     if status.intents == 0:
         return (
@@ -212,7 +212,7 @@ def plan_allocation(allocation: Allocation, comment: str, snapshot: Snapshot | N
         )
     if snapshot is None:
         return AllocationPlan(wait=True)
-    copies = sorted(snapshot.by_comment(comment), key=lambda j: (j.state.ended, int(j.id) if j.id.isdigit() else 0))
+    copies = sorted(snapshot.by_owner(comment), key=lambda j: (j.state.ended, int(j.id) if j.id.isdigit() else 0))
     job = snapshot.jobs.get(status.job_id) if status.job_id else next(iter(copies), None)
     if job is None:
         return _without_job(allocation, snapshot, missed, deleting)

@@ -24,6 +24,7 @@ class JobState(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     BOOT_FAIL = "BOOT_FAIL"
     DEADLINE = "DEADLINE"
+    REVOKED = "REVOKED"
 
     @property
     def ended(self) -> bool:
@@ -33,6 +34,7 @@ class JobState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Job:
     id: str
+    """`123`, or `123_4` for a task of an array."""
     name: str
     comment: str
     state: JobState
@@ -42,8 +44,15 @@ class Job:
     exit_code: int | None = None
     submit_time: float | None = None
     start_time: float | None = None
+    """While it is pending: Slurm's estimate, where it has one."""
     end_time: float | None = None
     """When it ended or, while it runs, when its walltime ends. All times are Unix seconds."""
+
+    @property
+    def owner(self) -> str:
+        """The comment and, for a task of an array, `/` and its index: what one Allocation is found again by."""
+        _, underscore, task = self.id.partition("_")
+        return f"{self.comment}/{task}" if underscore else self.comment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +63,8 @@ class Snapshot:
     """Unix seconds when the look-up began: what was submitted before and is not here is not there."""
     jobs: Mapping[str, Job]
 
-    def by_comment(self, comment: str) -> list[Job]:
-        return [j for j in self.jobs.values() if j.comment == comment]
+    def by_owner(self, owner: str) -> list[Job]:
+        return [j for j in self.jobs.values() if j.owner == owner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +78,82 @@ class BatchScript:
     """Working folder; stdout and stderr are named in the script's directives."""
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a node has, as Slurm counts it."""
+
+    name: str
+    state: str
+    """Slurm's words, small: idle, mixed, allocated, down, drained, ... with what follows a `+`."""
+    reason: str = ""
+    """Why it is down or drained; an administrator's words are never undone."""
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
+    features: frozenset[str] = frozenset()
+
+    @property
+    def usable(self) -> bool:
+        return not any(word in self.state for word in ("down", "drain", "fail", "maint", "unknown", "not_responding"))
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """None where the site sets no limit, or does not say."""
+
+    name: str
+    up: bool
+    nodes: frozenset[str]
+    default: bool = False
+    max_seconds: int | None = None
+    max_nodes: int | None = None
+    accounts: frozenset[str] | None = None
+    """Those allowed; None for all."""
+    qos: frozenset[str] | None = None
+    """Those allowed; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What can be asked for: read seldom, used to check a template before it is submitted and to explain."""
+
+    version: str
+    """Slurm's, such as 22.05.8; `local` for the local driver."""
+    partitions: Mapping[str, Partition]
+    nodes: Mapping[str, Node]
+
+
 class Driver(Protocol):
     name: str
-    """Shown by doctor: local, cli, ..."""
+    """Shown by doctor: local, cli, slurmrestd, pyslurm."""
 
     async def snapshot(self) -> Snapshot:
-        """Every job whose name starts with our prefix, ended ones too as long as Slurm remembers. Raises SlurmUnreachable."""
+        """Every job of ours (name with our prefix), ended ones too as long as Slurm remembers, tasks of arrays one by one.
+
+        Raises SlurmUnreachable, also for an answer that cannot be read.
+        """
         ...
 
-    async def submit(self, script: BatchScript) -> str:
-        """The job id. Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether it was taken."""
+    async def submit(self, script: BatchScript) -> list[str]:
+        """The job's id, or those of the tasks in order where the script asks for an array.
+
+        Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether it was taken.
+        """
         ...
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
         """End jobs (`scancel`), or send a signal to them. An unknown or ended id is no error. Raises SlurmUnreachable."""
+        ...
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        """How jobs ended that Slurm's own memory has lost; what accounting does not know is left out.
+
+        Empty where a site keeps no accounting. Raises SlurmUnreachable.
+        """
+        ...
+
+    async def site(self) -> Site:
+        """Raises SlurmUnreachable."""
         ...
 
     async def close(self) -> None: ...

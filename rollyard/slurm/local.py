@@ -11,22 +11,22 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollyard.errors import SlurmError, SubmitRefused
 from rollyard.kinds.quantity import walltime_seconds
-from rollyard.slurm.base import BatchScript, Job, Snapshot
+from rollyard.slurm.base import BatchScript, Job, Node, Site, Snapshot
 from rollyard.slurm.local_job import START_SECONDS, LocalJob
-from rollyard.slurm.script import JOB_PREFIX
+from rollyard.slurm.script import JOB_PREFIX, directives
 
 MIN_JOB_AGE_SECONDS = 300.0
 KILL_WAIT_SECONDS = 10.0
 NO_LIMIT_SECONDS = 365 * 86400
+_ID = re.compile(r"\d+(_\d+)?")
 
 
 class LocalDriver:
@@ -48,57 +48,69 @@ class LocalDriver:
     async def snapshot(self) -> Snapshot:
         return await asyncio.to_thread(self._snapshot)
 
-    async def submit(self, script: BatchScript) -> str:
+    async def submit(self, script: BatchScript) -> list[str]:
         return await asyncio.to_thread(self._submit, script)
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
         await asyncio.to_thread(self._cancel, list(ids), signal)
 
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        return {}
+
+    async def site(self) -> Site:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        node = Node(os.uname().nodename, "idle", cpus=os.cpu_count() or 1, memory_bytes=memory)
+        return Site("local", {}, {node.name: node})
+
     async def close(self) -> None:
         pass
 
-    def _submit(self, script: BatchScript) -> str:
+    def _submit(self, script: BatchScript) -> list[str]:
         options = directives(script.text)
         limit = _time_limit(options.get("time", "0"))
+        tasks = _tasks(options.get("array"))
         if options.get("nodes", "1") != "1":
             raise SubmitRefused(f"Requested node configuration is not available: {options['nodes']} nodes on 1 machine")
         if not Path(script.directory).is_dir():
             raise SubmitRefused(f"Unable to chdir to {script.directory}")
         node = os.uname().nodename
         try:
-            job = LocalJob(self._new_folder())
-            id = job.folder.name
-            output = options.get("output", "slurm-%j.out")
-            job.create(
-                script.text,
-                name=script.name,
-                comment=script.comment,
-                directory=script.directory,
-                output=os.path.join(script.directory, _expand(output, {"j": id, "x": script.name, "N": node})),
-                cpus=options.get("cpus-per-task", "1"),
-                node=node,
-                time_limit=limit,
-                kill_wait=self._kill_wait,
-            )
+            folders = self._new_folders(tasks)
+            for folder in folders:
+                array, _, task = folder.name.partition("_")
+                names = {"j": folder.name, "A": array, "a": task, "x": script.name, "N": node}
+                LocalJob(folder).create(
+                    script.text,
+                    name=script.name,
+                    comment=script.comment,
+                    directory=script.directory,
+                    output=os.path.join(script.directory, _expand(options.get("output", "slurm-%j.out"), names)),
+                    cpus=options.get("cpus-per-task", "1"),
+                    node=node,
+                    time_limit=limit,
+                    kill_wait=self._kill_wait,
+                )
         except OSError as error:
             raise SubmitRefused(f"Unable to write the job down: {error}") from None
-        job.start()
-        return id
+        for folder in folders:
+            LocalJob(folder).start()
+        return [folder.name for folder in folders]
 
-    def _new_folder(self) -> Path:
+    def _new_folders(self, tasks: int | None) -> list[Path]:
         """The counter only grows, in place: one short write, whole or not at all when we are killed."""
         counter = os.open(self._folder / "next-id", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(counter, fcntl.LOCK_EX)
             id = int(os.pread(counter, 20, 0) or b"1")
             # After a power cut the counter may be behind the folders.
-            while (self._jobs / str(id)).exists():
+            while (self._jobs / str(id)).exists() or (self._jobs / f"{id}_0").exists():
                 id += 1
             os.pwrite(counter, str(id + 1).encode(), 0)
             os.fsync(counter)
-            folder = self._jobs / str(id)
-            folder.mkdir(mode=0o700)
-            return folder
+            names = [str(id)] if tasks is None else [f"{id}_{task}" for task in range(tasks)]
+            for name in names:
+                (self._jobs / name).mkdir(mode=0o700)
+            return [self._jobs / name for name in names]
         finally:
             os.close(counter)
 
@@ -119,7 +131,7 @@ class LocalDriver:
         return Snapshot(taken_at, jobs)
 
     def _folders(self) -> Iterator[Path]:
-        return (folder for folder in self._jobs.iterdir() if folder.name.isdecimal())
+        return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
 
     def _look(self, folder: Path) -> Job | None:
         with contextlib.suppress(FileNotFoundError):  # another driver purges it just now
@@ -142,7 +154,7 @@ class LocalDriver:
         number = None if word is None else _signal_number(word)
         for id in ids:
             job = LocalJob(self._jobs / id)
-            if not id.isdecimal() or not job.folder.is_dir() or job.ended:
+            if not _ID.fullmatch(id) or not job.folder.is_dir() or job.ended:
                 continue
             with contextlib.suppress(FileNotFoundError):  # purged just now
                 if number is None:
@@ -151,21 +163,12 @@ class LocalDriver:
                     job.send(number)
 
 
-def directives(text: str) -> dict[str, str]:
-    """The `#SBATCH --option=value` lines before the first command, as sbatch reads them. Raises SubmitRefused."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        if line.startswith("#SBATCH"):
-            try:
-                words = shlex.split(line.removeprefix("#SBATCH"))
-            except ValueError as error:
-                raise SubmitRefused(f"Invalid directive {line!r}: {error}") from None
-            for word in words:
-                option, _, value = word.removeprefix("--").partition("=")
-                found[option] = value
-        elif line.strip() and not line.startswith("#"):
-            break
-    return found
+def _tasks(array: str | None) -> int | None:
+    if array is None:
+        return None
+    if found := re.fullmatch(r"0-(\d+)", array):
+        return int(found[1]) + 1
+    raise SubmitRefused(f"Invalid job array specification: {array}; this driver takes 0-N")
 
 
 def _time_limit(text: str) -> int:

@@ -76,6 +76,9 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
         "SLURM_JOB_START_TIME": str(int(started)),
         "SLURM_JOB_END_TIME": str(int(started + limit)),
     }
+    array, _, task = job["id"].partition("_")
+    if task:
+        environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
 
     def before_exec() -> None:
         # In the leader itself: whenever we are killed, either it never ran or it is on record.

@@ -57,14 +57,20 @@ class Line:
         self._check()
         return self.stale or await self.driver.snapshot()
 
-    async def submit(self, script: BatchScript) -> str:
+    async def submit(self, script: BatchScript) -> list[str]:
         self._check()
         self.submits += 1
-        id = await self.driver.submit(script)
+        ids = await self.driver.submit(script)
         if self.lose_answers:
             self.lose_answers -= 1
             raise SlurmUnreachable("the connection broke")
-        return id
+        return ids
+
+    async def accounting(self, ids: Any) -> Any:
+        return await self.driver.accounting(ids)
+
+    async def site(self) -> Any:
+        return await self.driver.site()
 
     async def cancel(self, ids: Any, signal: str | None = None) -> None:
         self._check()

@@ -173,7 +173,10 @@ async def test_jobs_without_an_allocation_are_ended_and_those_of_strangers_are_n
             command=["sleep", "600"],
         )
 
-    submit = site.line.driver.submit
+    async def submit(script: BatchScript) -> str:
+        (id,) = await site.line.driver.submit(script)
+        return id
+
     kept = [
         await submit(script("rollyard-x-0", "rollyard:another:uid-1")),
         await submit(script("rollyard-x-1", "of a person")),

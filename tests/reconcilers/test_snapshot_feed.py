@@ -35,7 +35,8 @@ class Told:
             directory=str(self.folder),
             command=["true"],
         )
-        return await self.line.submit(script)
+        (id,) = await self.line.submit(script)
+        return id
 
     async def until_known(self, known: bool) -> None:
         async with asyncio.timeout(10):

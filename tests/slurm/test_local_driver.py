@@ -19,10 +19,10 @@ from rollyard.errors import SlurmError, SubmitRefused
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm import local_job, local_step
 from rollyard.slurm.base import BatchScript, Job, JobState
-from rollyard.slurm.local import LocalDriver, directives
+from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.local_job import LocalJob
 from rollyard.slurm.process import ProcessProof, start_time
-from rollyard.slurm.script import batch_script
+from rollyard.slurm.script import FOLDER, batch_script, directives
 
 WAIT_SECONDS = 20.0
 
@@ -38,6 +38,11 @@ def job(folder: Path, command: str, *, limit: str | None = None, name: str = "ro
         directory=str(folder),
         command=["bash", "-c", command],
     )
+
+
+async def submit(driver: LocalDriver, script: BatchScript) -> str:
+    (id,) = await driver.submit(script)
+    return id
 
 
 async def until(driver: LocalDriver, id: str, done: Callable[[Job], bool]) -> Job:
@@ -77,19 +82,19 @@ def driver(tmp_path: Path) -> LocalDriver:
 async def test_a_job_ends_with_slurms_state_and_exit_code(
     driver: LocalDriver, tmp_path: Path, command: str, state: JobState, code: int, reason: str
 ) -> None:
-    found = await ended(driver, await driver.submit(job(tmp_path, command)))
+    found = await ended(driver, await submit(driver, job(tmp_path, command)))
     assert (found.state, found.exit_code, found.reason, found.comment) == (state, code, reason, "rollyard:s:u")
 
 
 async def test_a_job_sees_slurms_environment_and_writes_to_its_log(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "echo $SLURM_JOB_ID $SLURM_RESTART_COUNT $SLURMD_NODENAME; echo oops >&2"))
+    id = await submit(driver, job(tmp_path, "echo $SLURM_JOB_ID $SLURM_RESTART_COUNT $SLURMD_NODENAME; echo oops >&2"))
     await ended(driver, id)
     assert (tmp_path / "job.log").read_text().splitlines() == [f"{id} 0 {os.uname().nodename}", "oops"]
 
 
 async def test_a_time_limit_ends_the_job_even_when_it_is_deaf_to_term(driver: LocalDriver, tmp_path: Path) -> None:
     found = await ended(
-        driver, await driver.submit(job(tmp_path, "trap '' TERM; sleep 60 & wait; sleep 60", limit="0-00:00:01"))
+        driver, await submit(driver, job(tmp_path, "trap '' TERM; sleep 60 & wait; sleep 60", limit="0-00:00:01"))
     )
     assert found.state is JobState.TIMEOUT
 
@@ -97,7 +102,7 @@ async def test_a_time_limit_ends_the_job_even_when_it_is_deaf_to_term(driver: Lo
 async def test_cancel_ends_the_job_and_everything_it_left_behind(driver: LocalDriver, tmp_path: Path) -> None:
     wait = "while ! [ -s daemon ]; do sleep 0.01; done; echo 1 > up; sleep 300"
     daemon = f"setsid bash -c 'echo $$ > daemon; exec sleep 300' & {wait}"
-    id = await driver.submit(job(tmp_path, daemon))
+    id = await submit(driver, job(tmp_path, daemon))
     await appears(tmp_path / "up")
     await driver.cancel([id, "99999", "../x"])
     assert (await ended(driver, id)).state is JobState.CANCELLED
@@ -105,7 +110,7 @@ async def test_cancel_ends_the_job_and_everything_it_left_behind(driver: LocalDr
 
 
 async def test_a_signal_reaches_the_job_without_ending_it(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "trap 'echo got; exit 3' USR1; echo 1 > up; while :; do sleep 0.05; done"))
+    id = await submit(driver, job(tmp_path, "trap 'echo got; exit 3' USR1; echo 1 > up; while :; do sleep 0.05; done"))
     await appears(tmp_path / "up")
     await driver.cancel([id], "USR1")
     found = await ended(driver, id)
@@ -114,7 +119,7 @@ async def test_a_signal_reaches_the_job_without_ending_it(driver: LocalDriver, t
 
 async def test_a_job_that_ends_takes_its_daemons_with_it(driver: LocalDriver, tmp_path: Path) -> None:
     daemon = "(setsid setsid bash -c 'echo $$ > daemon; exec sleep 300' &) ; while ! [ -s daemon ]; do sleep 0.01; done"
-    assert (await ended(driver, await driver.submit(job(tmp_path, daemon)))).state is JobState.COMPLETED
+    assert (await ended(driver, await submit(driver, job(tmp_path, daemon)))).state is JobState.COMPLETED
     assert start_time(int((tmp_path / "daemon").read_text())) is None
 
 
@@ -125,7 +130,7 @@ async def test_a_cancel_is_heard_by_the_leader_which_ends_its_children_in_its_ow
         "trap 'echo TERM >> log' TERM; trap 'echo USR1 >> log; exit' USR1; echo 1 > up; while :; do sleep 0.02; done"
     )
     leader = f"trap 'kill -USR1 $child; wait; exit 5' TERM; ( {child} ) & child=$!; wait"
-    id = await driver.submit(job(tmp_path, leader))
+    id = await submit(driver, job(tmp_path, leader))
     await appears(tmp_path / "up")
     await driver.cancel([id])
     found = await ended(driver, id)
@@ -137,10 +142,10 @@ async def test_a_job_outlives_the_process_that_submitted_it(tmp_path: Path) -> N
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
-from tests.slurm.test_local_driver import job
+from tests.slurm.test_local_driver import job, submit
 from rollyard.slurm.local import LocalDriver
 folder = Path({str(tmp_path)!r})
-print(asyncio.run(LocalDriver(folder / "slurm").submit(job(folder, "sleep 300"))), flush=True)
+print(asyncio.run(submit(LocalDriver(folder / "slurm"), job(folder, "sleep 300"))), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -154,7 +159,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def test_a_job_whose_step_was_killed_runs_on_and_can_be_cancelled(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "sleep 300"))
+    id = await submit(driver, job(tmp_path, "sleep 300"))
     await until(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
     ProcessProof.of(json.loads((folder / "step.json").read_text())).kill(signal.SIGKILL)
@@ -164,7 +169,7 @@ async def test_a_job_whose_step_was_killed_runs_on_and_can_be_cancelled(driver: 
 
 
 async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "sleep 300"))
+    id = await submit(driver, job(tmp_path, "sleep 300"))
     await until(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
     for name in ("step", "run"):
@@ -173,7 +178,7 @@ async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriv
 
 
 async def test_a_job_without_a_step_still_has_its_time_limit(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "trap '' TERM; sleep 300", limit="0-00:00:01"))
+    id = await submit(driver, job(tmp_path, "trap '' TERM; sleep 300", limit="0-00:00:01"))
     await until(driver, id, lambda j: j.state is JobState.RUNNING)
     step = tmp_path / "slurm" / "jobs" / id / "step.json"
     ProcessProof.of(json.loads(step.read_text())).kill(signal.SIGKILL)
@@ -181,7 +186,7 @@ async def test_a_job_without_a_step_still_has_its_time_limit(driver: LocalDriver
 
 
 async def test_what_a_lost_job_left_behind_is_ended_with_it(driver: LocalDriver, tmp_path: Path) -> None:
-    id = await driver.submit(job(tmp_path, "setsid bash -c 'echo $$ > daemon; exec sleep 300' & exec sleep 300"))
+    id = await submit(driver, job(tmp_path, "setsid bash -c 'echo $$ > daemon; exec sleep 300' & exec sleep 300"))
     daemon = int(await appears(tmp_path / "daemon"))
     folder = tmp_path / "slurm" / "jobs" / id
     for name in ("step", "run"):
@@ -239,7 +244,7 @@ async def test_a_script_that_cannot_be_started_is_a_failed_job_that_says_why(
     driver: LocalDriver, tmp_path: Path
 ) -> None:
     script = job(tmp_path, "true")
-    id = await driver.submit(dataclasses.replace(script, text=script.text.replace("job.log", "nowhere/job.log")))
+    id = await submit(driver, dataclasses.replace(script, text=script.text.replace("job.log", "nowhere/job.log")))
     found = await ended(driver, id)
     assert (found.state, found.reason) == (JobState.FAILED, "JobLaunchFailure")
 
@@ -248,14 +253,14 @@ async def test_a_job_does_not_inherit_the_identity_of_the_servers_own_job(
     driver: LocalDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    await ended(driver, await driver.submit(job(tmp_path, "echo ${SLURM_ARRAY_TASK_ID-none}")))
+    await ended(driver, await submit(driver, job(tmp_path, "echo ${SLURM_ARRAY_TASK_ID-none}")))
     assert (tmp_path / "job.log").read_text() == "none\n"
 
 
 async def test_a_stranger_with_a_pid_of_ours_is_left_alone(driver: LocalDriver, tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "300"], start_new_session=True)
     try:
-        id = await driver.submit(job(tmp_path, "exit 0"))
+        id = await submit(driver, job(tmp_path, "exit 0"))
         await ended(driver, id)
         folder = tmp_path / "slurm" / "jobs" / id
         (folder / "end.json").unlink()
@@ -273,8 +278,8 @@ async def test_a_stranger_with_a_pid_of_ours_is_left_alone(driver: LocalDriver, 
 
 async def test_only_our_names_are_seen_and_old_jobs_are_forgotten(tmp_path: Path) -> None:
     driver = LocalDriver(tmp_path / "slurm", min_job_age=0.0)
-    await driver.submit(job(tmp_path, "sleep 0.2", name="someone-else"))
-    id = await driver.submit(job(tmp_path, "exit 0"))
+    await submit(driver, job(tmp_path, "sleep 0.2", name="someone-else"))
+    id = await submit(driver, job(tmp_path, "exit 0"))
     async with asyncio.timeout(WAIT_SECONDS):
         while os.listdir(tmp_path / "slurm" / "jobs"):
             assert all(j.id == id for j in (await driver.snapshot()).jobs.values())
@@ -285,16 +290,16 @@ async def test_ids_are_distinct_under_concurrent_submits_of_two_processes(driver
     program = f"""
 import asyncio
 from pathlib import Path
-from tests.slurm.test_local_driver import job
+from tests.slurm.test_local_driver import job, submit
 from rollyard.slurm.local import LocalDriver
 folder = Path({str(tmp_path)!r})
 driver = LocalDriver(folder / "slurm")
 async def main():
-    print(*await asyncio.gather(*(driver.submit(job(folder, "exit 0")) for _ in range(5))))
+    print(*await asyncio.gather(*(submit(driver, job(folder, "exit 0")) for _ in range(5))))
 asyncio.run(main())
 """
     other = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
-    ours = await asyncio.gather(*(driver.submit(job(tmp_path, "exit 0")) for _ in range(5)))
+    ours = await asyncio.gather(*(submit(driver, job(tmp_path, "exit 0")) for _ in range(5)))
     said, _ = await asyncio.wait_for(other.communicate(), WAIT_SECONDS)
     ids = {*ours, *said.decode().split()}
     assert len(ids) == 10
@@ -303,17 +308,17 @@ asyncio.run(main())
 
 
 async def test_an_id_is_not_given_twice_when_the_counter_is_lost(driver: LocalDriver, tmp_path: Path) -> None:
-    first = await driver.submit(job(tmp_path, "exit 0"))
+    first = await submit(driver, job(tmp_path, "exit 0"))
     await ended(driver, first)
     (tmp_path / "slurm" / "next-id").unlink()
-    second = await driver.submit(job(tmp_path, "exit 0"))
+    second = await submit(driver, job(tmp_path, "exit 0"))
     await ended(driver, second)
     assert first != second
 
 
 async def test_a_folder_that_is_not_there_is_refused(driver: LocalDriver, tmp_path: Path) -> None:
     with pytest.raises(SubmitRefused, match="chdir"):
-        await driver.submit(job(tmp_path / "nowhere", "exit 0"))
+        await submit(driver, job(tmp_path / "nowhere", "exit 0"))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ async def test_what_slurm_would_refuse_is_refused(
     script = job(tmp_path, "true")
     wrong = dataclasses.replace(script, text=script.text.replace("\n:", f"\n#SBATCH {directive}\n:"))
     with pytest.raises(SubmitRefused, match=words):
-        await driver.submit(wrong)
+        await submit(driver, wrong)
     assert (await driver.snapshot()).jobs == {}
 
 
@@ -338,3 +343,24 @@ async def test_an_unknown_signal_is_refused(driver: LocalDriver) -> None:
 def test_directives_are_read_as_sbatch_reads_them() -> None:
     text = '#!/bin/bash\n#SBATCH --time=01:00:00\n#SBATCH --comment="a b"\n\nexec true\n#SBATCH --time=9\n'
     assert directives(text) == {"time": "01:00:00", "comment": "a b"}
+
+
+async def test_a_task_of_an_array_works_in_its_own_folder(driver: LocalDriver, tmp_path: Path) -> None:
+    for task in range(3):
+        (tmp_path / f"real-{task}").mkdir()
+        (tmp_path / str(task)).symlink_to(f"real-{task}")
+    script = batch_script(
+        AllocationTemplate(),
+        name="rollyard-t",
+        comment="rollyard:s:burst",
+        log_path=str(tmp_path / "job.log"),
+        directory=str(tmp_path),
+        command=["bash", "-c", 'echo "$0"', FOLDER],
+        tasks=3,
+    )
+    ids = await driver.submit(script)
+    array = ids[0].partition("_")[0]
+    assert ids == [f"{array}_{task}" for task in range(3)]
+    for task, id in enumerate(ids):
+        assert (await ended(driver, id)).owner == f"rollyard:s:burst/{task}"
+        assert (tmp_path / f"real-{task}" / "job.log").read_text() == f"{tmp_path}/real-{task}\n"

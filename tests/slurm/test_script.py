@@ -11,8 +11,7 @@ import pytest
 from rollyard.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript
-from rollyard.slurm.local import directives
-from rollyard.slurm.script import batch_script
+from rollyard.slurm.script import batch_script, directives
 
 FULL = AllocationTemplate.model_validate(
     {
@@ -54,6 +53,7 @@ def test_every_field_of_the_template_is_in_the_script() -> None:
 #SBATCH --open-mode=append
 #SBATCH --no-requeue
 :  # sbatch looks for directives up to the first command: none in `setup` may replace ours
+export ROLLYARD_ALLOCATION=/d
 export A='it'"'"'s $HOME'
 module load cuda
 exec '/opt/a b/python' -m x
