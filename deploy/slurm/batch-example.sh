@@ -18,6 +18,7 @@
 #SBATCH --open-mode=append
 #SBATCH --no-requeue
 :  # sbatch looks for directives up to the first command: none in `setup` may replace ours
+export ROLLYARD_ALLOCATION=/d
 export A='it'"'"'s $HOME'
 module load cuda
 exec '/opt/a b/python' -m x
