@@ -117,7 +117,7 @@ class Server:
         data = options.data.resolve()
         store = await SqliteStore.open(data, SystemClock())
         stack.push_async_callback(store.close)
-        driver = choose_driver(options.cluster, data / "local-slurm")
+        driver = await choose_driver(options.cluster, data / "local-slurm")
         stack.push_async_callback(driver.close)
         server = cls(store, driver, data, options)
         write_secret(data / "ca.pem", server.authority.ca_pem)

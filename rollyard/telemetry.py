@@ -19,6 +19,7 @@ ROLLOUT_STAGE_SECONDS = Histogram(
 LEASES_LOST = Counter("rollyard_leases_lost", "Leases that came back undone.", ["why"], registry=REGISTRY)
 RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
+SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Time that calls to Slurm took.", ["call"], registry=REGISTRY)
 ENDPOINTS_READY = Gauge("rollyard_endpoints_ready", "Model servers that take work.", registry=REGISTRY)
 
 

@@ -26,9 +26,31 @@ class JobState(StrEnum):
     DEADLINE = "DEADLINE"
     REVOKED = "REVOKED"
 
+    @classmethod
+    def read(cls, word: str) -> JobState:
+        """Slurm's word, with what follows it (`CANCELLED by 1000`). What we do not know has not ended: nothing is concluded."""
+        first = word.split()[0].rstrip("+") if word.split() else ""
+        return cls.__members__.get(_SYNONYMS.get(first, first), cls.RUNNING)
+
     @property
     def ended(self) -> bool:
         return self not in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+
+
+_SYNONYMS = {
+    "CONFIGURING": "PENDING",  # its nodes are being booted
+    "POWER_UP_NODE": "PENDING",
+    "REQUEUED": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "RESV_DEL_HOLD": "PENDING",
+    "SPECIAL_EXIT": "PENDING",
+    "STOPPED": "SUSPENDED",
+    "STAGE_OUT": "COMPLETING",
+    "LAUNCH_FAILED": "FAILED",
+    "RECONFIG_FAIL": "FAILED",
+}
+"""Flags and rarer states that squeue shows in place of a state."""
 
 
 @dataclass(frozen=True, slots=True)
