@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = ROOT / "examples" / "demo" / "pools.yaml"
+DEVCLUSTER = ROOT / "deploy" / "slurm" / "devcluster"
 OUTPUT = ROOT / "demo-output"
 TASKS_PER_KIND, GROUP = 8, 4
 STAGES = ("queued", "INIT", "RUN", "EVAL")
@@ -43,37 +45,68 @@ def main() -> int:
     options.add_argument(
         "--seed", type=int, default=None, help="of the tasks and the sampling; another one each time by default"
     )
+    options.add_argument("--slurm", action="store_true", help="on a throwaway Slurm cluster instead of local processes")
     given = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     seed = given.seed if given.seed is not None else random.randrange(1 << 30)
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="rollyard-demo-") as folder:
-        server, kubeconfig = _serve(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="rollyard-demo-") as name, ExitStack() as stack:
+        folder = Path(name)
+        cluster = stack.enter_context(_slurm(console, folder / "slurm")) if given.slurm else {}
+        kubeconfig = stack.enter_context(_server(folder, cluster))
         try:
-            return asyncio.run(_demo(console, kubeconfig, seed))
+            return asyncio.run(_demo(console, kubeconfig, seed, cluster))
         except (RollyardError, TimeoutError) as error:
             console.print(f"[red]error:[/] {error or 'it took too long'}")
-            console.print((Path(folder) / "server.log").read_text()[-3000:], markup=False)
+            console.print((folder / "server.log").read_text()[-3000:], markup=False)
             return 1
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(30)
 
 
-def _serve(folder: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A server of its own, in a folder of its own."""
-    command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data"), "--cluster", "local"]
-    env = {**os.environ, "HOME": str(folder)}  # the newest server is linked from ~/.rollyard; yours stays as it is
+@contextmanager
+def _slurm(console: Console, folder: Path) -> Iterator[dict[str, str]]:
+    """A whole Slurm of its own while it lasts; what its users need in their environment."""
+    done = subprocess.run([sys.executable, DEVCLUSTER, "up", folder], text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(f"the throwaway cluster did not come up:\n{done.stderr}")
+    try:
+        console.print(f"a throwaway Slurm cluster: {done.stderr.removeprefix('# ').partition(';')[0]}", highlight=False)
+        yield {"SLURM_CONF": str(folder / "slurm.conf")}
+    finally:
+        subprocess.run([sys.executable, DEVCLUSTER, "down", folder], stderr=subprocess.PIPE, start_new_session=True)
+
+
+@contextmanager
+def _server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
+    """A server in a folder of its own, and the kubeconfig for it; its jobs run on this cluster, or as processes."""
+    command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data")]
+    command += ["--cluster", "slurm" if cluster else "local"]
+    env = {**os.environ, **cluster, "HOME": str(folder)}  # ~/.rollyard links to the newest server; yours stays as it is
     env.setdefault("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
     with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    if not line:
-        raise SystemExit(f"the server did not start:\n{(folder / 'server.log').read_text()}")
-    return server, Path(json.loads(line)["kubeconfig"])
+        server = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=env,
+            cwd=ROOT,
+            start_new_session=True,  # ctrl-C is for the demo alone: it needs the server to delete its pools
+        )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if not line:
+            raise SystemExit(f"the server did not start:\n{(folder / 'server.log').read_text()}")
+        yield Path(json.loads(line)["kubeconfig"])
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
-async def _demo(console: Console, kubeconfig: Path, seed: int) -> int:
+async def _demo(console: Console, kubeconfig: Path, seed: int, cluster: Mapping[str, str]) -> int:
     started = time.monotonic()
     async with AsyncClient(kubeconfig=kubeconfig) as client:
         pools = read_manifests((str(POOLS),))
@@ -83,11 +116,24 @@ async def _demo(console: Console, kubeconfig: Path, seed: int) -> int:
         try:
             await _until_ready(console, client, pools)
             console.print(f"both pools ready after {time.monotonic() - started:.1f} s; tasks of seed {seed}")
+            if cluster:
+                console.print(_queue(cluster), highlight=False, markup=False)
             ids = await client.submit(_requests(seed))
-            trajectories = await _follow(console, client, ids)
+            try:
+                trajectories = await _follow(console, client, ids)
+            except asyncio.CancelledError:
+                for id in ids:  # else the pools would finish them before they go
+                    await client.cancel(id)
+                raise
         finally:
             await _delete(console, client, pools)
     return _report(console, trajectories, time.monotonic() - started)
+
+
+def _queue(cluster: Mapping[str, str]) -> str:
+    """Our jobs as Slurm shows them."""
+    command = ["squeue", "-o", "%.8i %.12j %.9P %.8T %.6C %.8m %N"]
+    return subprocess.run(command, env={**os.environ, **cluster}, text=True, capture_output=True).stdout.rstrip()
 
 
 def _requests(seed: int) -> list[RolloutRequest]:
@@ -205,4 +251,7 @@ async def _delete(console: Console, client: AsyncClient, pools: Sequence[KindObj
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

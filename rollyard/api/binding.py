@@ -21,6 +21,8 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
     for _ in range(RETRIES):
         allocation = await _allocation(store, identity)
         status = allocation.status
+        if status.ended:
+            raise Fenced(f"Slurm says that job {status.job_id} of {identity.allocation} has ended; this copy must exit")
         if status.binding is not None:
             if _same(status.binding, identity):
                 return allocation

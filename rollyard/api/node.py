@@ -82,7 +82,10 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             lost=lost,
         )
     )
+    expelled = asyncio.Event()
+    agent.expel = expelled.set
     services.agents.connect(agent)
+    closer = asyncio.create_task(_expel(socket, expelled))
     writer = asyncio.create_task(_write(socket, outbox))
     try:
         async for message in socket:
@@ -90,6 +93,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
                 await _hear(services, agent, message.data)
     finally:
         writer.cancel()
+        closer.cancel()
         services.agents.disconnect(agent)
 
 
@@ -100,6 +104,11 @@ async def _write(socket: web.WebSocketResponse, outbox: asyncio.Queue[ToNode]) -
             await socket.send_str(message.model_dump_json())
         except ConnectionError:
             return  # the reader sees the end too, and what was under way is settled at the next hello
+
+
+async def _expel(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:
+    await expelled.wait()
+    await socket.close(code=CLOSE_FENCED, message=b"Slurm says that this job has ended; this copy must exit")
 
 
 async def _hear(services: Services, agent: NodeAgent, text: str) -> None:

@@ -10,12 +10,14 @@ from pydantic import Field, field_validator
 from rollyard.kinds.base import Condition, Kinded, KindObject
 from rollyard.kinds.quantity import Size, Walltime
 
+LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 RESERVED_DIRECTIVES = {
     "job-name",
     "comment",
     "output",
     "error",
     "open-mode",
+    "dependency",
     "no-requeue",
     "requeue",
     "chdir",
@@ -92,6 +94,12 @@ class AllocationSpec(Kinded):
     template: AllocationTemplate
     drain: bool = False
     """Take nothing new, finish what is in hand, then end."""
+    drain_timeout_seconds: int = 600
+    """What is still in hand after so long is handed back, and the job ended."""
+    successor_of: str | None = None
+    """Allocation that this one replaces: it drains when this one is ready."""
+    after_job: str | None = None
+    """Slurm job that must have ended before this one may start, where both at once are not wanted."""
 
 
 class Binding(Kinded):
@@ -111,6 +119,10 @@ class AllocationStatus(Kinded):
     """When the submit was decided; set before sbatch is called."""
     intents: int = 0
     """How often a submit was decided."""
+    burst: str | None = None
+    """Id of the job array that it was last submitted with; left out when it went alone."""
+    task: int | None = None
+    """Its index in that array."""
     job_id: str | None = None
     restart_count: int = 0
     job_state: str | None = None
@@ -118,12 +130,21 @@ class AllocationStatus(Kinded):
     reason: str = ""
     node: str = ""
     start_time: datetime | None = None
+    """While the job is pending: Slurm's estimate, where it gives one."""
     end_time: datetime | None = None
+    """When it ended or, while it runs, when its walltime ends."""
+    ready_at: datetime | None = None
+    """When it was ready for the first time."""
     exit_code: int | None = None
     binding: Binding | None = None
     ready: bool = False
     """Healthy by its own account: a node agent that dialled in, an engine that serves."""
     conditions: list[Condition] = []
+
+    @property
+    def ended(self) -> bool:
+        """Its job is over as far as Slurm, or a submit that was refused, can tell."""
+        return self.job_state is not None and self.job_state not in LIVE_STATES
 
 
 class Allocation(KindObject):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.base import Condition, Kinded, KindObject
 from rollyard.kinds.paths import AbsolutePath
-from rollyard.kinds.quantity import Size
+from rollyard.kinds.quantity import Size, walltime_seconds
 
 MAX_REPLICAS = 4096
 MAX_NAME = 48
@@ -40,6 +40,19 @@ class Autoscaling(Kinded):
 class InferenceAutoscaling(Autoscaling):
     target_sessions_per_replica: int = Field(default=48, ge=1)
     """Live rollouts one model server should carry."""
+
+
+class Renewal(Kinded):
+    """How allocations are replaced before their walltime ends, or because the pool was changed."""
+
+    strategy: Literal["Overlap", "Replace"] = "Overlap"
+    """Overlap: the successor is ready before the old one goes; Replace: it starts only when the old one's job has ended."""
+    before_expiry_seconds: int | None = Field(default=None, ge=0)
+    """How long before the walltime ends a successor should be ready; 900, or the sum of the stages' budgets, when left out."""
+    max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Most successors at once that stand beside what they replace."""
+    drain_timeout_seconds: int = Field(default=600, ge=0)
+    """How long an allocation that goes may finish what it has in hand; the rest is handed back then."""
 
 
 class ModelSpec(Kinded):
@@ -122,6 +135,8 @@ class InferencePoolSpec(Kinded):
     """Keep the pool but give back all its allocations."""
     allocation: AllocationTemplate = AllocationTemplate()
     """What to ask of Slurm."""
+    renewal: Renewal = Renewal()
+    """What happens before a walltime ends."""
 
     @model_validator(mode="after")
     def _consistent(self) -> InferencePoolSpec:
@@ -201,11 +216,23 @@ class RolloutPoolSpec(Kinded):
     """Keep the pool but give back all its allocations."""
     allocation: AllocationTemplate = AllocationTemplate()
     """What to ask of Slurm."""
+    renewal: Renewal = Renewal()
+    """What happens before a walltime ends."""
 
     @model_validator(mode="after")
     def _consistent(self) -> RolloutPoolSpec:
         _one_size(self.replicas, self.autoscaling)
+        if (limit := walltime_seconds(self.allocation.time_limit)) < self.budget_seconds:
+            raise ValueError(
+                f"`allocation.timeLimit` ({limit} s) must cover the budgets of the stages ({self.budget_seconds} s in all), "
+                "or nothing could ever be placed: lengthen it, or lower `stages.*.timeoutSeconds`"
+            )
         return self
+
+    @property
+    def budget_seconds(self) -> int:
+        """What one rollout may take from INIT to EVAL."""
+        return self.stages.init.timeout_seconds + self.stages.run.timeout_seconds + self.stages.eval.timeout_seconds
 
 
 class Replicas(Kinded):
@@ -248,6 +275,10 @@ class PoolStatus(Kinded):
     conditions: list[Condition] = []
     next_index: int = 0
     """Index of the next allocation."""
+    startup_seconds: float | None = None
+    """From submit to ready, as lately measured; a successor is submitted so much earlier."""
+    startup_measured_at: datetime | None = None
+    """When the last allocation that was counted in it became ready."""
     failures: int = 0
     """Allocations that ended by themselves since the last one that was ready; drives the back-off."""
     last_failure_time: datetime | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,25 +12,21 @@ from rollyard.clock import Clock, as_datetime
 from rollyard.controller.crash_points import crash_point
 from rollyard.controller.manager import Again, Done
 from rollyard.controller.recorder import Recorder
-from rollyard.errors import NotFound, RollyardError, SlurmUnreachable, SubmitRefused
+from rollyard.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, set_condition
-from rollyard.kinds.pools import Pool
-from rollyard.reconcilers.plan import GONE, AllocationPlan, ended, plan_allocation
+from rollyard.reconcilers.plan import GONE, AllocationPlan, plan_allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.submitter import Submitter
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents
 from rollyard.slurm.base import Driver, Job, Snapshot
 from rollyard.store.base import Store
-from rollyard.telemetry import SLURM_CALLS
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
-DRAIN_SECONDS = 600.0
-REFUSED = "FAILED"
-"""Job state of a submit that Slurm refused."""
 
 
 class AllocationReconciler:
@@ -45,6 +42,7 @@ class AllocationReconciler:
         agents: Agents,
         endpoints: Endpoints,
         clock: Clock,
+        submitter: Submitter,
         lost: Callable[[str], Awaitable[None]],
     ) -> None:
         self._store = store
@@ -55,10 +53,9 @@ class AllocationReconciler:
         self._agents = agents
         self._endpoints = endpoints
         self._clock = clock
+        self._submitter = submitter
         self._lost = lost
-        """Told the uid of an allocation whose job has certainly ended: its leases need not run out."""
-        self._submitted: dict[str, float] = {}
-        """uid -> when its last submit answered (Unix seconds)."""
+        """Told the uid of an allocation whose job has ended: its leases are taken back, and a copy that lives on is fenced."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
 
@@ -72,17 +69,20 @@ class AllocationReconciler:
             await self._store.delete(key, uid=allocation.metadata.uid)
             return Again(0.0)
         snapshot, uid = self._view(allocation), allocation.metadata.uid
-        plan = plan_allocation(allocation, self._workspace.comment(uid), snapshot, self._misses(allocation, snapshot))
+        if uid in self._submitter.submitting:
+            return Again(WAIT_SECONDS)
+        owner = self._workspace.owner(allocation)
+        plan = plan_allocation(allocation, owner, snapshot, self._misses(allocation, owner, snapshot))
         if plan.remove:
             await self._remove(allocation)
             return Done()
         if plan.submit:
-            await self._submit(allocation)
+            self._submitter.add(allocation)
             return Again(WAIT_SECONDS)
         if plan.cancel:
             await self._cancel(plan.cancel)
         allocation = await self._observe(allocation, plan)
-        if ended(allocation) and not plan.cancel:
+        if allocation.status.ended and not plan.cancel:
             return Again(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
         if allocation.spec.drain:
             await self._drain(allocation)
@@ -96,7 +96,7 @@ class AllocationReconciler:
         except NotFound:
             return
         assert isinstance(allocation, Allocation)
-        await self._end_unsubmitted(allocation, str(error))
+        await self._submitter.refuse(allocation, str(error))
 
     async def _owned(self, allocation: Allocation) -> bool:
         """Its very pool is still there; a pool whose finalizer was taken away by hand leaves its allocations behind."""
@@ -107,17 +107,18 @@ class AllocationReconciler:
 
     def _view(self, allocation: Allocation) -> Snapshot | None:
         """The latest snapshot that can tell of this allocation: one begun before its submit answered may lack the job."""
-        latest, submitted = self._feed.latest, self._submitted.get(allocation.metadata.uid)
+        latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
-    def _misses(self, allocation: Allocation, snapshot: Snapshot | None) -> int:
-        """Complete snapshots in a row without the job that is on record."""
-        uid, job_id = allocation.metadata.uid, allocation.status.job_id
+    def _misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
+        """Complete snapshots in a row that could have shown its job, and do not."""
+        uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
-        if job_id is None or job_id in snapshot.jobs:
+        seen = status.job_id in snapshot.jobs if status.job_id is not None else bool(snapshot.by_owner(owner))
+        if seen:
             self._missed.pop(uid, None)
             return 0
         number, count = self._missed.get(uid, (0, 0))
@@ -125,40 +126,8 @@ class AllocationReconciler:
             self._missed[uid] = (self._feed.count, count + 1)
         return self._missed[uid][1]
 
-    async def _submit(self, allocation: Allocation) -> None:
-        pool = await self._store.get(_pool_key(allocation))
-        assert isinstance(pool, Pool)
-        script = await asyncio.to_thread(self._workspace.prepare, allocation, pool)
-        crash_point("after-prepare")
-        intent = {"intended_at": as_datetime(self._clock.time() + 1), "intents": allocation.status.intents + 1}
-        allocation = await self._write(allocation, intent)
-        crash_point("after-intent")
-        try:
-            (job_id,) = await self._driver.submit(script)
-        except SubmitRefused as error:
-            SLURM_CALLS.labels("submit", "refused").inc()
-            await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
-            await self._end_unsubmitted(allocation, f"SubmitRefused: {error}")
-            return
-        except SlurmUnreachable:
-            SLURM_CALLS.labels("submit", "unreachable").inc()
-            raise  # a later complete snapshot decides whether it went through
-        finally:
-            self._submitted[allocation.metadata.uid] = self._clock.time()
-        SLURM_CALLS.labels("submit", "ok").inc()
-        crash_point("after-submit")
-        await self._write(allocation, {"job_id": job_id})
-        crash_point("after-record")
-        self._feed.refresh()
-        await self._recorder.say(allocation, "Submitted", f"submitted as job {job_id}")
-
-    async def _end_unsubmitted(self, allocation: Allocation, why: str) -> None:
-        now = as_datetime(self._clock.time())
-        await self._write(allocation, {"job_state": REFUSED, "reason": why, "end_time": now})
-
     async def _cancel(self, ids: tuple[str, ...]) -> None:
         await self._driver.cancel(ids)
-        SLURM_CALLS.labels("cancel", "ok").inc()
         crash_point("after-cancel")
         self._feed.refresh()
 
@@ -169,8 +138,11 @@ class AllocationReconciler:
         self._endpoints.drain(uid)
         draining = next((c for c in status.conditions if c.type == "Draining"), None)
         since = draining.last_transition_time.timestamp() if draining else self._clock.time()
-        if status.job_id is not None and self._clock.time() - since > DRAIN_SECONDS:
-            await self._recorder.say(allocation, "DrainTimedOut", f"still busy after {DRAIN_SECONDS:g} s", "Warning")
+        limit = allocation.spec.drain_timeout_seconds
+        if status.job_id is not None and self._clock.time() - since > limit:
+            await self._recorder.say(
+                allocation, "DrainTimedOut", f"still busy after {limit} s; what is left is handed back"
+            )
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
@@ -180,14 +152,16 @@ class AllocationReconciler:
         if plan.adopt is not None:
             update = _from_job(plan.adopt)
         elif plan.gone:
-            update = {"job_state": GONE, "end_time": as_datetime(self._clock.time())}
+            update = await self._forgotten(before)
         status = before.model_copy(update=update)
-        over = ended(allocation.model_copy(update={"status": status}))
+        over = status.ended
         if over:
             words = await asyncio.to_thread(self._workspace.last_words, allocation)
             status = status.model_copy(update={"ready": False, "reason": words or status.reason})
         else:
-            status = status.model_copy(update={"ready": self._ready(uid)})
+            ready = self._ready(uid)
+            ready_at = status.ready_at or (as_datetime(self._clock.time()) if ready else None)
+            status = status.model_copy(update={"ready": ready, "ready_at": ready_at})
         conditions = self._conditions(allocation, status, over)
         final = status.model_copy(
             update={"conditions": conditions, "observed_generation": allocation.metadata.generation}
@@ -199,10 +173,21 @@ class AllocationReconciler:
             self._agents.forget(uid)
             self._endpoints.forget(uid)
             self._missed.pop(uid, None)
-            self._submitted.pop(uid, None)
-            if not plan.gone and status.job_state != "NODE_FAIL":  # there the old copy may still run
-                await self._lost(uid)
+            self._submitter.forget(uid)
+            await self._lost(uid)
+        elif allocation.status.job_state == "RUNNING" and allocation.status.end_time is not None:
+            self._agents.ends(uid, allocation.status.end_time.timestamp())
         return allocation
+
+    async def _forgotten(self, status: AllocationStatus) -> dict[str, Any]:
+        """Slurm's memory has lost the job; accounting may know how it ended."""
+        assert status.job_id is not None
+        job = None
+        with contextlib.suppress(SlurmUnreachable):
+            job = (await self._driver.accounting([status.job_id])).get(status.job_id)
+        if job is not None and job.state.ended:
+            return _from_job(job)
+        return {"job_state": GONE, "end_time": as_datetime(self._clock.time())}
 
     def _ready(self, uid: str) -> bool:
         endpoint = self._endpoints.of_allocation(uid)
@@ -234,7 +219,7 @@ class AllocationReconciler:
         status = allocation.status
         if status.job_state == before.job_state:
             return
-        if ended(allocation):
+        if status.ended:
             bad = (
                 not (allocation.spec.drain or allocation.metadata.deletion_timestamp)
                 and status.job_state != "COMPLETED"
@@ -250,6 +235,8 @@ class AllocationReconciler:
         await asyncio.to_thread(self._workspace.remove, allocation)
         self._agents.forget(allocation.metadata.uid)
         self._endpoints.forget(allocation.metadata.uid)
+        self._missed.pop(allocation.metadata.uid, None)
+        self._submitter.forget(allocation.metadata.uid)
         kept = [f for f in allocation.metadata.finalizers if f != FINALIZER]
         meta = allocation.metadata.model_copy(update={"finalizers": kept})
         await self._store.update(allocation.model_copy(update={"metadata": meta}), "spec")

@@ -17,6 +17,7 @@ from rollyard.reconcilers.orphans import OrphanSweep
 from rollyard.reconcilers.pool import PoolReconciler
 from rollyard.reconcilers.rollout_pool import RolloutTrade
 from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.submitter import Submitter
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts
@@ -41,8 +42,14 @@ def build_manager(
     def pool(trade: RolloutTrade | InferenceTrade) -> PoolReconciler:
         return PoolReconciler(store, allocations, feed, recorder, expectations, clock, trade)
 
+    submitter = Submitter(store, driver, feed, workspace, recorder, clock)
+
+    async def job_ended(uid: str) -> None:
+        agents.expel(uid)
+        await rollouts.lose_allocation(uid)
+
     jobs = AllocationReconciler(
-        store, driver, feed, workspace, recorder, agents, endpoints, clock, rollouts.lose_allocation
+        store, driver, feed, workspace, recorder, agents, endpoints, clock, submitter, job_ended
     )
     manager = Manager(
         informers=[allocations, inference_pools, rollout_pools],
@@ -51,7 +58,7 @@ def build_manager(
             Controller("InferencePool", pool(InferenceTrade(endpoints, rollouts, rollout_pools.list))),
             Controller("RolloutPool", pool(RolloutTrade(agents, rollouts, inference_pools.get))),
         ],
-        beside=[feed.run, OrphanSweep(store, driver, feed, workspace).run],
+        beside=[feed.run, submitter.run, OrphanSweep(store, driver, feed, workspace).run],
     )
 
     def allocation_changed(old: Allocation | None, new: Allocation | None) -> None:
@@ -74,12 +81,11 @@ def build_manager(
             for user in rollout_pools.list():
                 manager.add(user.key)
 
-    def jobs_changed(comments: set[str]) -> None:
-        uids = {workspace.uid_of(comment) for comment in comments}
+    def jobs_changed(owners: set[str]) -> None:
         for allocation in allocations.list():
-            if not comments or allocation.metadata.uid in uids:
+            if not owners or workspace.owner(allocation) in owners:
                 manager.add(allocation.key)
-        if not comments:
+        if not owners:
             for found in (*inference_pools.list(), *rollout_pools.list()):
                 manager.add(found.key)
 

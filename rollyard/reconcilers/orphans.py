@@ -1,4 +1,4 @@
-"""Jobs of ours that no Allocation stands for: proven by the comment, and by a list read after the snapshot."""
+"""Jobs of ours that no Allocation stands for: proven by their owner, and by a list read after the snapshot."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from rollyard.errors import RollyardError
+from rollyard.kinds.allocation import Allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.slurm.base import Driver
@@ -38,11 +39,12 @@ class OrphanSweep:
         snapshot = self._feed.latest
         if snapshot is None:
             return []
-        known = {a.metadata.uid for a in (await self._store.list_objects("Allocation"))[0]}
+        found, _ = await self._store.list_objects("Allocation")
+        known = {self._workspace.owner(a) for a in found if isinstance(a, Allocation)}
         orphans = [
             job.id
             for job in snapshot.jobs.values()
-            if not job.state.ended and (uid := self._workspace.uid_of(job.comment)) is not None and uid not in known
+            if not job.state.ended and self._workspace.is_ours(job) and job.owner not in known
         ]
         if orphans:
             log.warning("ending jobs of ours without an allocation: %s", ", ".join(orphans))

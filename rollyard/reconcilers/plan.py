@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import InferencePool, Pool
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup, usable
+from rollyard.slurm.base import Job, Snapshot
 
 HISTORY = 3
 """Ended allocations kept for people to look at."""
@@ -22,15 +23,12 @@ CALM_SECONDS = 60.0
 """All ready for so long: earlier failures are forgotten."""
 SUBMIT_MARGIN_SECONDS = 2.0
 """A snapshot begun so long after a submit was decided shows the job, if there is one."""
+MISSES = 2
 GONE = "GONE"
 """Job state of our own: in no complete snapshot any more, its end is not known."""
-FAILURES = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "COMPLETED", GONE}
-"""Ends that count as the allocation's own failure, unless it was drained; a walltime or a person's scancel does not."""
-
-
-def ended(allocation: Allocation) -> bool:
-    state = allocation.status.job_state
-    return state == GONE or (state is not None and JobState(state).ended)
+FAILURES = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "COMPLETED", "CANCELLED", "DEADLINE", "REVOKED", GONE}
+"""Ends after which another is made the later the more there were, unless it was drained. A walltime and a preemption are
+Slurm's ordinary business; a person's scancel is answered by another allocation, and a second one by a later one."""
 
 
 def template_hash(pool: Pool) -> str:
@@ -69,7 +67,7 @@ class Member:
 
     @property
     def live(self) -> bool:
-        return not ended(self.allocation) and not self.deleting
+        return not self.allocation.status.ended and not self.deleting
 
     @property
     def active(self) -> bool:
@@ -80,17 +78,37 @@ class Member:
     def started(self) -> bool:
         return self.allocation.status.job_state not in (None, "PENDING")
 
+    @property
+    def ends(self) -> float | None:
+        """When its walltime is over (Unix seconds), as far as that is known."""
+        status = self.allocation.status
+        return status.end_time.timestamp() if status.end_time is not None and self.started and self.live else None
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """An allocation to make beside the one that it replaces."""
+
+    index: int
+    of: str
+    after_job: str | None = None
+    """Job that must have ended before it starts."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     create: tuple[int, ...] = ()
     """Indices of allocations to make."""
+    renew: tuple[Successor, ...] = ()
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     next_index: int = 0
     failures: int = 0
     last_failure: float | None = None
     """Unix seconds."""
+    startup: float | None = None
+    """Seconds from submit to ready, as measured."""
+    startup_at: float | None = None
     again_after: float | None = None
     """Seconds until the back-off is over."""
     removable: bool = False
@@ -101,35 +119,109 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
     """What to change about a pool's allocations. While Slurm cannot be read, nothing."""
     failures, last_failure = _failures(pool, members, now)
     newest = max((m.index for m in members), default=-1) + 1
-    plan = PoolPlan(next_index=max(pool.status.next_index, newest), failures=failures, last_failure=last_failure)
+    startup, startup_at = _startup(pool, members)
+    plan = PoolPlan(
+        next_index=max(pool.status.next_index, newest),
+        failures=failures,
+        last_failure=last_failure,
+        startup=startup,
+        startup_at=startup_at,
+    )
     if pool.metadata.deletion_timestamp is not None:
         return _tear_down(plan, members)
     if not slurm_known:
         return plan
-    fresh_hash = template_hash(pool)
-    active = [m for m in members if m.active]
-    outdated = [m for m in active if m.allocation.spec.template_hash != fresh_hash]
-    # One more than wanted while an outdated one is being replaced, so that capacity never drops.
-    target = desired + 1 if outdated and desired else desired
+    view = _View.of(pool, members, now)
     wait = _backoff(failures, last_failure, now)
-    create: tuple[int, ...] = ()
-    if len(active) < target and not wait:
-        create = tuple(range(plan.next_index, plan.next_index + target - len(active)))
-    surplus = _surplus(active, outdated, desired, fresh_hash)
-    busy = {m.name for m in surplus if m.started and m.load > 0}
-    finished = sorted((m for m in members if ended(m.allocation) and not m.deleting), key=lambda m: -m.index)
-    old = [m.name for m in finished if m.allocation.spec.drain] + [
-        m.name for m in finished if not m.allocation.spec.drain
-    ][HISTORY:]
-    return PoolPlan(
+    missing = 0 if wait else max(0, desired - len(view.counted))
+    create = tuple(range(plan.next_index, plan.next_index + missing))
+    renew = () if wait or desired == 0 else _renewals(view, desired, plan.next_index + missing)
+    going = [*_surplus(view, desired), *_relieved(view), *_unborn(view)]
+    busy = {m.name for m in going if m.started and m.load > 0}
+    return replace(
+        plan,
         create=create,
+        renew=renew,
         drain=tuple(sorted(busy)),
-        delete=tuple(sorted({m.name for m in surplus if m.name not in busy} | set(old))),
-        next_index=plan.next_index + len(create),
-        failures=failures,
-        last_failure=last_failure,
+        delete=tuple(sorted({m.name for m in going if m.name not in busy} | _old(members))),
+        next_index=plan.next_index + len(create) + len(renew),
         again_after=wait or None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The active members of a pool, sorted out."""
+
+    pool: Pool
+    now: float
+    hash: str
+    counted: list[Member]
+    """Those that make up the size of the pool."""
+    pairs: list[tuple[Member, Member]]
+    """(old, successor): the old one counts no more, though it serves until the successor is ready."""
+
+    @classmethod
+    def of(cls, pool: Pool, members: Sequence[Member], now: float) -> _View:
+        active = {m.name: m for m in members if m.active}
+        of = {m.allocation.spec.successor_of: m for m in active.values()}
+        pairs = [(m, of[m.name]) for m in active.values() if m.name in of]
+        superseded = {old.name for old, _ in pairs}
+        return cls(pool, now, template_hash(pool), [m for m in active.values() if m.name not in superseded], pairs)
+
+    def outdated(self, member: Member) -> bool:
+        return member.allocation.spec.template_hash != self.hash
+
+
+def _renewals(view: _View, desired: int, next_index: int) -> tuple[Successor, ...]:
+    """Successors to submit now: of what is out of date, and of what ends soon, the first to end first."""
+    free = view.pool.spec.renewal.max_surge - len(view.pairs)
+    if free <= 0 or len(view.counted) > desired:
+        return ()
+    running = sorted((m for m in view.counted if m.started and m.ends is not None), key=lambda m: m.ends or 0.0)
+    before, round_seconds = before_expiry(view.pool), startup(view.pool)
+    due = due_times([m.ends or 0.0 for m in running], before + round_seconds, round_seconds, free + len(view.pairs))
+    soon = [m for m, at in zip(running, due, strict=True) if at <= view.now]
+    old = [m for m in view.counted if m.started and view.outdated(m) and m not in soon]
+    replace_only = view.pool.spec.renewal.strategy == "Replace"
+    return tuple(
+        Successor(next_index + i, m.name, m.allocation.status.job_id if replace_only else None)
+        for i, m in enumerate([*soon, *sorted(old, key=lambda m: -m.index)][:free])
+    )
+
+
+def _surplus(view: _View, desired: int) -> list[Member]:
+    """Victims: out of date, then not started, then idle, then the least loaded, then the first whose walltime ends."""
+
+    def order(m: Member) -> tuple[bool, bool, int, float, int]:
+        return not view.outdated(m), m.started, m.load, m.ends or float("inf"), -m.index
+
+    return sorted(view.counted, key=order)[: max(0, len(view.counted) - desired)]
+
+
+def _relieved(view: _View) -> list[Member]:
+    """Those that may go: their successor is ready, or waits for nothing but their end while they are of no more use."""
+    going = []
+    for old, successor in view.pairs:
+        waits_for_it = successor.allocation.spec.after_job is not None and view.outdated(old)
+        of_use = old.ends is None or usable(view.pool, old.ends, view.now)
+        working = isinstance(view.pool, RolloutPool) and old.load > 0
+        submitted = successor.allocation.status.job_id is not None
+        if successor.ready or (submitted and not working and (waits_for_it or not of_use)):
+            going.append(old)
+    return going
+
+
+def _unborn(view: _View) -> list[Member]:
+    """Out of date before they started: nothing is lost when they make room."""
+    return [m for m in view.counted if view.outdated(m) and not m.started]
+
+
+def _old(members: Sequence[Member]) -> set[str]:
+    """Ended ones that nobody needs to look at any more."""
+    finished = sorted((m for m in members if m.allocation.status.ended and not m.deleting), key=lambda m: -m.index)
+    drained = [m.name for m in finished if m.allocation.spec.drain]
+    return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][HISTORY:]}
 
 
 def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:
@@ -140,19 +232,16 @@ def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:
     return PoolPlan(drain=undrained, delete=delete, next_index=plan.next_index, removable=not members)
 
 
-def _surplus(active: list[Member], outdated: list[Member], desired: int, fresh_hash: str) -> list[Member]:
-    """Victims: outdated ones once what replaces them is ready, then not started, then idle, then the least loaded."""
-    over = len(active) - desired
-    if over <= 0:
-        return []
-    fresh = [m for m in active if m.allocation.spec.template_hash == fresh_hash]
-    if outdated and desired and not all(m.ready for m in fresh):
-        over = min(over - 1, len(active) - desired)  # the surge stays until it is ready
-    order = sorted(
-        active,
-        key=lambda m: (m.allocation.spec.template_hash == fresh_hash, m.started, m.load, -m.index),
-    )
-    return order[: max(0, over)]
+def _startup(pool: Pool, members: Sequence[Member]) -> tuple[float | None, float | None]:
+    known, until = pool.status.startup_seconds, pool.status.startup_measured_at
+    seen = [
+        (ready.timestamp(), (ready - intended).total_seconds())
+        for m in members
+        if (ready := m.allocation.status.ready_at)
+        and (intended := m.allocation.status.intended_at)
+        and m.allocation.spec.after_job is None  # its wait was asked for
+    ]
+    return learn(known, until.timestamp() if until else None, seen)
 
 
 def _failures(pool: Pool, members: Sequence[Member], now: float) -> tuple[int, float | None]:
@@ -161,7 +250,9 @@ def _failures(pool: Pool, members: Sequence[Member], now: float) -> tuple[int, f
     ends = [
         m.allocation.status.end_time.timestamp()
         for m in members
-        if m.allocation.status.job_state in FAILURES and not m.allocation.spec.drain and m.allocation.status.end_time
+        if m.allocation.status.job_state in FAILURES
+        and not (m.allocation.spec.drain or m.deleting)
+        and m.allocation.status.end_time
     ]
     new = [end for end in ends if before is None or end > before]
     last = max([*new, *([before] if before is not None else [])], default=None)
@@ -185,7 +276,7 @@ def _backoff(failures: int, last_failure: float | None, now: float) -> float:
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
     adopt: Job | None = None
-    """A job that carries our comment, or the one that is recorded, as last seen."""
+    """The job that it is found again by, or the one that is recorded, as last seen."""
     submit: bool = False
     """Write the intent, then submit."""
     cancel: tuple[str, ...] = ()
@@ -197,37 +288,46 @@ class AllocationPlan:
     """Undecided until a later snapshot."""
 
 
-def plan_allocation(allocation: Allocation, comment: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
+def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
     """What to do about one allocation; `missed` counts complete snapshots in a row without its job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
-    if ended(allocation):
+    if status.ended:
         # A copy that turned up after the end was concluded: nothing will ever speak for it.
-        left = tuple(c.id for c in snapshot.by_owner(comment) if not c.state.ended) if snapshot else ()
+        left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
-    if status.intents == 0:
-        return (
-            AllocationPlan(remove=True)
-            if deleting
-            else AllocationPlan(submit=snapshot is not None, wait=snapshot is None)
-        )
+    if status.intents == 0 and deleting:
+        return AllocationPlan(remove=True)
     if snapshot is None:
         return AllocationPlan(wait=True)
-    copies = sorted(snapshot.by_owner(comment), key=lambda j: (j.state.ended, int(j.id) if j.id.isdigit() else 0))
+    if status.intents == 0:
+        return AllocationPlan(submit=True)
+    copies = sorted(snapshot.by_owner(owner), key=lambda j: (j.state.ended, _number(j.id)))
     job = snapshot.jobs.get(status.job_id) if status.job_id else next(iter(copies), None)
     if job is None:
         return _without_job(allocation, snapshot, missed, deleting)
     strays = tuple(c.id for c in copies if c.id != job.id and not c.state.ended)
-    if deleting and not job.state.ended:
+    if not job.state.ended and (deleting or _requeued(allocation, job)):
         return AllocationPlan(adopt=job, cancel=(job.id, *strays))
     return AllocationPlan(adopt=job, cancel=strays)
 
 
+def _requeued(allocation: Allocation, job: Job) -> bool:
+    """It would run once more, though another run of it was bound: that one's work has been given to others."""
+    binding = allocation.status.binding
+    return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
+
+
+def _number(id: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in id.split("_") if part.isdecimal())
+
+
 def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
-    """A complete snapshot, and our job is not in it."""
+    """A complete snapshot, and our job is not in it. One may be wrong: two in a row are believed."""
     status = allocation.status
-    if status.job_id is not None:
-        return AllocationPlan(gone=True) if missed >= 2 else AllocationPlan(wait=True)
     assert status.intended_at is not None
-    if snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS:
+    early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS
+    if early or missed < MISSES:
         return AllocationPlan(wait=True)
+    if status.job_id is not None:
+        return AllocationPlan(gone=True)
     return AllocationPlan(remove=True) if deleting else AllocationPlan(submit=True)

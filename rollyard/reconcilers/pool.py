@@ -16,7 +16,7 @@ from rollyard.errors import AlreadyExists, Conflict, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, ObjectMeta, OwnerReference, set_condition
 from rollyard.kinds.pools import InferencePool, Pool, PoolStatus, Replicas, ScalingDecision
-from rollyard.reconcilers.plan import Member, PoolPlan, ended, plan_pool, template_hash
+from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.scaling import Scale, autoscale
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.store.base import Store
@@ -93,7 +93,7 @@ class PoolReconciler:
             await self._trade.deleted(pool)
         pool = await self._write_status(pool, members, plan, scale, now)
         crash_point("after-pool-status")
-        await self._act(pool, members, plan)
+        await self._act(pool, members, plan, now)
         if plan.removable:
             crash_point("before-finalizer-removal")
             await self._drop_finalizer(pool)
@@ -132,11 +132,14 @@ class PoolReconciler:
 
     # act
 
-    async def _act(self, pool: Pool, members: Sequence[Member], plan: PoolPlan) -> None:
+    async def _act(self, pool: Pool, members: Sequence[Member], plan: PoolPlan, now: float) -> None:
         by_name = {m.name: m.allocation for m in members}
         for index in plan.create:
             await self._create(pool, index)
             crash_point("after-create-allocation")
+        for successor in plan.renew:
+            await self._create(pool, successor.index, of=successor.of, after_job=successor.after_job)
+            await self._recorder.say(pool, "Renewing", _why_renewed(pool, by_name[successor.of], now))
         for name in plan.drain:
             allocation = by_name[name]
             spec = allocation.spec.model_copy(update={"drain": True})
@@ -145,7 +148,7 @@ class PoolReconciler:
         for name in plan.delete:
             await self._delete(pool, by_name[name])
 
-    async def _create(self, pool: Pool, index: int) -> None:
+    async def _create(self, pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> None:
         word = "ip" if isinstance(pool, InferencePool) else "rp"
         meta = pool.metadata
         name = f"{meta.name}-{word}-{index}"
@@ -163,6 +166,9 @@ class PoolReconciler:
                 index=index,
                 template_hash=template_hash(pool),
                 template=pool.spec.allocation,
+                drain_timeout_seconds=pool.spec.renewal.drain_timeout_seconds,
+                successor_of=of,
+                after_job=after_job,
             ),
         )
         self._expectations.expect(pool.key, ("created", name))
@@ -216,6 +222,8 @@ class PoolReconciler:
             "replicas": replicas,
             "next_index": plan.next_index,
             "failures": plan.failures,
+            "startup_seconds": round(plan.startup, 3) if plan.startup is not None else None,
+            "startup_measured_at": as_datetime(plan.startup_at) if plan.startup_at is not None else None,
             "last_failure_time": as_datetime(plan.last_failure) if plan.last_failure is not None else None,
             "demand_below_since": as_datetime(scale.below_since) if scale.below_since is not None else None,
             "decisions": decisions,
@@ -291,8 +299,16 @@ def _owned(allocation: Allocation, pool: Pool) -> bool:
     return allocation.spec.pool.uid == pool.metadata.uid
 
 
+def _why_renewed(pool: Pool, old: Allocation, now: float) -> str:
+    if old.spec.template_hash != template_hash(pool):
+        return f"allocation {old.metadata.name} is out of date; a successor is submitted"
+    assert old.status.end_time is not None
+    left = old.status.end_time.timestamp() - now
+    return f"the walltime of allocation {old.metadata.name} ends in {left:.0f} s; a successor is submitted"
+
+
 def _last_failure(members: Sequence[Member]) -> str | None:
-    over = [m.allocation for m in members if ended(m.allocation) and not m.allocation.spec.drain]
+    over = [m.allocation for m in members if m.allocation.status.ended and not m.allocation.spec.drain]
     if not over:
         return None
     last = max(over, key=lambda a: a.spec.index)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import InferencePool, Pool
 from rollyard.kinds.wire import AllocationFile
-from rollyard.slurm.base import BatchScript
-from rollyard.slurm.script import JOB_PREFIX, batch_script
+from rollyard.slurm.base import BatchScript, Job
+from rollyard.slurm.script import FOLDER, JOB_PREFIX, batch_script
 from rollyard.trust.secrets import write_secret
 from rollyard.trust.tokens import Role
 
@@ -26,14 +27,19 @@ class Workspace:
         self._server_id = server_id
         self._issue = issue
 
-    def comment(self, uid: str) -> str:
-        """Names a job as ours: what adoption and the sweep for orphans go by."""
-        return f"rollyard:{self._server_id}:{uid}"
+    def comment(self, id: str) -> str:
+        """Names a job as ours; `id` is an allocation's uid, or that of a burst."""
+        return f"rollyard:{self._server_id}:{id}"
 
-    def uid_of(self, comment: str) -> str | None:
-        """The allocation's uid; None when the job is not this server's."""
-        prefix = self.comment("")
-        return comment.removeprefix(prefix) if comment.startswith(prefix) else None
+    def owner(self, allocation: Allocation) -> str:
+        """What its job is found again by: what adoption and the sweep for orphans go by."""
+        status = allocation.status
+        if status.burst is None:
+            return self.comment(allocation.metadata.uid)
+        return f"{self.comment(status.burst)}/{status.task}"
+
+    def is_ours(self, job: Job) -> bool:
+        return job.comment.startswith(self.comment(""))
 
     def folder(self, namespace: str, name: str) -> Path:
         return self._data / "allocations" / f"{namespace}.{name}"
@@ -42,20 +48,44 @@ class Workspace:
         return self.folder(namespace, name) / "job.log"
 
     def script(self, allocation: Allocation) -> BatchScript:
-        """What would be submitted. Pure."""
-        meta, pool = allocation.metadata, allocation.spec.pool
+        """What would be submitted for one allocation alone. Pure."""
+        meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
-        word = "inference-server" if pool.kind == "InferencePool" else "node-agent"
-        return batch_script(
-            allocation.spec.template,
-            name=f"{JOB_PREFIX}{meta.name}",
-            comment=self.comment(meta.uid),
-            log_path=str(folder / "job.log"),
-            directory=str(folder),
-            command=[sys.executable, "-m", "rollyard.cli.main", word, "--allocation", str(folder)],
+        return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
+
+    def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
+        """What would be submitted for allocations of one pool and one template together. Pure."""
+        first = allocations[0]
+        return self._script(
+            first, name=first.spec.pool.name, id=burst, folder=self.burst(burst), tasks=len(allocations)
         )
 
-    def prepare(self, allocation: Allocation, pool: Pool) -> BatchScript:
+    def burst(self, id: str) -> Path:
+        """The manifest of a burst: a folder with a link to each allocation's folder, called after its index."""
+        return self._data / "bursts" / id
+
+    def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
+        word = "inference-server" if first.spec.pool.kind == "InferencePool" else "node-agent"
+        return batch_script(
+            first.spec.template,
+            name=f"{JOB_PREFIX}{name}",
+            comment=self.comment(id),
+            log_path=str(folder / "job.log"),
+            directory=str(folder),
+            command=[sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
+            tasks=tasks,
+            after_job=first.spec.after_job,
+        )
+
+    def link(self, burst: str, allocations: Sequence[Allocation]) -> None:
+        """Write the manifest. Blocks."""
+        folder = self.burst(burst)
+        folder.mkdir(parents=True, mode=0o700)
+        for task, allocation in enumerate(allocations):
+            meta = allocation.metadata
+            (folder / str(task)).symlink_to(self.folder(meta.namespace, meta.name))
+
+    def prepare(self, allocation: Allocation, pool: Pool) -> None:
         """Write the folder; again is no error. Blocks."""
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
@@ -74,9 +104,10 @@ class Workspace:
             inference=pool.spec if isinstance(pool, InferencePool) else None,
         )
         write_secret(folder / "allocation.json", told.model_dump_json())
-        script = self.script(allocation)
-        write_secret(folder / "batch.sh", script.text)
-        return script
+
+    def keep(self, script: BatchScript) -> None:
+        """Beside what it is for, for people to look at. Blocks."""
+        write_secret(Path(script.directory) / "batch.sh", script.text)
 
     def last_words(self, allocation: Allocation) -> str:
         """Why a job ended, in its own words: its last line that says error, else its last line. Blocks."""
@@ -91,4 +122,12 @@ class Workspace:
         return (errors or lines or [""])[-1].removeprefix("error: ")[:500]
 
     def remove(self, allocation: Allocation) -> None:
+        """Blocks."""
+        status = allocation.status
         shutil.rmtree(self.folder(allocation.metadata.namespace, allocation.metadata.name), ignore_errors=True)
+        if status.burst is not None:
+            with contextlib.suppress(OSError):  # others of its burst are still there, or it was never linked
+                burst = self.burst(status.burst)
+                (burst / str(status.task)).unlink()
+                if next(burst.glob("[0-9]*"), None) is None:
+                    shutil.rmtree(burst)

@@ -24,6 +24,10 @@ class NodeAgent:
     kinds: frozenset[str] = frozenset()
     widths: dict[str, int] = field(default_factory=dict)
     draining: bool = False
+    ends: float | None = None
+    """When its walltime is over (Unix seconds), once that is known."""
+    expel: Callable[[], None] = lambda: None
+    """Ends the connection for good: its process must exit."""
 
     @property
     def holder(self) -> str:
@@ -37,6 +41,7 @@ class Agents:
     def __init__(self) -> None:
         self._by_holder: dict[str, NodeAgent] = {}
         self._draining: set[str] = set()
+        self._ends: dict[str, float] = {}
         self.room: Callable[[PoolKey], None] = lambda pool: None
         """Called when a node agent may have room for more."""
         self.moved: Callable[[NodeAgent], None] = lambda agent: None
@@ -44,6 +49,7 @@ class Agents:
 
     def connect(self, agent: NodeAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
+        agent.ends = self._ends.get(agent.identity.uid)
         self._by_holder[agent.holder] = agent
         if agent.draining:
             agent.send(Drain())
@@ -65,9 +71,22 @@ class Agents:
             agent.send(Drain())
             self.moved(agent)
 
+    def ends(self, uid: str, at: float) -> None:
+        """The walltime of this allocation's job is over then."""
+        if self._ends.get(uid) != at:
+            self._ends[uid] = at
+            if (agent := self.of_allocation(uid)) is not None:
+                agent.ends = at
+
+    def expel(self, uid: str) -> None:
+        """Its job has ended as far as Slurm can tell: a copy that is still connected lives on a lost node, and must go."""
+        for agent in [a for a in self._by_holder.values() if a.identity.uid == uid]:
+            agent.expel()
+
     def forget(self, uid: str) -> None:
         """The allocation has ended."""
         self._draining.discard(uid)
+        self._ends.pop(uid, None)
 
     def get(self, holder: str) -> NodeAgent | None:
         return self._by_holder.get(holder)

@@ -44,7 +44,7 @@ async def slurm_is_here() -> bool:
     """Whether this machine belongs to a cluster, even to one that is down just now."""
     if shutil.which("sbatch") is None:
         return False
-    if os.environ.get("SLURM_CONF") or await asyncio.to_thread(Path("/etc/slurm/slurm.conf").exists):
+    if "SLURM_CONF" in os.environ or await asyncio.to_thread(os.path.exists, "/etc/slurm/slurm.conf"):
         return True
     try:  # a machine without a file of its own may get its configuration from slurmctld
         async with asyncio.timeout(PROBE_SECONDS):

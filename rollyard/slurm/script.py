@@ -37,11 +37,13 @@ def batch_script(
     directory: str,
     command: Sequence[str],
     tasks: int | None = None,
+    after_job: str | None = None,
 ) -> BatchScript:
     """Options of the template as `#SBATCH` lines, then setup, environment and the command.
 
     With `tasks` it asks for a job array of indices 0 to tasks - 1; `directory` then has a folder, or a link to one, called
-    after each index, and `log_path` is below it. The command finds its own as the word FOLDER.
+    after each index, and `log_path` is below it. The command finds its own as the word FOLDER. With `after_job` it starts
+    only when that job has ended, however it ended.
 
     Raises Invalid, with the field, for a value that cannot stand on one line: it could smuggle in a directive of its own.
     """
@@ -50,11 +52,13 @@ def batch_script(
         "comment": comment,
         "output": _log_pattern(log_path, tasks),
         "array": f"0-{tasks - 1}" if tasks is not None else None,
+        "dependency": f"afterany:{after_job}" if after_job is not None else None,
         "open-mode": "append",
         "no-requeue": None,
     }
-    if tasks is None:
-        del options["array"]
+    for option in ("array", "dependency"):
+        if options[option] is None:
+            del options[option]
     lines = ["#!/bin/bash", *(_directive(k, v) for k, v in options.items())]
     lines.append(":  # sbatch looks for directives up to the first command: none in `setup` may replace ours")
     own = (

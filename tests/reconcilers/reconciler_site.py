@@ -205,7 +205,7 @@ class Site:
     async def live(self) -> list[Job]:
         """Jobs that really run, as the machine sees them."""
         jobs = (await self.line.driver.snapshot()).jobs.values()
-        return sorted((j for j in jobs if not j.state.ended), key=lambda j: int(j.id))
+        return sorted((j for j in jobs if not j.state.ended), key=lambda j: [int(part) for part in j.id.split("_")])
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str = "") -> None:
         try:

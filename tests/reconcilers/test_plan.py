@@ -16,9 +16,11 @@ from rollyard.reconcilers.plan import (
     CALM_SECONDS,
     GONE,
     HISTORY,
+    MISSES,
     SUBMIT_MARGIN_SECONDS,
     Member,
     PoolPlan,
+    Successor,
     plan_allocation,
     plan_pool,
     template_hash,
@@ -42,7 +44,14 @@ FRESH = template_hash(pool())
 
 
 def allocation(
-    index: int, *, hash: str = FRESH, drain: bool = False, deleted: bool = False, **status: Any
+    index: int,
+    *,
+    hash: str = FRESH,
+    drain: bool = False,
+    deleted: bool = False,
+    of: str | None = None,
+    after_job: str | None = None,
+    **status: Any,
 ) -> Allocation:
     return Allocation.model_validate(
         {
@@ -54,6 +63,8 @@ def allocation(
                 "templateHash": hash,
                 "template": {},
                 "drain": drain,
+                "successorOf": of,
+                "afterJob": after_job,
             },
             "status": status,
         }
@@ -103,12 +114,13 @@ def test_what_drains_counts_no_more_and_is_told_once() -> None:
 def test_an_outdated_one_goes_only_when_its_successor_is_ready() -> None:
     old = [member(0, hash="old"), member(1, hash="old")]
     first = plan(old, 2)
-    assert (first.create, first.drain, first.delete) == ((2,), (), ())
-    waiting = plan([*old, member(2, ready=False)], 2)
-    assert (waiting.create, waiting.drain, waiting.delete) == ((), (), ())
-    assert plan([*old, member(2)], 2).delete == ("swe-1",)
-    busy = [member(0, hash="old", load=1), member(1, hash="old", load=1), member(2)]
+    assert (first.create, first.renew, first.drain, first.delete) == ((), (Successor(2, "swe-1"),), (), ())
+    waiting = plan([*old, member(2, ready=False, of="swe-1")], 2)
+    assert (waiting.create, waiting.renew, waiting.drain, waiting.delete) == ((), (), (), ())
+    assert plan([*old, member(2, of="swe-1")], 2).delete == ("swe-1",)
+    busy = [member(0, hash="old", load=1), member(1, hash="old", load=1), member(2, of="swe-1")]
     assert plan(busy, 2).drain == ("swe-1",)
+    assert plan([member(0), member(1, hash="old", state="PENDING")], 2).delete == ("swe-1",), "nothing is lost by it"
 
 
 def test_nothing_is_done_while_slurm_cannot_be_read_but_tearing_down() -> None:
@@ -147,10 +159,11 @@ def test_the_back_off_doubles_up_to_its_cap_and_stays_there() -> None:
 
 
 def test_a_walltime_or_a_drained_end_is_no_failure() -> None:
-    for state in ("TIMEOUT", "CANCELLED", "PREEMPTED"):
+    for state in ("TIMEOUT", "PREEMPTED"):
         assert plan([member(0, state=state, end_time=at(NOW))], 1).failures == 0
-    assert plan([member(0, state="COMPLETED", drain=True, end_time=at(NOW))], 1).failures == 0
-    for state in ("COMPLETED", "NODE_FAIL", GONE):
+    for mark in ({"drain": True}, {"deleted": True}):
+        assert plan([member(0, state="CANCELLED", **mark, end_time=at(NOW))], 1).failures == 0
+    for state in ("COMPLETED", "NODE_FAIL", "CANCELLED", GONE):
         assert plan([member(0, state=state, end_time=at(NOW))], 1).failures == 1
 
 
@@ -183,13 +196,15 @@ class World:
     def follow(self, desired: int) -> bool:
         """Plan and do it; whether there was anything to do."""
         found = plan_pool(self.pool, self.members, desired, self.now, slurm_known=True)
-        self.largest = max(self.largest, len(found.create) + sum(m.active for m in self.members))
+        made = len(found.create) + len(found.renew)
+        self.largest = max(self.largest, made + sum(m.active for m in self.members))
         last = at(found.last_failure) if found.last_failure is not None else None
         status = {"next_index": found.next_index, "failures": found.failures, "last_failure_time": last}
         self.pool = self.pool.model_copy(update={"status": self.pool.status.model_copy(update=status)})
         self.members = [self._told(m, found) for m in self.members]
         self.members += [member(index, ready=False, state=None) for index in found.create]
-        return bool(found.create or found.drain or found.delete)
+        self.members += [member(s.index, ready=False, state=None, of=s.of) for s in found.renew]
+        return bool(found.create or found.renew or found.drain or found.delete)
 
     def _told(self, m: Member, found: PoolPlan) -> Member:
         if m.name in found.delete:
@@ -305,7 +320,8 @@ def test_after_an_intent_only_a_later_complete_snapshot_lets_it_be_repeated() ->
         found = plan_allocation(pending, COMMENT, view, 0)
         assert (found.submit, found.wait) == (False, True)
     later = snapshot(job("9", comment="rollyard:server:other"), taken_at=NOW + SUBMIT_MARGIN_SECONDS)
-    assert plan_allocation(pending, COMMENT, later, 0).submit
+    assert plan_allocation(pending, COMMENT, later, MISSES - 1).wait, "one look-up may be wrong"
+    assert plan_allocation(pending, COMMENT, later, MISSES).submit
 
 
 @given(
@@ -321,7 +337,7 @@ def test_nothing_is_ever_submitted_where_a_job_may_be(
     status: dict[str, Any] = {"intents": intents, "intended_at": at(NOW) if intents else None}
     one = allocation(0, deleted=deleted, **status, job_id=recorded if intents else None)
     view = None if taken is None else snapshot(*(job(id) for id in jobs if intents), taken_at=taken)
-    found = plan_allocation(one, COMMENT, view, 0)
+    found = plan_allocation(one, COMMENT, view, MISSES)
     if found.submit:
         assert view is not None
         assert not deleted
@@ -359,7 +375,7 @@ def test_a_deleted_one_ends_its_jobs_before_it_goes() -> None:
     assert plan_allocation(allocation(0, deleted=True), COMMENT, None, 0).remove, "nothing was ever submitted"
     unsure = plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(taken_at=NOW), 0)
     assert (unsure.remove, unsure.wait) == (False, True)
-    assert plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(), 0).remove
+    assert plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(), MISSES).remove
 
 
 def test_what_has_ended_is_left_alone() -> None:

@@ -18,7 +18,8 @@ async def test_a_pool_runs_what_it_declares_and_says_so(site: Site) -> None:
     await site.apply(replicas=2)
     allocations = await site.running(2)
     assert [a.metadata.name for a in allocations] == ["swe-rp-0", "swe-rp-1"]
-    assert {j.comment for j in await site.live()} == {f"rollyard:{SERVER_ID}:{a.metadata.uid}" for a in allocations}
+    assert {j.owner for j in await site.live()} == {site.workspace.owner(a) for a in allocations}
+    assert len({j.comment for j in await site.live()}) == 1, "they went out together"
     for allocation in allocations:
         assert allocation.metadata.owner_references[0].uid == (await site.pool()).metadata.uid
         assert FINALIZER in allocation.metadata.finalizers
@@ -190,7 +191,12 @@ async def test_jobs_without_an_allocation_are_ended_and_those_of_strangers_are_n
         return orphan not in {j.id for j in await site.live()}
 
     await site.until(ended)
-    (allocation,) = [a for a in await site.allocations() if a.status.job_state == "RUNNING"] or await site.running(1)
+
+    async def runs() -> bool:
+        return [a.status.job_state for a in await site.allocations()] == ["RUNNING"]
+
+    await site.until(runs)
+    (allocation,) = await site.allocations()
     assert {j.id for j in await site.live()} == {*kept, allocation.status.job_id}
 
 

@@ -1,0 +1,112 @@
+"""What this machine has for a cluster: commands, Slurm's version, ports, names."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from throwaway.conf import Here
+from throwaway.options import ClusterError, Options
+
+SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+"""Daemons lie in folders that an ordinary user's PATH leaves out."""
+_PORTS = range(20_000, 31_000)
+"""Below the range from which the kernel hands out ports by itself."""
+_PLUGIN_FOLDERS = ("usr/lib/*/slurm-wlm", "usr/lib/*/slurm", "usr/lib64/slurm")
+
+
+def missing(options: Options) -> list[str]:
+    """Commands and plugins that such a cluster needs and this machine lacks. What a wrapper shows cannot be looked into."""
+    slurm = ["slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo"]
+    slurm += ["munged"] if options.auth == "munge" else []
+    slurm += ["slurmdbd", "sacctmgr", "sacct"] if options.accounting else []
+    slurm += ["slurmrestd"] if options.rest else []
+    plugins = ["accounting_storage_mysql.so"] if options.accounting else []
+    plugins += ["auth_jwt.so"] if options.rest else []
+    database = ["mariadbd", "mariadb-install-db"] if options.accounting else []
+    if options.wrapper:
+        slurm, plugins = [], []
+    tree = options.prefix or Path("/")
+    path = ":".join(str(tree / folder.lstrip("/")) for folder in SEARCH_PATH.split(":"))
+    lacking = [name for name in slurm if shutil.which(name, path=path) is None]
+    lacking += [name for name in database if shutil.which(name, path=SEARCH_PATH) is None]
+    return lacking + [name for name in plugins if _lacks_plugin(tree, name)]
+
+
+def _lacks_plugin(tree: Path, name: str) -> bool:
+    """False where Slurm's plugins lie in a folder that is not known here: it will speak for itself."""
+    folders = [folder for pattern in _PLUGIN_FOLDERS for folder in tree.glob(pattern)]
+    return bool(folders) and not any((folder / name).exists() for folder in folders)
+
+
+def look_around(options: Options) -> Here:
+    """Raises ClusterError where something is missing."""
+    if lacking := missing(options):
+        raise ClusterError(f"not installed: {', '.join(lacking)}; deploy/slurm/install.sh installs it")
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise ClusterError(f"uid {os.getuid()} has no name in /etc/passwd, and Slurm wants one") from None
+    host = socket.gethostname().partition(".")[0]
+    address = _address(host, options)
+    closed = address.startswith("127.")
+    if options.auth == "none" and not closed:
+        raise ClusterError(
+            f"{host} is no name of the loopback interface: all the network could use it; take --auth munge"
+        )
+    ports = _free_ports(options.nodes + 3)
+    return Here(
+        host=host,
+        address=address if closed else "127.0.0.1",
+        closed=closed,
+        user=user,
+        version=_version(options),
+        controller_port=ports[0],
+        database_port=ports[1],
+        rest_port=ports[2],
+        node_ports=ports[3:],
+    )
+
+
+def _address(host: str, options: Options) -> str:
+    """What Slurm's own name resolver, in a tree perhaps another, makes of the host's name; empty where it is unknown."""
+    command = options.command("getent", "ahostsv4", host)
+    done = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True, timeout=10)
+    return done.stdout.partition(" ")[0]
+
+
+def _version(options: Options) -> tuple[int, int]:
+    command = options.command("slurmctld", "-V")
+    try:
+        answer = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"{' '.join(command)}: {error}") from None
+    found = re.search(r"(\d+)\.(\d+)", answer.stdout)
+    if found is None:
+        raise ClusterError(f"{' '.join(command)} tells no version: {answer.stdout}{answer.stderr}")
+    return int(found[1]), int(found[2])
+
+
+def _free_ports(count: int) -> range:
+    """Consecutive ports of the loopback interface that nobody listens on at this moment."""
+    for _ in range(100):
+        first = random.randrange(_PORTS.start, _PORTS.stop - count)
+        ports = range(first, first + count)
+        if all(_is_free(port) for port in ports):
+            return ports
+    raise ClusterError(f"no {count} free ports in a row between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,63 @@
+"""slurmrestd, twice: on a Unix socket, and on a loopback port for whoever has a token."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+
+from throwaway.conf import Here
+from throwaway.daemons import Daemons
+from throwaway.machine import SEARCH_PATH
+from throwaway.options import ClusterError, Options, Place
+
+SOCKET = "run/rest/restd.sock"
+_RUNS_AS_SLURM_USER = (22, 5)
+"""The last Slurm whose slurmrestd can be talked into that; the next ones end when asked to."""
+_NOBODY = 65534
+
+
+def start_rest(daemons: Daemons, options: Options, here: Here) -> None:
+    """On the socket it knows its own user by the connection; where it has to run as nobody, it wants a token there too.
+
+    Raises ClusterError where it would have to run as nobody, and we are not root.
+    """
+    place = daemons.place
+    as_us = here.version <= _RUNS_AS_SLURM_USER
+    if not as_us and os.getuid() != 0:
+        raise ClusterError("this slurmrestd does not run as SlurmUser: use --rest as root, then it runs as nobody")
+    env = {"SLURMRESTD_SECURITY": "disable_user_check"} if as_us else {}
+    identity = [] if as_us else ["-u", str(_NOBODY), "-g", str(_NOBODY)]
+    program = options.command("slurmrestd", "-f", str(place.conf), *identity)
+    program += ["-s", ",".join(_plugins(program, place, options, env))]
+    token = {**env, "SLURM_JWT": "daemon"}
+    folder = (place.folder / SOCKET).parent
+    folder.mkdir(exist_ok=True)
+    if not as_us:
+        os.chown(folder, _NOBODY, _NOBODY)
+    local = ["-a", "rest_auth/local" if as_us else "rest_auth/jwt", f"unix:{place.inside}/{SOCKET}"]
+    daemons.add("slurmrestd", [*program, *local], env if as_us else token)
+    daemons.add("slurmrestd-jwt", [*program, "-a", "rest_auth/jwt", f"127.0.0.1:{here.rest_port}"], token)
+
+
+def _plugins(program: list[str], place: Place, options: Options, env: dict[str, str]) -> list[str]:
+    """What this slurmrestd serves; without slurmdbd, the database's plugins would end it."""
+    env = {"PATH": SEARCH_PATH, "SLURM_CONF": str(place.conf), **env}
+    done = subprocess.run([*program, "-s", "list"], env=env, capture_output=True, text=True, timeout=10)
+    words = (done.stdout + done.stderr).split()
+    found = [word for word in words if word.startswith("openapi/")]
+    if not found:
+        raise ClusterError(f"{' '.join(program)} -s list names no plugin:\n{done.stdout}{done.stderr}")
+    return [name for name in found if options.accounting or not name.startswith(("openapi/db", "openapi/slurmdbd"))]
+
+
+def answers(place: Place) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(f"{place.folder}/{SOCKET}") == 0
+
+
+def client_environment(place: Place, here: Here) -> dict[str, str]:
+    return {
+        "SLURMRESTD_SOCKET": str(place.folder / SOCKET),
+        "SLURMRESTD_URL": f"http://127.0.0.1:{here.rest_port}",
+    }

@@ -1,0 +1,67 @@
+"""When an allocation must be replaced so that a successor is ready before its walltime ends. Pure.
+
+The successor of one that ends at `end` has to be submitted by `end - lead`, and `lead` holds the time that allocations of
+this pool lately took from submit to ready. Only so many successors may stand beside what they replace, so when several end
+at about the same time they are renewed one after the other, and the first of them early enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rollyard.kinds.pools import Pool, RolloutPool
+from rollyard.kinds.quantity import walltime_seconds
+
+BEFORE_EXPIRY_SECONDS = 900.0
+STARTUP_GUESS_SECONDS = 30.0
+"""Until the first one was measured."""
+LARGEST_SHARE = 0.5
+"""Of the walltime: a limit shorter than the lead would otherwise have an allocation renewed as soon as it runs."""
+SPARE_SECONDS = 20.0
+"""From the order to drain until the job has ended: what it needs to hand back what it has."""
+
+
+def before_expiry(pool: Pool) -> float:
+    """Seconds before the end of the walltime at which a successor should be ready."""
+    asked = pool.spec.renewal.before_expiry_seconds
+    if asked is None:
+        asked = pool.spec.budget_seconds if isinstance(pool, RolloutPool) else int(BEFORE_EXPIRY_SECONDS)
+    return min(float(asked), LARGEST_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
+
+
+def startup(pool: Pool) -> float:
+    known = pool.status.startup_seconds
+    return STARTUP_GUESS_SECONDS if known is None else known
+
+
+def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:
+    """When to submit each one's successor, for ends in rising order.
+
+    A successor occupies one of `surge` places for `round_seconds`; so the i-th must be begun before the place that the
+    (i + surge)-th needs is wanted: due[i] = min(end[i] - lead, due[i + surge] - round_seconds).
+    """
+    due = [end - lead for end in ends]
+    for i in range(len(due) - 1 - surge, -1, -1):
+        due[i] = min(due[i], due[i + surge] - round_seconds)
+    return due
+
+
+def usable(pool: Pool, ends: float, now: float) -> bool:
+    """Whether an allocation whose walltime ends then can still take new work."""
+    need = float(pool.spec.budget_seconds) if isinstance(pool, RolloutPool) else 0.0
+    return ends - now > need + SPARE_SECONDS
+
+
+def learn(
+    known: float | None, known_until: float | None, seen: Iterable[tuple[float, float]]
+) -> tuple[float | None, float | None]:
+    """The start-up time with what was measured since: (ready at, seconds from submit to ready) of each allocation.
+
+    It rises at once and falls by half of the difference: being early costs a little, being late a gap.
+    """
+    for ready_at, seconds in sorted(seen):
+        if known_until is not None and ready_at <= known_until:
+            continue
+        known = seconds if known is None else max(seconds, (known + seconds) / 2)
+        known_until = ready_at
+    return known, known_until

@@ -1,0 +1,172 @@
+"""Submits: intent first, then one call to Slurm for all that wait together, a job array where they are alike.
+
+An intent is written under optimistic concurrency, so nothing is decided twice. Whatever dies between intent, submit and
+record, the next complete snapshot tells: the job is found again by its owner, or there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from rollyard.clock import Clock, as_datetime
+from rollyard.controller.crash_points import crash_point
+from rollyard.controller.recorder import Recorder
+from rollyard.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import Pool
+from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.workspace import Workspace
+from rollyard.slurm.base import BatchScript, Driver
+from rollyard.store.base import Store
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.03
+"""What is planned together arrives within it."""
+MOST_TASKS = 500
+"""Of one array; sites allow 1,000 unless they say otherwise (MaxArraySize)."""
+REFUSED = "FAILED"
+"""Job state of a submit that Slurm refused."""
+INTENT_MARGIN_SECONDS = 1.0
+
+
+class Submitter:
+    """One task; what it holds is a set of names, and the store knows all else."""
+
+    def __init__(
+        self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: Workspace, recorder: Recorder, clock: Clock
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._feed = feed
+        self._workspace = workspace
+        self._recorder = recorder
+        self._clock = clock
+        self._waiting: dict[str, ObjectKey] = {}
+        self._wake = asyncio.Event()
+        self.submitting: set[str] = set()
+        """Uids in hand right now."""
+        self.answered: dict[str, float] = {}
+        """uid -> when its last submit answered (Unix seconds): a snapshot begun before may lack its job."""
+
+    def add(self, allocation: Allocation) -> None:
+        """Submit it soon; one that is in hand stays in hand."""
+        uid = allocation.metadata.uid
+        if uid not in self.submitting:
+            self._waiting[uid] = allocation.key
+            self.submitting.add(uid)
+            self._wake.set()
+
+    def forget(self, uid: str) -> None:
+        self.answered.pop(uid, None)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._wake.clear()
+            keys, self._waiting = self._waiting, {}
+            try:
+                await self._submit_all(list(keys.values()))
+            except (RollyardError, OSError) as error:
+                log.warning("not submitted this time: %s", error)
+            finally:
+                self.submitting -= keys.keys()
+
+    async def _submit_all(self, keys: Sequence[ObjectKey]) -> None:
+        alike: dict[tuple[Any, ...], list[Allocation]] = {}
+        pools: dict[str, Pool] = {}
+        for key in keys:
+            with contextlib.suppress(NotFound):
+                allocation = await self._store.get(key)
+                assert isinstance(allocation, Allocation)
+                owner = allocation.spec.pool
+                if owner.uid not in pools:
+                    found = await self._store.get(ObjectKey(kind=owner.kind, namespace=key.namespace, name=owner.name))
+                    assert isinstance(found, Pool)
+                    pools[owner.uid] = found
+                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job)
+                alike.setdefault(kin, []).append(allocation)
+        for (uid, *_), allocations in alike.items():
+            for start in range(0, len(allocations), MOST_TASKS):
+                try:
+                    await self._submit(
+                        pools[uid], sorted(allocations, key=lambda a: a.spec.index)[start : start + MOST_TASKS]
+                    )
+                except (RollyardError, OSError) as error:
+                    log.warning("pool %s: not submitted this time: %s", pools[uid].metadata.name, error)
+
+    async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
+        try:
+            script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
+        except Invalid as error:  # a value of the template that cannot stand in a script
+            for allocation in allocations:
+                await self.refuse(allocation, str(error))
+            return
+        crash_point("after-prepare")
+        intended = [await self._intend(a, burst, task) for task, a in enumerate(allocations)]
+        crash_point("after-intent")
+        if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
+            return
+        ours = [a for a in intended if a is not None]
+        try:
+            ids = await self._driver.submit(script)
+        except SubmitRefused as error:
+            for allocation in ours:
+                await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
+                await self.refuse(allocation, f"SubmitRefused: {error}")
+            return
+        except SlurmUnreachable:
+            log.warning("whether %d allocations were submitted is for a later snapshot to tell", len(ours))
+            raise
+        finally:
+            self.answered |= {a.metadata.uid: self._clock.time() for a in ours}
+        crash_point("after-submit")
+        for allocation, id in zip(ours, ids, strict=True):
+            await self._write(allocation, {"job_id": id})
+        crash_point("after-record")
+        self._feed.refresh()
+        for allocation, id in zip(ours, ids, strict=True):
+            await self._recorder.say(allocation, "Submitted", f"submitted as job {id}")
+
+    def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
+        """Folders and script; the id of the burst where there is more than one. Blocks."""
+        burst = secrets.token_hex(8) if len(allocations) > 1 else None
+        alone = self._workspace.script
+        script = alone(allocations[0]) if burst is None else self._workspace.burst_script(burst, allocations)
+        for allocation in allocations:
+            self._workspace.prepare(allocation, pool)
+        if burst is not None:
+            self._workspace.link(burst, allocations)
+        self._workspace.keep(script)
+        return script, burst
+
+    async def _intend(self, allocation: Allocation, burst: str | None, task: int) -> Allocation | None:
+        intent = {
+            "intended_at": as_datetime(self._clock.time() + INTENT_MARGIN_SECONDS),
+            "intents": allocation.status.intents + 1,
+            "burst": burst,
+            "task": task if burst is not None else None,
+        }
+        try:
+            return await self._write(allocation, intent)
+        except (Conflict, NotFound):
+            return None
+
+    async def refuse(self, allocation: Allocation, why: str) -> None:
+        """What cannot be submitted as it is written ends here; the pool says why."""
+        now = as_datetime(self._clock.time())
+        await self._write(allocation, {"job_state": REFUSED, "reason": why, "end_time": now})
+
+    async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
+        changed = allocation.model_copy(update={"status": allocation.status.model_copy(update=update)})
+        written = await self._store.update(changed, "status")
+        assert isinstance(written, Allocation)
+        return written
