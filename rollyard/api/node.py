@@ -15,6 +15,7 @@ from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
+    NODE_AGENT_ERROR,
     HandBack,
     Heartbeat,
     Hello,
@@ -129,7 +130,8 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                await services.rollouts.lose(message.lease, message.reason)
+                own_fault = message.reason == NODE_AGENT_ERROR
+                await services.rollouts.lose(message.lease, message.reason, handed_back=not own_fault)
             except RollyardError as error:  # its expiry will do the same, later
                 log.warning("hand-back of %s was not stored: %s", message.lease.id, error)
         case _:

@@ -16,6 +16,8 @@ from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, S
 
 PROTOCOL = 1
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
+NODE_AGENT_ERROR = "NodeAgentError"
+"""Reason of a hand-back that may be the rollout's own doing: it broke the node agent's code."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 

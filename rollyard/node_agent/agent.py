@@ -14,9 +14,10 @@ import aiohttp
 from rollyard.agents.tasks.base import TaskHandler, load_handlers
 from rollyard.client.link import Link
 from rollyard.client.node import NodeLine
-from rollyard.errors import Fenced
+from rollyard.errors import Fenced, NoEndpoint
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
+    NODE_AGENT_ERROR,
     Cancel,
     Drain,
     Grant,
@@ -138,10 +139,12 @@ class NodeAgent:
             await work.pursue()
         except Fenced as error:
             log.warning("%s", error)
+        except NoEndpoint as error:
+            await self._line.say(HandBack(lease=work.ref, reason=str(error)))
         except Exception:
             # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
             log.exception("rollout %s broke its node agent's code", key[1])
-            await self._line.say(HandBack(lease=work.ref, reason="NodeAgentError"))
+            await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR))
         finally:
             self._works.pop(key, None)
             self._changed()

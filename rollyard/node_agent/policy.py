@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import aiohttp
 
 from rollyard.client.link import Backoff, Link
-from rollyard.errors import ContextExceeded, Unavailable
+from rollyard.errors import ContextExceeded, NoEndpoint, Unavailable
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint, LeaseRef, NewEndpoint
 from rollyard.tokens.client import TokenClient
@@ -18,6 +21,8 @@ log = logging.getLogger(__name__)
 
 ROLE = "policy"
 MAX_MOVES = 10
+PARKED_SECONDS = 300.0
+"""Longer than this a rollout does not keep its sandbox while there is no endpoint."""
 
 
 class LeasedPolicy:
@@ -40,9 +45,14 @@ class LeasedPolicy:
         self.endpoint = endpoint
         self._stop_ids = list(stop_ids)
         self._context = context_tokens
+        self.limit: asyncio.Timeout | None = None
+        """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
-        """One turn, whatever endpoints fail meanwhile. Raises ContextExceeded, EndpointLost, EndpointRefused, Fenced."""
+        """One turn, whatever endpoints fail meanwhile.
+
+        Raises ContextExceeded, EndpointLost, EndpointRefused, NoEndpoint, Fenced.
+        """
         limit = sampling.max_tokens
         if self._context is not None:
             limit = min(limit, self._context - len(prompt_ids))
@@ -59,13 +69,29 @@ class LeasedPolicy:
         return self.endpoint
 
     async def _another(self, failed: str) -> Endpoint:
-        """Waits until one is ready; the stage's budget is the limit."""
+        """Waits, parked, until one is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed back."""
         wanted = NewEndpoint(lease=self._ref, role=ROLE, failed=failed, why="a node agent could not use it")
-        backoff = Backoff(0.2, 2.0)
-        while True:
-            try:
-                answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
-                return Endpoint.model_validate(answer)
-            except Unavailable as error:
-                log.warning("no other endpoint yet: %s", error)
+        backoff, began = Backoff(0.2, 2.0), time.monotonic()
+        with self._parked():
+            while True:
+                try:
+                    answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
+                    return Endpoint.model_validate(answer)
+                except Unavailable as error:
+                    log.warning("no other endpoint yet: %s", error)
+                if time.monotonic() - began > PARKED_SECONDS:
+                    raise NoEndpoint(f"no endpoint to go on with for {PARKED_SECONDS:g} s")
                 await backoff.wait()
+
+    @contextlib.contextmanager
+    def _parked(self) -> Iterator[None]:
+        limit, began = self.limit, asyncio.get_running_loop().time()
+        when = limit.when() if limit is not None else None
+        if limit is None or when is None:
+            yield
+            return
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            limit.reschedule(when + asyncio.get_running_loop().time() - began)

@@ -125,7 +125,7 @@ class Work:
         policy = self._shop.policy(lease, template)
         run = AgentRun(Conversation(template, handler.prompt(task), tools.schemas))
         try:
-            async with asyncio.timeout(self._budget(Stage.RUN)):
+            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
         except TimeoutError:
             run.status = Status.TRUNCATED

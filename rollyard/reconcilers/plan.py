@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.reconcilers.pending import is_limit, meaning
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup, usable
 from rollyard.slurm.base import Job, Snapshot
 
@@ -210,6 +211,26 @@ def _relieved(view: _View) -> list[Member]:
         if successor.ready or (submitted and not working and (waits_for_it or not of_use)):
             going.append(old)
     return going
+
+
+def blocked(pool: Pool, members: Sequence[Member], now: float) -> tuple[str, str] | None:
+    """(reason, message) where a successor cannot be ready before what it replaces has to end."""
+    for old, successor in _View.of(pool, members, now).pairs:
+        status = successor.allocation.status
+        if successor.ready or successor.started or old.ends is None:
+            continue
+        expected = status.start_time.timestamp() if status.start_time is not None else None
+        after = successor.allocation.spec.after_job is not None
+        if not after and not is_limit(status.reason) and (expected is None or expected < old.ends):
+            continue
+        gap = max(0.0, (expected or old.ends) - old.ends) + startup(pool)
+        reason = "StrategyReplace" if after else status.reason if is_limit(status.reason) else "QueueTooLong"
+        why = "spec.renewal.strategy is Replace" if after else f"{status.reason or 'None'} ({meaning(status.reason)})"
+        return reason, (
+            f"allocation {old.name} ends in {old.ends - now:.0f} s and its successor {successor.name} waits: {why}; "
+            f"expected gap about {gap:.0f} s"
+        )
+    return None
 
 
 def _unborn(view: _View) -> list[Member]:

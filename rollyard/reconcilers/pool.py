@@ -14,9 +14,18 @@ from rollyard.controller.manager import Again, Done
 from rollyard.controller.recorder import Recorder
 from rollyard.errors import AlreadyExists, Conflict, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
-from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, ObjectMeta, OwnerReference, set_condition
+from rollyard.kinds.base import (
+    FINALIZER,
+    Condition,
+    ObjectKey,
+    ObjectMeta,
+    OwnerReference,
+    get_condition,
+    set_condition,
+)
 from rollyard.kinds.pools import InferencePool, Pool, PoolStatus, Replicas, ScalingDecision
-from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
+from rollyard.reconcilers.pending import waiting
+from rollyard.reconcilers.plan import Member, PoolPlan, blocked, plan_pool, template_hash
 from rollyard.reconcilers.scaling import Scale, autoscale
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.store.base import Store
@@ -245,7 +254,13 @@ class PoolReconciler:
         old, new = (next((c for c in s.conditions if c.type == "Ready"), None) for s in (before, after))
         if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
             return
-        bad = new.status == "False" and new.reason not in ("Deleting", "Suspended", "WaitingForAllocations", "Loading")
+        bad = new.status == "False" and new.reason not in (
+            "Deleting",
+            "Suspended",
+            "WaitingForAllocations",
+            "WaitingForSlurm",
+            "Loading",
+        )
         await self._recorder.say(pool, new.reason, new.message, "Warning" if bad else "Normal")
 
     def _conditions(self, pool: Pool, members: Sequence[Member], plan: PoolPlan, replicas: Replicas) -> list[Condition]:
@@ -260,11 +275,13 @@ class PoolReconciler:
         since = self._feed.unreachable_since
         if since is not None:
             message = (
-                f"Slurm cannot be read since {as_datetime(since).isoformat()}; nothing is created or ended meanwhile"
+                f"Slurm cannot be read since {as_datetime(since).isoformat()} ({self._feed.unreachable_why}); "
+                "nothing is created or ended meanwhile"
             )
             conditions = self._condition(pool, conditions, "SlurmReachable", False, "NoAnswer", message)
         elif self._feed.latest is not None:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
+        conditions = self._renewal(pool, members, conditions)
         words = "all allocations are given back" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
@@ -286,7 +303,18 @@ class PoolReconciler:
         if plan.failures and failure is not None:
             word = "CrashLoop" if plan.failures >= CRASH_LOOP else "AllocationFailed"
             return False, word, f"{counted}; {plan.failures} failed in a row, the last: {failure}"
+        queue = waiting([m.allocation for m in members if m.active])
+        if queue is not None:
+            return False, "WaitingForSlurm", f"{counted}; {queue.message}"
         return False, "WaitingForAllocations", counted
+
+    def _renewal(self, pool: Pool, members: Sequence[Member], conditions: list[Condition]) -> list[Condition]:
+        """Whether a successor cannot be ready in time, why, and how long the gap is going to be."""
+        found = blocked(pool, members, self._clock.time())
+        known = get_condition(conditions, "RenewalBlocked")
+        if found is not None:
+            return self._condition(pool, conditions, "RenewalBlocked", True, *found)
+        return self._condition(pool, conditions, "RenewalBlocked", False, "NotBlocked", "") if known else conditions
 
     def _condition(
         self, pool: Pool, conditions: list[Condition], type: str, status: bool, reason: str, message: str

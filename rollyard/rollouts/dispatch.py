@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rollyard.clock import Clock
 from rollyard.errors import RollyardError
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.pools import RolloutPool, Stages
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.wire import Endpoint, Grant, Lease
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
+SPARE_SECONDS = 5.0
+"""Of a walltime, for what is in no stage's budget: the upload, and the way there."""
 
 
 class Checkout(Protocol):
@@ -49,6 +51,19 @@ class _Room:
     agent: NodeAgent
     init: int
     eval: int
+
+    def takes(self, record: RolloutRecord, stages: Stages, words: tuple[str, ...], now: float) -> bool:
+        """Whether it knows this kind of task, and what is left of its walltime covers the budgets of these stages."""
+        if record.task_kind not in self.agent.kinds:
+            return False
+        if self.agent.ends is None:
+            return True
+        left = self.agent.ends - now - SPARE_SECONDS
+        pools = {word: float(getattr(stages, word).timeout_seconds) for word in words}
+        if left >= sum(pools.values()):
+            return True
+        own = RolloutRequest.model_validate_json(record.request).budgets  # read only where it may decide
+        return left >= sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
 
 
 class Dispatcher:
@@ -121,9 +136,11 @@ class Dispatcher:
     def _grant(self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room]) -> list[_Granted]:
         """In the writer: pick, step, put."""
         now, granted = self._clock.time(), []
+        stages = pool.spec.stages
         if want := sum(r.eval for r in rooms):
             for record in tx.queued([key], [Stage.EVAL], now, min(want, MAX_PER_GRANT)):
-                room = max((r for r in rooms if record.task_kind in r.agent.kinds), key=lambda r: r.eval, default=None)
+                able = (r for r in rooms if r.takes(record, stages, ("eval",), now))
+                room = max(able, key=lambda r: r.eval, default=None)
                 if room is not None and room.eval > 0:
                     room.eval -= 1
                     granted.append(self._put(tx, record, room.agent, {}, now))
@@ -131,7 +148,8 @@ class Dispatcher:
             sessions = tx.sessions() if pool.spec.inference else {}
             heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
             for record in tx.queued([key], [Stage.INIT], now, min(want, MAX_PER_GRANT)):
-                room = max((r for r in rooms if record.task_kind in r.agent.kinds), key=lambda r: r.init, default=None)
+                able = (r for r in rooms if r.takes(record, stages, ("init", "run", "eval"), now))
+                room = max(able, key=lambda r: r.init, default=None)
                 if room is None or room.init <= 0:
                     continue
                 endpoints = {role: found for role, heap in heaps.items() if (found := heap.checkout()) is not None}

@@ -176,10 +176,11 @@ class Rollouts:
 
         await self._change(change)
 
-    async def lose(self, ref: LeaseRef, reason: str) -> None:
+    async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
         """The lease came back undone; a void lease is nobody's loss."""
+        event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
-            await self._apply([((ref.namespace, ref.id), Lost(self._clock.time(), ref.fence, reason))])
+            await self._apply([((ref.namespace, ref.id), event)])
             LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
         except Fenced:
             self._drop_void(ref)

@@ -79,6 +79,8 @@ class Lost:
     at: float
     fence: int
     reason: str
+    handed_back: bool = False
+    """The holder gave it back in good order, because it has to go: that says nothing against the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     _check_fence(record, event.fence)
-    losses = record.losses + 1
+    losses = record.losses + (0 if event.handed_back else 1)
     if losses > MAX_LOSSES:
         message = f"its lease was lost {losses} times, the last time: {event.reason}"
         error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
