@@ -13,6 +13,7 @@ from rollyard.api import table
 from rollyard.api.selectors import Predicate, selector
 from rollyard.api.services import SERVICES
 from rollyard.api.status import status_body
+from rollyard.api.streams import lasts
 from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, UnsupportedMediaType
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
 from rollyard.kinds.pools import Pool
@@ -139,6 +140,7 @@ async def _watch(
     store, word = _store(request), kind.model_fields["kind"].default
     since = request.query.get("resourceVersion", "0")
     seconds = min(_number(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
+    lasts(request)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from rollyard.api.kinds import BASE
 from rollyard.api.services import SERVICES
+from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, NotFound
 
 CHUNK = 64 << 10
@@ -29,6 +30,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
         raise BadRequest("tail must be a whole number of lines")
     if not path.is_file():
         raise NotFound(f"allocation {name!r} has no output: its job has not started, or it is gone")
+    lasts(request)
     response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
     await response.prepare(request)
     position = await asyncio.to_thread(_tail_start, path, int(tail)) if tail else 0

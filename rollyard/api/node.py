@@ -11,6 +11,7 @@ from rollyard.api.auth import CLAIMS, subject
 from rollyard.api.binding import bind
 from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
+from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout import Stage
@@ -49,6 +50,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _connect(request: web.Request) -> web.WebSocketResponse:
     services = request.app[SERVICES]
+    lasts(request)
     socket = web.WebSocketResponse(heartbeat=15.0, max_msg_size=16 << 20)
     await socket.prepare(request)
     try:

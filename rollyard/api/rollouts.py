@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.status import invalid
+from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import RolloutPool
@@ -120,6 +121,8 @@ async def _list(request: web.Request) -> web.Response:
 async def _get(request: web.Request) -> web.Response:
     services, id = request.app[SERVICES], request.match_info["id"]
     wait = min(_float(request, "wait", 0.0), MAX_WAIT_SECONDS)
+    if wait:
+        lasts(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
     body = {"rollout": _view(services, record), "trajectory": None}
     if record.status.terminal:
@@ -155,6 +158,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     if last := request.headers.get("Last-Event-ID"):
         after = int(last) if last.isdigit() else after
     whole = query.get("trajectories", "0") == "1"
+    lasts(request)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     await response.write(b": rollouts\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -119,7 +120,7 @@ class Workspace:
         except OSError:
             return ""
         errors = [line for line in lines if line.startswith("error: ")]
-        return (errors or lines or [""])[-1].removeprefix("error: ")[:500]
+        return _words((errors or lines or [""])[-1])[:500]
 
     def remove(self, allocation: Allocation) -> None:
         """Blocks."""
@@ -131,3 +132,12 @@ class Workspace:
                 (burst / str(status.task)).unlink()
                 if next(burst.glob("[0-9]*"), None) is None:
                     shutil.rmtree(burst)
+
+
+def _words(line: str) -> str:
+    """Of a line for people, or of one of our own logs."""
+    with contextlib.suppress(ValueError):
+        logged = json.loads(line)
+        if isinstance(logged, dict) and "message" in logged:
+            return str(logged["message"])
+    return line.removeprefix("error: ")

@@ -1,6 +1,13 @@
 """The yard, and real Slurm where a test asks for it, for every test in this folder."""
 
+import pytest
 from cluster import accounting_cluster, cluster, new_cluster
 from e2e_yard import yard
 
-__all__ = ["accounting_cluster", "cluster", "new_cluster", "yard"]
+__all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "yard"]
+
+
+@pytest.fixture
+def long_run(request: pytest.FixtureRequest) -> bool:
+    """Whether faults last as long as is stated, and not only until they show."""
+    return str(request.config.option.markexpr) == "long or not long"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cluster import Cluster
 
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.client.client import AsyncClient
@@ -24,7 +25,8 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
-from rollyard.slurm.base import Job
+from rollyard.slurm.base import Driver, Job
+from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.process import start_time
 
@@ -36,21 +38,29 @@ LEASE_SECONDS = 4.0
 class Yard:
     """One data folder and whatever serves it at the moment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
+        self.cluster = cluster
         self.server: subprocess.Popen[str] | None = None
+        self.env: dict[str, str] = {}
+        """Further environment of the server."""
+
+    @property
+    def driver(self) -> Driver:
+        """A line of its own to the jobs."""
+        return CliDriver(self.cluster.env) if self.cluster else LocalDriver(self.data / "local-slurm", kill_wait=1.0)
 
     # the server
 
     def start(self, *, crash_at: str | None = None) -> None:
         """Start the server and wait until it serves, or, with a crash point, until it starts."""
-        env = {**os.environ, "HOME": str(self.folder)}
+        env = {**os.environ, **(self.cluster.env if self.cluster else {}), **self.env, "HOME": str(self.folder)}
         env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
-        command += ["--lease-seconds", str(LEASE_SECONDS)]
+        command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", "slurm" if self.cluster else "local"]
         with (self.folder / "server.log").open("a") as log:
             self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
         assert self.server.stdout is not None
@@ -78,7 +88,7 @@ class Yard:
     # what is going on
 
     async def jobs(self, *, live: bool = True) -> list[Job]:
-        snapshot = await LocalDriver(self.data / "local-slurm").snapshot()
+        snapshot = await self.driver.snapshot()
         return [j for j in snapshot.jobs.values() if not (live and j.state.ended)]
 
     def processes(self, *words: str) -> list[int]:
@@ -113,7 +123,7 @@ class Yard:
             spec = text["spec"]
             if text["kind"] == "InferencePool":
                 spec["model"]["path"] = str(MODEL)
-            _merge(spec, changes.get(text["metadata"]["name"], {}))
+            merge(spec, changes.get(text["metadata"]["name"], {}))
             text["metadata"]["namespace"] = "default"
             await client.apply(parse_object(text))
 
@@ -164,9 +174,10 @@ class Yard:
     async def clean_up(self) -> None:
         """Whatever a test left: end the jobs, then the server."""
         self.stop()
-        driver = LocalDriver(self.data / "local-slurm", kill_wait=1.0)
         if self.data.exists():
-            await driver.cancel([job.id for job in await self.jobs()])
+            left = [job.id for job in await self.jobs()]
+            await self.driver.cancel(left, "KILL")  # nobody is left to say goodbye to
+            await self.driver.cancel(left)
             async with asyncio.timeout(30):
                 while await self.jobs():
                     await asyncio.sleep(0.05)
@@ -191,6 +202,11 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     made = Yard(tmp_path_factory.mktemp("yard"))
     made.start()
     yield made
+    await end(made)
+
+
+async def end(made: Yard) -> None:
+    """Nothing of it may be left."""
     await made.clean_up()
 
     async def nothing_left() -> bool:
@@ -208,10 +224,10 @@ def alive(pid: int) -> bool:
     return start_time(pid) is not None
 
 
-def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+def merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+            merge(into[key], value)
         else:
             into[key] = value
 

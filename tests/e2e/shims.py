@@ -1,0 +1,48 @@
+"""Commands of Slurm that misbehave on demand: each shim does as a file says, then hands over to the real command."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+TEXT = """#!/bin/bash
+# Each line of the order is one call: what to do instead of, or around, the real command.
+exec 9> {folder}/{name}.lock; flock 9
+order=$(head -n 1 {folder}/{name}.orders 2>/dev/null)
+[ -n "$order" ] && sed -i 1d {folder}/{name}.orders
+exec 9>&-
+echo "$order" >> {folder}/{name}.calls
+case $order in
+  silence) exit 0 ;;
+  header) {real} "$@" | head -n 1; exit 0 ;;
+  failure) echo "{name}: error: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
+  garbage) echo "<html>502 Bad Gateway</html>"; exit 0 ;;
+  late) sleep 7; exec {real} "$@" ;;
+  lost) {real} "$@" > /dev/null; echo "{name}: error: Socket timed out on send/recv operation" >&2; exit 1 ;;
+  *) exec {real} "$@" ;;
+esac
+"""
+
+
+class Shims:
+    """A folder to put first in PATH."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in ("squeue", "sbatch"):
+            real = shutil.which(name, path=path)
+            assert real is not None
+            (folder / name).write_text(TEXT.format(folder=folder, name=name, real=real))
+            (folder / name).chmod(0o755)
+
+    def order(self, name: str, what: str, times: int = 1) -> None:
+        """So many calls of this command go wrong, from the next one on."""
+        fresh = self.folder / f"{name}.fresh"
+        fresh.write_text(f"{what}\n" * times)
+        fresh.replace(self.folder / f"{name}.orders")
+
+    def done(self, name: str) -> bool:
+        """Whether all that was ordered has happened."""
+        orders = self.folder / f"{name}.orders"
+        return not orders.exists() or not orders.read_text()

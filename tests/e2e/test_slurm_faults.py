@@ -1,0 +1,344 @@
+"""What a cluster does to pools. After each fault every rollout ends once, live jobs equal desired, strangers are untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from cluster import Cluster, NewCluster
+from e2e_yard import Yard, alive, end, merge, requests
+from shims import Shims
+
+from rollyard.client.client import AsyncClient
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.rollout import Status
+
+BUDGETS = {"init": {"timeoutSeconds": 30}, "run": {"timeoutSeconds": 60}, "eval": {"timeoutSeconds": 30}}
+ROLLOUTS = 12
+
+
+class Field:
+    """A yard on a cluster, with a stranger's job beside it that is called as ours are."""
+
+    def __init__(self, yard: Yard, cluster: Cluster, shims: Shims) -> None:
+        self.yard, self.cluster, self.shims = yard, cluster, shims
+        self.stranger = ""
+        self.ids: list[str] = []
+        self.client: AsyncClient
+        self._open = contextlib.AsyncExitStack()
+
+    async def connect(self) -> None:
+        """Again after a restart: the server may be on another port."""
+        await self.close()
+        self.client = await self._open.enter_async_context(self.yard.client())
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def begin(self, **changes: dict[str, Any]) -> None:
+        """Both pools ready, rollouts under way."""
+        options = ("--job-name=rollyard-demo-rp-0", "--comment=rollyard:another:uid", "--nodelist=n4", "--time=60")
+        self.stranger = await asyncio.to_thread(self.cluster.submit, "sleep 100000", *options)
+        await self.apply(**changes)
+        await self.yard.ready(self.client)
+        await self.submit("before")
+
+    async def apply(self, **changes: dict[str, Any]) -> None:
+        """Away from the stranger, so that what happens to a node of ours does not happen to it."""
+        ours: dict[str, dict[str, Any]] = {
+            "policy": {"allocation": {"exclude": ["n4"]}},
+            "demo": {"allocation": {"exclude": ["n4"]}, "stages": BUDGETS},
+        }
+        for name, spec in changes.items():
+            merge(ours[name], spec)
+        await self.yard.apply(self.client, **ours)
+
+    async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
+        self.ids += await self.client.submit(requests(count, 0, prefix=prefix))
+
+    async def all_is_well(self, *, jobs: int = 4, seconds: float = 120.0) -> None:
+        """More work is done too; then as many jobs live as are declared, and each is one of an allocation."""
+        await self.submit("after", 4)
+        trajectories = await self.yard.gather(self.client, self.ids, seconds)
+        assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
+        assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
+
+        seen: list[Any] = []
+
+        async def settled() -> bool:
+            live = {j.id for j in await self.yard.jobs() if j.id != self.stranger}
+            allocations = await self.yard.allocations(self.client)
+            active = {a.status.job_id for a in allocations if not a.status.ended}
+            seen[:] = [live, [(a.metadata.name, a.status) for a in allocations]]
+            return live == active and len(live) == jobs
+
+        try:
+            await self.yard.until(settled, 60)
+        except AssertionError as error:
+            raise AssertionError(f"{seen}\n{error}") from None
+        assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
+
+    async def allocations(self, kind: str = "RolloutPool") -> list[Allocation]:
+        return [a for a in await self.yard.allocations(self.client) if a.spec.pool.kind == kind]
+
+    async def running(self, kind: str = "RolloutPool") -> Allocation:
+        return next(a for a in await self.allocations(kind) if a.status.job_state == "RUNNING" and not a.spec.drain)
+
+    async def pool(self, kind: str = "RolloutPool", name: str = "demo") -> RolloutPool | InferencePool:
+        found = await self.client.get(ObjectKey(kind=kind, namespace="default", name=name))
+        assert isinstance(found, RolloutPool | InferencePool)
+        return found
+
+    async def condition(self, type: str, status: str, kind: str = "RolloutPool", name: str = "demo") -> str:
+        """Waits for it; answers `reason: message`."""
+
+        async def look() -> str | None:
+            found = get_condition((await self.pool(kind, name)).status.conditions, type)
+            return f"{found.reason}: {found.message}" if found is not None and found.status == status else None
+
+        return str(await self.yard.until(look))
+
+    async def ended(self, old: Allocation, *states: str, seconds: float = 60.0) -> Allocation:
+        """Its job has ended so, for us too."""
+
+        async def look() -> Allocation | None:
+            now = {a.metadata.name: a for a in await self.yard.allocations(self.client)}.get(old.metadata.name)
+            return now if now is not None and now.status.job_state in states else None
+
+        found = await self.yard.until(look, seconds)
+        assert isinstance(found, Allocation)
+        return found
+
+    async def slurm(self, *argv: str) -> str:
+        return await asyncio.to_thread(self.cluster.run, *argv)
+
+
+@contextlib.asynccontextmanager
+async def field_on(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    yard = Yard(tmp_path_factory.mktemp("yard"), cluster)
+    shims = Shims(yard.folder / "shims", cluster.env["PATH"])
+    yard.env["PATH"] = f"{shims.folder}:{cluster.env['PATH']}"
+    yard.start()
+    field = Field(yard, cluster, shims)
+    await field.connect()
+    try:
+        yield field
+    finally:
+        await field.close()
+        await end(yard)
+
+
+@pytest.fixture
+async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
+    async with field_on(new_cluster(conf=conf), tmp_path_factory) as found:
+        yield found
+
+
+# slurmctld
+
+
+async def test_a_controller_that_hangs_changes_nothing(field: Field, long_run: bool) -> None:
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs()}
+    await asyncio.to_thread(field.cluster.freeze)
+    assert "nothing is created or ended meanwhile" in await field.condition("SlurmReachable", "False")
+    await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 3)
+    await asyncio.sleep(30 if long_run else 1)  # the stated duration; work goes on without Slurm
+    await asyncio.to_thread(field.cluster.thaw)
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well(jobs=5)
+    assert before <= {j.id for j in await field.yard.jobs()}, "no job was given up"
+
+
+async def test_a_controller_that_dies_and_comes_back_changes_nothing(field: Field) -> None:
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs()}
+    await asyncio.to_thread(field.cluster.settle)
+    await asyncio.to_thread(field.cluster.stop_daemon, "slurmctld")
+    await field.condition("SlurmReachable", "False")
+    await asyncio.to_thread(field.cluster.start_daemon, "slurmctld")
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well()
+    assert before == {j.id for j in await field.yard.jobs()}
+
+
+@pytest.mark.parametrize(
+    ("what", "times"), [("silence", 1), ("header", 1), ("failure", 5), ("late", 1), ("garbage", 2)]
+)
+async def test_a_queue_that_answers_wrongly_changes_nothing(field: Field, what: str, times: int) -> None:
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs()}
+    field.shims.order("squeue", what, times)
+
+    async def happened() -> bool:
+        return field.shims.done("squeue")
+
+    await field.yard.until(happened, 90)
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well()
+    assert before == {j.id for j in await field.yard.jobs()}
+
+
+async def test_a_submit_whose_answer_is_lost_is_not_repeated(field: Field) -> None:
+    field.shims.order("sbatch", "lost", 2)
+    await field.begin()
+    assert field.shims.done("sbatch")
+    await field.all_is_well()
+    rows = await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")
+    assert len(rows.splitlines()) == 5, "two arrays of two and the stranger's: nothing went out twice"
+
+
+# nodes
+
+
+async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
+    await field.begin()
+    old = await field.running()
+    (pid,) = field.yard.processes("node-agent", old.metadata.name)
+    await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{old.status.node}")
+    await field.ended(old, "NODE_FAIL", seconds=90)
+
+    async def gone() -> bool:
+        return not alive(pid)
+
+    await field.yard.until(gone, 30)  # told to exit, though no slurmd is there to end it
+    await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{old.status.node}")
+    await field.all_is_well()
+
+
+@pytest.mark.parametrize("state", ["drain", "down"])
+async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, state: str) -> None:
+    await field.begin()
+    old = await field.running("InferencePool")
+    node = old.status.node
+    await field.slurm("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=maintenance")
+    if state == "down":
+        await field.ended(old, "NODE_FAIL", "CANCELLED")
+    await field.all_is_well()
+    assert state in (await field.slurm("sinfo", "-h", "-n", node, "-o", "%T")).lower()
+    if state == "down":
+        assert node not in {j.node for j in await field.yard.jobs()}
+
+
+# people and policies
+
+
+async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(field: Field) -> None:
+    await field.begin()
+    old = await field.running()
+    assert old.status.job_id is not None
+    await field.slurm("scancel", old.status.job_id)
+    await field.ended(old, "CANCELLED")
+    await field.all_is_well()
+    events, _ = await field.client.list_objects("Event")
+    assert any(getattr(e, "reason", "") == "JobEnded" and "CANCELLED" in getattr(e, "message", "") for e in events)
+
+
+async def test_a_job_that_is_requeued_is_replaced(field: Field) -> None:
+    await field.begin()
+    old = await field.running()
+    assert old.status.job_id is not None
+    await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
+    await field.slurm("scontrol", "requeue", old.status.job_id)
+    await field.ended(old, "CANCELLED", "FAILED")
+    await field.all_is_well()
+
+
+async def test_a_job_that_is_held_stays_held_and_says_so(field: Field) -> None:
+    await field.begin(demo={"allocation": {"cpusPerTask": 3}})
+    await field.slurm("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=full")
+    await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 3)
+
+    async def pending() -> Allocation | None:
+        return next((a for a in await field.allocations() if a.status.job_state == "PENDING"), None)
+
+    waits = await field.yard.until(pending)
+    assert waits.status.job_id is not None
+    await field.slurm("scontrol", "hold", waits.status.job_id)
+    await field.slurm("scontrol", "update", "NodeName=ALL", "State=resume")
+
+    async def told() -> bool:
+        return "JobHeldAdmin (held by an administrator; that is not undone here)" in await field.condition(
+            "Ready", "False"
+        )
+
+    await field.yard.until(told)
+    await field.all_is_well(jobs=5)
+    assert "PENDING" in {a.status.job_state for a in await field.allocations()}
+    await field.slurm("scontrol", "release", waits.status.job_id)
+    await field.yard.ready(field.client)
+
+
+async def test_a_walltime_that_is_cut_short_ends_a_job_and_no_rollout(field: Field) -> None:
+    await field.begin(demo={"renewal": {"beforeExpirySeconds": 0}})
+    old = await field.running()
+    assert old.status.job_id is not None
+    await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "TimeLimit=1")
+
+    async def over() -> bool:
+        now = {a.metadata.name: a for a in await field.yard.allocations(field.client)}
+        found = now.get(old.metadata.name)
+        return found is None or found.status.ended
+
+    await field.yard.until(over, 150)
+    await field.all_is_well()
+
+
+async def test_a_record_that_slurm_has_purged_is_missed(
+    new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async with field_on(new_cluster(conf=("MinJobAge=2", "KillWait=2")), tmp_path_factory) as field:
+        await field.begin()
+        old = await field.running()
+        assert old.status.job_id is not None
+        field.yard.stop()
+        await field.slurm("scancel", old.status.job_id)
+
+        async def purged() -> bool:
+            return old.status.job_id not in (await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")).split()
+
+        await field.yard.until(purged, 90)
+        field.yard.start()
+        await field.connect()
+        await field.ended(old, "GONE")
+        await field.all_is_well()
+
+
+async def test_what_slurm_refuses_is_said_in_its_words(field: Field) -> None:
+    await field.begin()
+    await field.apply(demo={"allocation": {"gpusPerNode": 64}})
+
+    async def told() -> bool:
+        events, _ = await field.client.list_objects("Event")
+        return any("Requested node configuration is not available" in getattr(e, "message", "") for e in events)
+
+    await field.yard.until(told)
+    await field.yard.gather(field.client, field.ids)  # the old ones stay until there are new ones
+    await field.apply()
+    await field.all_is_well()
+
+
+@pytest.mark.parametrize("point", ["after-intent", "after-submit", "after-record", "after-cancel"])
+async def test_a_server_killed_between_two_lines_makes_no_second_job(field: Field, point: str) -> None:
+    await field.begin()
+    field.yard.stop()
+    field.yard.start(crash_at=point)
+    await field.connect()
+    key = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
+    with contextlib.suppress(Exception):
+        await field.client.scale(key, 1 if point == "after-cancel" else 3)
+    assert field.yard.server is not None
+    await asyncio.to_thread(field.yard.server.wait, 60)
+    field.yard.stop()
+    field.yard.start()
+    await field.connect()
+    await field.client.scale(key, 3)
+    await field.all_is_well(jobs=5)
+    names = [j.owner for j in await field.yard.jobs()]
+    assert len(names) == len(set(names))
