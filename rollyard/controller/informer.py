@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from rollyard.errors import ApiError, Expired
@@ -27,12 +27,15 @@ RETRY_SECONDS = 1.0
 class Informer(Generic[T]):
     """All objects of one kind; read it only after `synced` is set."""
 
-    def __init__(self, store: Store, kind: type[T]) -> None:
+    def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
+        """`owner` names what an object belongs to, for `of`; it must not change in an object's life."""
         self.kind = kind
         self.synced = asyncio.Event()
         self._store = store
         self._name: str = kind.model_fields["kind"].default
         self._objects: dict[ObjectKey, T] = {}
+        self._owner = owner
+        self._owned: dict[str, dict[ObjectKey, T]] = {}
         self._handlers: list[Handler[T]] = []
 
     def subscribe(self, handler: Handler[T]) -> None:
@@ -43,6 +46,10 @@ class Informer(Generic[T]):
 
     def list(self) -> list[T]:
         return list(self._objects.values())
+
+    def of(self, owner: str) -> Sequence[T]:
+        """Those that belong to it, whoever else there is."""
+        return list(self._owned.get(owner, {}).values())
 
     async def run(self) -> None:
         """Follow the store for ever; after a failure from where it was, after a gap from a new list."""
@@ -75,8 +82,14 @@ class Informer(Generic[T]):
 
     def _put(self, key: ObjectKey, new: T | None) -> None:
         old = self._objects.pop(key, None)
+        if old is not None:
+            siblings = self._owned[self._owner(old)]
+            del siblings[key]
+            if not siblings:
+                del self._owned[self._owner(old)]
         if new is not None:
             self._objects[key] = new
+            self._owned.setdefault(self._owner(new), {})[key] = new
         if old is None and new is None:
             return
         for handler in self._handlers:

@@ -133,7 +133,7 @@ class Endpoints:
         self._tell(self._states.pop(id))
 
     def _tell(self, state: EndpointState) -> None:
-        ENDPOINTS_READY.set(sum(s.ready for s in self._states.values()))
+        ENDPOINTS_READY.set(sum(s.ready and not s.drain for s in self._states.values()))
         self.moved(state)
 
 

@@ -36,7 +36,7 @@ def build_manager(
 ) -> Manager:
     """The manager of all kinds; `run` it, and `add` a key to have it looked at."""
     feed, recorder, expectations = SnapshotFeed(driver, clock), Recorder(store, clock), Expectations(clock)
-    allocations = Informer(store, Allocation)
+    allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
 
     def pool(trade: RolloutTrade | InferenceTrade) -> PoolReconciler:

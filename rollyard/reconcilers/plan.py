@@ -202,15 +202,21 @@ def _surplus(view: _View, desired: int) -> list[Member]:
 
 def _relieved(view: _View) -> list[Member]:
     """Those that may go: their successor is ready, or waits for nothing but their end while they are of no more use."""
-    going = []
-    for old, successor in view.pairs:
-        waits_for_it = successor.allocation.spec.after_job is not None and view.outdated(old)
-        of_use = old.ends is None or usable(view.pool, old.ends, view.now)
-        working = isinstance(view.pool, RolloutPool) and old.load > 0
-        submitted = successor.allocation.status.job_id is not None
-        if successor.ready or (submitted and not working and (waits_for_it or not of_use)):
-            going.append(old)
-    return going
+    return [old for old, successor in view.pairs if successor.ready or (_in_the_way(successor) and _spent(view, old))]
+
+
+def _in_the_way(successor: Member) -> bool:
+    """Whether it is submitted and cannot start beside the one that it replaces."""
+    spec, status = successor.allocation.spec, successor.allocation.status
+    waits = status.job_id is not None and not successor.started
+    return waits and (spec.after_job is not None or is_limit(status.reason))
+
+
+def _spent(view: _View, old: Member) -> bool:
+    """Whether it has nothing in hand and can take nothing more; a model server is used to the last."""
+    if isinstance(view.pool, RolloutPool) and old.load > 0:
+        return False
+    return view.outdated(old) or (old.ends is not None and not usable(view.pool, old.ends, view.now))
 
 
 def blocked(pool: Pool, members: Sequence[Member], now: float) -> tuple[str, str] | None:

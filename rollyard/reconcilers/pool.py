@@ -95,7 +95,7 @@ class PoolReconciler:
         if (wait := self._expectations.remaining(key)) > 0:
             return Again(min(wait, 1.0))  # the picture is old: what we did last is not in it yet
         now = self._clock.time()
-        members = [self._trade.member(a) for a in self._allocations.list() if _owned(a, pool)]
+        members = [self._trade.member(a) for a in self._allocations.of(pool.metadata.uid)]
         scale = await self._scale(pool, now)
         plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None)
         if pool.metadata.deletion_timestamp is not None:
@@ -321,10 +321,6 @@ class PoolReconciler:
     ) -> list[Condition]:
         now = as_datetime(self._clock.time())
         return set_condition(conditions, type, status, reason, message, generation=pool.metadata.generation, now=now)
-
-
-def _owned(allocation: Allocation, pool: Pool) -> bool:
-    return allocation.spec.pool.uid == pool.metadata.uid
 
 
 def _why_renewed(pool: Pool, old: Allocation, now: float) -> str:

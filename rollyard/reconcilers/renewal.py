@@ -12,9 +12,12 @@ from collections.abc import Iterable, Sequence
 from rollyard.kinds.pools import Pool, RolloutPool
 from rollyard.kinds.quantity import walltime_seconds
 
-BEFORE_EXPIRY_SECONDS = 900.0
+BEFORE_EXPIRY_SECONDS = 900
+MARGIN_SECONDS = 10
+"""Beside the budgets: an allocation takes nothing new a little before they no longer fit."""
 STARTUP_GUESS_SECONDS = 30.0
 """Until the first one was measured."""
+GUESS_SHARE = 0.25
 LARGEST_SHARE = 0.5
 """Of the walltime: a limit shorter than the lead would otherwise have an allocation renewed as soon as it runs."""
 SPARE_SECONDS = 20.0
@@ -25,13 +28,15 @@ def before_expiry(pool: Pool) -> float:
     """Seconds before the end of the walltime at which a successor should be ready."""
     asked = pool.spec.renewal.before_expiry_seconds
     if asked is None:
-        asked = pool.spec.budget_seconds if isinstance(pool, RolloutPool) else int(BEFORE_EXPIRY_SECONDS)
+        asked = pool.spec.budget_seconds + MARGIN_SECONDS if isinstance(pool, RolloutPool) else BEFORE_EXPIRY_SECONDS
     return min(float(asked), LARGEST_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
 
 
 def startup(pool: Pool) -> float:
+    """Seconds from submit to ready: as measured, else a guess."""
     known = pool.status.startup_seconds
-    return STARTUP_GUESS_SECONDS if known is None else known
+    longest = GUESS_SHARE * walltime_seconds(pool.spec.allocation.time_limit)
+    return min(STARTUP_GUESS_SECONDS, longest) if known is None else known
 
 
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:

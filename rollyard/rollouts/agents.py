@@ -40,6 +40,7 @@ class Agents:
 
     def __init__(self) -> None:
         self._by_holder: dict[str, NodeAgent] = {}
+        self._by_uid: dict[str, NodeAgent] = {}
         self._draining: set[str] = set()
         self._ends: dict[str, float] = {}
         self.room: Callable[[PoolKey], None] = lambda pool: None
@@ -50,7 +51,7 @@ class Agents:
     def connect(self, agent: NodeAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
         agent.ends = self._ends.get(agent.identity.uid)
-        self._by_holder[agent.holder] = agent
+        self._by_holder[agent.holder] = self._by_uid[agent.identity.uid] = agent
         if agent.draining:
             agent.send(Drain())
         self.moved(agent)
@@ -58,6 +59,8 @@ class Agents:
     def disconnect(self, agent: NodeAgent) -> None:
         if self._by_holder.get(agent.holder) is agent:
             del self._by_holder[agent.holder]
+            if self._by_uid.get(agent.identity.uid) is agent:
+                del self._by_uid[agent.identity.uid]
             self.moved(agent)
 
     def drain(self, uid: str) -> None:
@@ -92,7 +95,7 @@ class Agents:
         return self._by_holder.get(holder)
 
     def of_allocation(self, uid: str) -> NodeAgent | None:
-        return next((a for a in self._by_holder.values() if a.identity.uid == uid), None)
+        return self._by_uid.get(uid)
 
     def of_pool(self, pool: PoolKey) -> list[NodeAgent]:
         return [a for a in self._by_holder.values() if a.pool == pool]

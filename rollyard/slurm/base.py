@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Protocol
 
 
@@ -77,7 +78,7 @@ class Job:
         return f"{self.comment}/{task}" if underscore else self.comment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """All jobs of ours that Slurm knows, as of one moment."""
 
@@ -85,8 +86,15 @@ class Snapshot:
     """Unix seconds when the look-up began: what was submitted before and is not here is not there."""
     jobs: Mapping[str, Job]
 
-    def by_owner(self, owner: str) -> list[Job]:
-        return [j for j in self.jobs.values() if j.owner == owner]
+    def by_owner(self, owner: str) -> Sequence[Job]:
+        return self._owners.get(owner, ())
+
+    @cached_property
+    def _owners(self) -> Mapping[str, Sequence[Job]]:
+        found: dict[str, list[Job]] = {}
+        for job in self.jobs.values():
+            found.setdefault(job.owner, []).append(job)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,7 @@ class CliDriver:
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
         # With its header: an empty queue says so, and no answer is not an empty queue.
         text = await self._ask("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
-        jobs = (_job(row) for row in _rows(text, len(QUEUE)))
-        return Snapshot(taken_at, {job.id: job for job in jobs if job.name.startswith(JOB_PREFIX)})
+        return Snapshot(taken_at, read_queue(text))
 
     async def submit(self, script: BatchScript) -> list[str]:
         command = ("sbatch", "--parsable", f"--chdir={script.directory}")
@@ -82,7 +81,7 @@ class CliDriver:
         except FileNotFoundError as error:
             raise SlurmUnreachable(f"{error.filename} is not installed here") from None
         if code != 0:
-            words = _last_words(err)
+            words = _words(err)
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
         id = out.strip().partition(";")[0]
         if not id.isdecimal():
@@ -97,7 +96,7 @@ class CliDriver:
             code, _, err = await self._run(("scancel", *options, *some), self._asking)
             wrong = [line for line in err.splitlines() if line.strip() and not _PAST.search(line)]
             if code != 0 and wrong:
-                words = _last_words("\n".join(wrong))
+                words = _words("\n".join(wrong))
                 raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(words) else SlurmError(words)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
@@ -112,7 +111,7 @@ class CliDriver:
                 self._keeps_accounts = False
                 return {}
             if code != 0:
-                raise SlurmUnreachable(_last_words(err))
+                raise SlurmUnreachable(_words(err))
             for job in (_job(row) for row in _rows(out, len(ACCOUNTING))):
                 found[job.id] = job
         return {id: found[id] for id in ids if id in found}
@@ -129,7 +128,7 @@ class CliDriver:
         """The answer's text. Raises SlurmUnreachable with the command's own words."""
         code, out, err = await self._run(command, self._asking)
         if code != 0:
-            raise SlurmUnreachable(f"{command[0]}: {_last_words(err)}")
+            raise SlurmUnreachable(f"{command[0]}: {_words(err)}")
         return out
 
     async def _run(
@@ -154,6 +153,12 @@ class CliDriver:
                 await process.wait()
         assert process.returncode is not None
         return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def read_queue(text: str) -> dict[str, Job]:
+    """Our jobs in what squeue printed, by id. Raises SlurmUnreachable for what is no such table."""
+    jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
+    return {job.id: job for job in jobs}
 
 
 def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -210,7 +215,7 @@ def _seconds(text: str) -> float | None:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def _last_words(text: str) -> str:
-    """The last line that says why, without the command's name before it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"^(\w+: )?(error|fatal): ", "", lines[-1])[:500] if lines else "it said nothing"
+def _words(text: str) -> str:
+    """What a command complains about, without its name before each line: the cause often stands in the line before last."""
+    lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it said nothing"

@@ -1,0 +1,131 @@
+"""Pools under load whose walltime ends again and again: no rollout is lost, and no gap where Slurm grants both at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from cluster import Cluster, NewCluster
+from slurm_field import Field, field_on
+
+from rollyard.client.kubeconfig import load_context
+from rollyard.kinds.base import get_condition
+
+STAGES = {"init": {"timeoutSeconds": 5}, "run": {"timeoutSeconds": 10}, "eval": {"timeoutSeconds": 5}}
+SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval": {"workers": {"min": 2}}}
+
+
+@dataclass
+class Watch:
+    """What the server's gauge of usable endpoints said, ten times a second."""
+
+    gaps: list[float] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    """Messages of RenewalBlocked, in order."""
+    blocked_at: float | None = None
+    gap_at: float | None = None
+
+    async def run(self, of: Field) -> None:
+        context = load_context(of.yard.data / "admin.kubeconfig")
+        tls, since = context.tls(), None
+        async with aiohttp.ClientSession() as http:
+            while True:
+                url, headers = f"{context.url}/metrics", {"Authorization": f"Bearer {context.token}"}
+                async with http.get(url, headers=headers, ssl=tls) as answer:
+                    found = re.search(r"^rollyard_endpoints_ready (\S+)", await answer.text(), re.M)
+                now = time.monotonic()
+                assert found is not None
+                if float(found[1]) >= 1:
+                    if since is not None:
+                        self.gaps.append(now - since)
+                    since = None
+                elif since is None:
+                    since, self.gap_at = now, self.gap_at or now
+                await self._look(of)
+                await asyncio.sleep(0.1)
+
+    async def _look(self, of: Field) -> None:
+        pool = await of.pool("InferencePool", "policy")
+        found = get_condition(pool.status.conditions, "RenewalBlocked")
+        if found is not None and found.status == "True":
+            self.blocked_at = self.blocked_at or time.monotonic()
+            if not self.blocked or self.blocked[-1] != f"{found.reason}: {found.message}":
+                self.blocked.append(f"{found.reason}: {found.message}")
+
+
+async def soak(of: Field, seconds: float) -> Watch:
+    """Steady load for so long, and a watch on the endpoints."""
+    watch = Watch()
+    looking = asyncio.create_task(watch.run(of))
+    try:
+        until, n = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            assert not looking.done(), looking.result()
+            await of.submit(f"steady-{n}", 2)
+            n += 1
+            await asyncio.sleep(1.0)
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+    return watch
+
+
+@pytest.fixture
+async def overlap(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_on(new_cluster(conf=("KillWait=5",)), tmp_path_factory) as found:
+        yield found
+
+
+async def test_an_overlap_leaves_no_gap(overlap: Field, long_run: bool) -> None:
+    limit = "00:02:00" if long_run else "00:01:00"
+    allocation = {"timeLimit": limit}
+    await overlap.begin(
+        policy={
+            "allocation": allocation,
+            "replicas": 1,
+            "renewal": {"beforeExpirySeconds": 20, "drainTimeoutSeconds": 15},
+        },
+        demo={"allocation": allocation, "replicas": 1, "stages": STAGES},
+    )
+    watch = await soak(overlap, 600 if long_run else 100)
+    pools = [await overlap.pool("InferencePool", "policy"), await overlap.pool()]
+    made = [pool.status.next_index for pool in pools]
+    print(f"\n{len(overlap.ids)} rollouts, allocations made {made}, gaps {watch.gaps}")
+    assert watch.gaps == []
+    assert all(n >= 3 for n in made), "each was renewed, and its successor too"
+    await overlap.all_is_well(jobs=2)
+
+
+@pytest.mark.parametrize("strategy", ["Replace", "Overlap"])
+async def test_where_one_job_is_all_that_is_allowed_the_gap_is_told_before(
+    accounting_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, strategy: str, long_run: bool
+) -> None:
+    if strategy == "Overlap" and not long_run:
+        pytest.skip("the same limit met with the strategy Overlap: only with --long")
+    async with field_on(accounting_cluster, tmp_path_factory) as of:
+        await of.begin(
+            policy={
+                "allocation": {"timeLimit": "00:02:00" if long_run else "00:01:00", "qos": "one"},
+                "replicas": 1,
+                "renewal": {"strategy": strategy, "beforeExpirySeconds": 20, "drainTimeoutSeconds": 15},
+            },
+            demo={"replicas": 1, "stages": STAGES},
+        )
+        watch = await soak(of, 600 if long_run else 100)
+        print(f"\n{strategy}: {len(of.ids)} rollouts, gaps {watch.gaps}, told {watch.blocked[:1]}")
+        assert watch.gaps, "one job at a time cannot be without"
+        assert watch.blocked_at is not None
+        assert watch.gap_at is not None
+        assert watch.blocked_at < watch.gap_at
+        reason = "StrategyReplace" if strategy == "Replace" else "QOSMaxJobsPerUserLimit"
+        assert watch.blocked[0].startswith(reason)
+        assert "expected gap about" in watch.blocked[0]
+        await of.all_is_well(jobs=2)
+    await asyncio.to_thread(accounting_cluster.clear)

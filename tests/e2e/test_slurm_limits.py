@@ -1,0 +1,88 @@
+"""Preemption and limits, which take slurmdbd: rollouts are handed back and go on, and what is in the way has a name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from cluster import NewCluster
+from slurm_field import Field, field_on
+
+from rollyard.kinds.base import ObjectKey
+
+
+@pytest.fixture
+async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    cluster = new_cluster(accounting=True, conf=("KillWait=3",))
+    async with field_on(cluster, tmp_path_factory) as found:
+        yield found
+
+
+async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Field) -> None:
+    await field.begin()
+    old = await field.running()
+    assert old.status.job_id is not None
+    # All of the nodes that ours may use: whatever runs there has to go.
+    boss = await asyncio.to_thread(
+        field.cluster.submit, "sleep 15", "--qos=high", "--nodes=3", "--exclusive", "--exclude=n4"
+    )
+    ended = await field.ended(old, "PREEMPTED", "CANCELLED")
+    assert ended.status.job_state == "PREEMPTED"
+    assert "WaitingForSlurm" in await field.condition("Ready", "False")
+    await asyncio.to_thread(field.cluster.wait_for_state, boss, "COMPLETED", seconds=60)
+    await field.all_is_well()
+    pool = await field.pool()
+    assert pool.status.failures == 0, "a preemption is nobody's failure"
+
+
+async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:
+    await field.begin(demo={"allocation": {"qos": "one"}, "replicas": 1})
+    await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 2)
+    message = await field.condition("Ready", "False")
+    while "QOSMaxJobsPerUserLimit" not in message:
+        message = await field.condition("Ready", "False")
+    assert "1 of 2 jobs pending: QOSMaxJobsPerUserLimit (a limit of the QOS is reached)" in message
+    await field.slurm("sacctmgr", "-i", "modify", "qos", "one", "set", "MaxJobsPerUser=-1")
+    await field.yard.ready(field.client)
+    await field.all_is_well()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"account": "nobody-pays"}, "Invalid account"),
+        ({"qos": "none-such"}, "Invalid qos"),
+    ],
+)
+async def test_an_account_that_is_refused_ends_nothing_that_runs(
+    field: Field, wrong: dict[str, str], words: str
+) -> None:
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs()}
+    await field.apply(demo={"allocation": wrong})
+
+    async def told() -> bool:
+        events, _ = await field.client.list_objects("Event")
+        return any(getattr(e, "reason", "") == "SubmitRefused" and words in getattr(e, "message", "") for e in events)
+
+    await field.yard.until(told)
+    assert before <= {j.id for j in await field.yard.jobs()}
+    await field.apply()
+    await field.all_is_well()
+
+
+async def test_more_jobs_than_may_be_submitted_come_as_they_may(field: Field) -> None:
+    await field.begin()
+    await field.slurm("sacctmgr", "-i", "modify", "user", "where", "account=rl", "set", "MaxSubmitJobs=5")
+    key = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
+    await field.client.scale(key, 4)
+
+    async def told() -> bool:
+        events, _ = await field.client.list_objects("Event")
+        return any("MaxSubmitJob" in getattr(e, "message", "") for e in events)
+
+    await field.yard.until(told)
+    await field.slurm("sacctmgr", "-i", "modify", "user", "where", "account=rl", "set", "MaxSubmitJobs=-1")
+    await field.yard.ready(field.client)
+    await field.all_is_well(jobs=6)

@@ -1,0 +1,149 @@
+"""When successors are submitted, so that each is ready before what it replaces ends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.reconcilers.plan import Member, PoolPlan, Successor, blocked, plan_pool, template_hash
+from rollyard.reconcilers.renewal import due_times, learn
+
+NOW = 1_700_000_000.0
+LIMIT = 3600.0
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def pool(strategy: str = "Overlap", surge: int = 1, *, startup: float | None = 100.0) -> InferencePool:
+    spec = {
+        "model": {"path": "/m"},
+        "engine": {"embedded": {}},
+        "replicas": 1,
+        "allocation": {"timeLimit": "01:00:00"},
+        "renewal": {"strategy": strategy, "beforeExpirySeconds": 300, "maxSurge": surge},
+    }
+    return InferencePool.model_validate(
+        {"metadata": {"name": "policy"}, "spec": spec, "status": {"startupSeconds": startup}}
+    )
+
+
+def member(
+    index: int,
+    ends_in: float | None = LIMIT,
+    *,
+    ready: bool = True,
+    of: str | None = None,
+    after: str | None = None,
+    load: int = 0,
+    hash: str | None = None,
+    **status: Any,
+) -> Member:
+    state = "RUNNING" if ends_in is not None else "PENDING"
+    facts = {"jobState": state, "jobId": str(index), "endTime": at(NOW + ends_in) if ends_in is not None else None}
+    allocation = Allocation.model_validate(
+        {
+            "kind": "Allocation",
+            "metadata": {"name": f"policy-{index}"},
+            "spec": {
+                "pool": {"kind": "InferencePool", "name": "policy", "uid": "u"},
+                "index": index,
+                "templateHash": hash or template_hash(pool()),
+                "template": {},
+                "successorOf": of,
+                "afterJob": after,
+            },
+            "status": {**facts, **status},
+        }
+    )
+    return Member(allocation, ready and ends_in is not None, load)
+
+
+def plan(of: InferencePool, members: list[Member], desired: int = 1) -> PoolPlan:
+    return plan_pool(of, members, desired, NOW, slurm_known=True)
+
+
+def test_a_successor_is_submitted_as_much_earlier_as_starting_took() -> None:
+    assert plan(pool(), [member(0, 401)]).renew == ()
+    assert plan(pool(), [member(0, 399)]).renew == (Successor(1, "policy-0"),)
+    assert plan(pool(startup=None), [member(0, 399)]).renew == (), "a guess until it was measured"
+
+
+def test_the_old_one_goes_when_the_successor_is_ready_and_not_before() -> None:
+    old = member(0, 200, load=3)
+    for successor in (member(1, None, of="policy-0"), member(1, of="policy-0", ready=False)):
+        waiting = plan(pool(), [old, successor])
+        assert (waiting.create, waiting.renew, waiting.drain, waiting.delete) == ((), (), (), ())
+    assert plan(pool(), [old, member(1, of="policy-0")]).drain == ("policy-0",)
+    last_moment = plan(pool(), [member(0, 5, load=3), member(1, of="policy-0", ready=False)])
+    assert (last_moment.drain, last_moment.delete) == ((), ()), "the successor starts without that"
+
+
+def test_no_more_successors_than_the_surge_stand_beside_the_others() -> None:
+    members = [member(i, 100 + i) for i in range(4)]
+    assert [s.of for s in plan(pool(surge=2), members, 4).renew] == ["policy-0", "policy-1"]
+    assert plan(pool(surge=1), [*members, member(4, None, of="policy-0")], 4).renew == ()
+
+
+def test_in_replace_the_successor_waits_for_the_job_to_end() -> None:
+    of = pool("Replace")
+    assert plan(of, [member(0, 399)]).renew == (Successor(1, "policy-0", after_job="0"),)
+    successor = member(1, None, of="policy-0", after="0", reason="Dependency")
+    assert plan(of, [member(0, 200, load=1), successor]).drain == (), "it serves to the last"
+    assert plan(of, [member(0, 10, load=1), successor]).drain == ("policy-0",)
+    outdated = member(0, 3000, load=1, hash="old")
+    assert plan(of, [outdated, successor]).drain == ("policy-0",), "nothing else would ever end it"
+
+
+def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
+    old = member(0, 200)
+    assert blocked(pool(), [old, member(1, None, of="policy-0", reason="Priority")], NOW) is None
+    found = blocked(pool(), [old, member(1, None, of="policy-0", reason="QOSMaxJobsPerUserLimit")], NOW)
+    assert found is not None
+    assert found[0] == "QOSMaxJobsPerUserLimit"
+    assert "ends in 200 s" in found[1]
+    assert "expected gap about 100 s" in found[1]
+    late = member(1, None, of="policy-0", reason="Resources", startTime=at(NOW + 500))
+    found = blocked(pool(), [old, late], NOW)
+    assert found is not None
+    assert found[0] == "QueueTooLong"
+    assert "expected gap about 400 s" in found[1]
+
+
+def test_a_rollout_pool_is_renewed_before_its_budgets_no_longer_fit() -> None:
+    stages = {s: {"timeoutSeconds": 100} for s in ("init", "run", "eval")}
+    spec = {"replicas": 1, "stages": stages, "allocation": {"timeLimit": "01:00:00"}}
+    of = RolloutPool.model_validate({"metadata": {"name": "p"}, "spec": spec, "status": {"startupSeconds": 50}})
+
+    def renewed(ends_in: float) -> bool:
+        old = member(0, ends_in, hash=template_hash(of))
+        return bool(plan_pool(of, [old], 1, NOW, slurm_known=True).renew)
+
+    assert (renewed(361), renewed(359)) == (False, True)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 5e3), st.floats(0, 1e3), st.integers(1, 5))
+def test_with_so_many_places_each_can_be_renewed_in_time(
+    ends: list[float], lead: float, round_seconds: float, surge: int
+) -> None:
+    ends = sorted(ends)
+    due = due_times(ends, lead, round_seconds, surge)
+    places = [float("-inf")] * surge
+    for i in sorted(range(len(ends)), key=lambda i: due[i]):
+        begun = max(due[i], min(places))
+        places[places.index(min(places))] = begun + round_seconds
+        assert begun <= ends[i] - lead + 1e-6 * max(1.0, abs(ends[i]))
+
+
+def test_the_start_up_time_rises_at_once_and_falls_slowly() -> None:
+    assert learn(None, None, []) == (None, None)
+    assert learn(None, None, [(1.0, 20.0)]) == (20.0, 1.0)
+    assert learn(20.0, 1.0, [(1.0, 20.0), (2.0, 60.0)]) == (60.0, 2.0)
+    assert learn(60.0, 2.0, [(3.0, 20.0)]) == (40.0, 3.0)
+    assert learn(60.0, 2.0, [(2.0, 600.0)]) == (60.0, 2.0), "counted once"
