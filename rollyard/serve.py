@@ -51,6 +51,8 @@ EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
 LEASE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+SCALE_SECONDS = 0.2
+"""What is submitted in one go is scaled for in one go."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,11 @@ class Server:
             if state.allocation:
                 self.manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=state.allocation))
 
-        self.rollouts.wake = self.agents.room = self.dispatcher.wake
+        def work_came(pool: tuple[str, str], at: float = 0.0) -> None:
+            self.dispatcher.wake(pool, at)
+            self.manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
+
+        self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
 
     async def _rollout_pool(self, key: tuple[str, str]) -> RolloutPool:

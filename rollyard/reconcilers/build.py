@@ -80,6 +80,9 @@ def build_manager(
         if isinstance(seen, InferencePool):
             for user in rollout_pools.list():
                 manager.add(user.key)
+        else:  # its queue is their demand
+            for name in seen.spec.inference.values():
+                manager.add(ObjectKey(kind="InferencePool", namespace=seen.metadata.namespace, name=name))
 
     def jobs_changed(owners: set[str]) -> None:
         for allocation in allocations.list():

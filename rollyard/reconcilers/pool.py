@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -33,8 +34,8 @@ from rollyard.store.base import Store
 log = logging.getLogger(__name__)
 
 DECISIONS = 10
-REFRESH_SECONDS = 2.0
-"""Numbers in status that nothing announces (queues, sessions) are at most so old."""
+REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
+"""Numbers in status that nothing announces (queues, sessions) are at most so old: while they move, and when they rest."""
 CRASH_LOOP = 2
 
 
@@ -80,12 +81,15 @@ class PoolReconciler:
         self._expectations = expectations
         self._clock = clock
         self._trade = trade
+        self._looks: dict[ObjectKey, tuple[str, float]] = {}
+        """Key -> (resourceVersion at the last look, seconds to the next)."""
 
     async def reconcile(self, key: ObjectKey) -> Done | Again:
         try:
             pool = await self._store.get(key)
         except NotFound:
             self._expectations.forget(key)
+            self._looks.pop(key, None)
             return Done()
         assert isinstance(pool, Pool)
         if pool.metadata.deletion_timestamp is None and FINALIZER not in pool.metadata.finalizers:
@@ -107,7 +111,14 @@ class PoolReconciler:
             crash_point("before-finalizer-removal")
             await self._drop_finalizer(pool)
             return Done()
-        return Again(min(REFRESH_SECONDS, plan.again_after or REFRESH_SECONDS))
+        return Again(min(self._next_look(key, pool.metadata.resource_version), plan.again_after or QUIET_SECONDS))
+
+    def _next_look(self, key: ObjectKey, version: str) -> float:
+        """Seconds; the longer, the longer nothing has moved. What is announced does not wait for it."""
+        known, seconds = self._looks.get(key, ("", 0.0))
+        seconds = REFRESH_SECONDS if known != version else min(QUIET_SECONDS, 2 * seconds)
+        self._looks[key] = (version, seconds)
+        return seconds
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
         try:
@@ -143,9 +154,10 @@ class PoolReconciler:
 
     async def _act(self, pool: Pool, members: Sequence[Member], plan: PoolPlan, now: float) -> None:
         by_name = {m.name: m.allocation for m in members}
-        for index in plan.create:
-            await self._create(pool, index)
-            crash_point("after-create-allocation")
+        made = await asyncio.gather(*(self._create(pool, index) for index in plan.create), return_exceptions=True)
+        for error in made:
+            if isinstance(error, BaseException):
+                raise error
         for successor in plan.renew:
             await self._create(pool, successor.index, of=successor.of, after_job=successor.after_job)
             await self._recorder.say(pool, "Renewing", _why_renewed(pool, by_name[successor.of], now))
@@ -183,6 +195,7 @@ class PoolReconciler:
         self._expectations.expect(pool.key, ("created", name))
         try:
             await self._store.create(allocation)
+            crash_point("after-create-allocation")
         except AlreadyExists:
             self._expectations.met(pool.key, ("created", name))  # made before a crash
         except RollyardError:

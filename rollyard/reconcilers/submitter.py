@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from rollyard.clock import Clock, as_datetime
@@ -111,7 +111,7 @@ class Submitter:
                 await self.refuse(allocation, str(error))
             return
         crash_point("after-prepare")
-        intended = [await self._intend(a, burst, task) for task, a in enumerate(allocations)]
+        intended = await asyncio.gather(*(self._intend(a, burst, task) for task, a in enumerate(allocations)))
         crash_point("after-intent")
         if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
             return
@@ -129,12 +129,14 @@ class Submitter:
         finally:
             self.answered |= {a.metadata.uid: self._clock.time() for a in ours}
         crash_point("after-submit")
-        for allocation, id in zip(ours, ids, strict=True):
-            await self._write(allocation, {"job_id": id})
+        submitted = list(zip(ours, ids, strict=True))
+        # What could not be recorded is adopted, from the next snapshot, by its owner.
+        await _all(self._write(allocation, {"job_id": id}) for allocation, id in submitted)
         crash_point("after-record")
         self._feed.refresh()
-        for allocation, id in zip(ours, ids, strict=True):
-            await self._recorder.say(allocation, "Submitted", f"submitted as job {id}")
+        await _all(
+            self._recorder.say(allocation, "Submitted", f"submitted as job {id}") for allocation, id in submitted
+        )
 
     def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
         """Folders and script; the id of the burst where there is more than one. Blocks."""
@@ -170,3 +172,10 @@ class Submitter:
         written = await self._store.update(changed, "status")
         assert isinstance(written, Allocation)
         return written
+
+
+async def _all(work: Iterable[Awaitable[Any]]) -> None:
+    """Together, so that the store writes them in one go; the first error when all have ended."""
+    for done in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done

@@ -92,7 +92,7 @@ class Workspace:
         folder = self.folder(meta.namespace, meta.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         role = Role.ENGINE if isinstance(pool, InferencePool) else Role.NODE
-        write_secret(folder / "token", self._issue(role, meta.uid))
+        write_secret(folder / "token", self._issue(role, meta.uid), durable=False)
         told = AllocationFile(
             allocation=meta.name,
             namespace=meta.namespace,
@@ -104,11 +104,11 @@ class Workspace:
             scratch=allocation.spec.template.scratch,
             inference=pool.spec if isinstance(pool, InferencePool) else None,
         )
-        write_secret(folder / "allocation.json", told.model_dump_json())
+        write_secret(folder / "allocation.json", told.model_dump_json(), durable=False)
 
     def keep(self, script: BatchScript) -> None:
         """Beside what it is for, for people to look at. Blocks."""
-        write_secret(Path(script.directory) / "batch.sh", script.text)
+        write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_words(self, allocation: Allocation) -> str:
         """Why a job ended, in its own words: its last line that says error, else its last line. Blocks."""

@@ -7,19 +7,25 @@ import secrets
 from pathlib import Path
 
 
-def write_secret(path: Path, data: bytes | str) -> None:
-    """Replace `path` atomically; a crash leaves the old file or the new one."""
+def write_secret(path: Path, data: bytes | str, *, durable: bool = True) -> None:
+    """Replace `path` atomically; a crash leaves the old file or the new one.
+
+    What can be made again need not be `durable`: then only a power cut may lose it, and many are written quickly.
+    """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    if not durable:
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
