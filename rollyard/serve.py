@@ -51,6 +51,7 @@ EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
 LEASE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SCALE_SECONDS = 0.2
 """What is submitted in one go is scaled for in one go."""
 
@@ -132,6 +133,10 @@ class Server:
         advertised = options.advertise or (host if host not in ("0.0.0.0", "::") else os.uname().nodename)
         pem = server.authority.server_certificate([advertised, "127.0.0.1", "localhost"])
         await web.TCPSite(runner, host, port, ssl_context=server_ssl_context(pem)).start()
+        if driver.name != "local" and advertised in LOOPBACK:
+            log.warning(
+                "serving on loopback: only nodes that are this machine get through; see --listen and --advertise"
+            )
         server.announce(f"https://{advertised}:{runner.addresses[0][1]}")
         return server
 

@@ -441,6 +441,22 @@ async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard
     assert [type(m) for m in back.sent] == [Drain], "a reconnect changes nothing about that"
 
 
+async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) -> None:
+    whole = yard.pool.spec.budget_seconds
+    short, long = yard.node("u1", init=4), yard.node("u2", init=1)
+    now = yard.clock.time()
+    yard.agents.ends("u1", now + whole - 1)
+    yard.agents.ends("u2", now + whole + 60)
+    tight = {"init_seconds": 10, "run_seconds": 20, "eval_seconds": 10}
+    await yard.rollouts.submit("default", [request("a"), request("b"), request("c", budgets=tight)])
+    await until(lambda: len(long.leases) == 1 and len(short.leases) == 1)
+    assert [lease.id for lease in short.leases] == ["c"], "its own budgets are tighter than the pool's"
+    yard.agents.ends("u2", now + whole + 600)
+    yard.wants(long, init=1)
+    await until(lambda: len(long.leases) == 2)
+    assert {lease.id for lease in long.leases} == {"a", "b"}
+
+
 async def test_a_suspended_pool_hands_nothing_out(yard: Yard) -> None:
     spec = yard.pool.spec
     yard.pool = yard.pool.model_copy(update={"spec": spec.model_copy(update={"suspend": True})})

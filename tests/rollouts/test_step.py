@@ -71,6 +71,14 @@ def test_a_lost_lease_costs_an_attempt_but_no_retry() -> None:
     assert effects == (Requeued(5.0),)
 
 
+def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
+    record = fresh()
+    for _ in range(MAX_LOSSES + 5):
+        record = granted(record)
+        record, _ = step(record, Lost(1.0, record.fence, "NodeAgentStopped", handed_back=True))
+    assert (record.status, record.faults, record.losses) == (Status.QUEUED, 0, 0)
+
+
 def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
     record = fresh()
     for _ in range(MAX_LOSSES + 1):

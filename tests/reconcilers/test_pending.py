@@ -1,0 +1,69 @@
+"""Why jobs wait, in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.reconcilers.pending import is_limit, meaning, waiting
+
+
+def allocation(index: int, state: str, reason: str = "", start: datetime | None = None) -> Allocation:
+    return Allocation.model_validate(
+        {
+            "kind": "Allocation",
+            "metadata": {"name": f"p-{index}"},
+            "spec": {
+                "pool": {"kind": "RolloutPool", "name": "p", "uid": "u"},
+                "index": index,
+                "templateHash": "h",
+                "template": {},
+            },
+            "status": {"jobState": state, "reason": reason, "startTime": start},
+        }
+    )
+
+
+def test_nothing_waits_when_all_run() -> None:
+    assert waiting([allocation(0, "RUNNING"), allocation(1, "FAILED", "NonZeroExitCode")]) is None
+
+
+def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> None:
+    first = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    found = waiting(
+        [
+            allocation(0, "RUNNING"),
+            allocation(1, "PENDING", "QOSMaxGRESPerUser"),
+            allocation(2, "PENDING", "Priority", datetime(2031, 1, 1, tzinfo=UTC)),
+            allocation(3, "PENDING", "QOSMaxGRESPerUser", first),
+        ]
+    )
+    assert found is not None
+    assert found.reason == "QOSMaxGRESPerUser"
+    assert found.message == (
+        "3 of 4 jobs pending: 2 QOSMaxGRESPerUser (a limit of the QOS is reached), 1 Priority (other jobs are before it); "
+        "the first is expected to start at 2030-01-02 03:04:05 UTC"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"),
+    [
+        ("QOSMaxJobsPerUserLimit", True),
+        ("AssocGrpGRES", True),
+        ("PartitionTimeLimit", True),
+        ("Priority", False),
+        ("Resources", False),
+        ("JobHeldAdmin", False),
+        ("", False),
+    ],
+)
+def test_limits_are_told_from_the_order_of_the_queue(reason: str, limit: bool) -> None:
+    assert is_limit(reason) is limit
+
+
+def test_a_word_that_nobody_knows_stands_for_itself() -> None:
+    assert meaning("SomethingNew") == ""
+    assert meaning("ReqNodeNotAvail, UnavailableNodes:n[1-4]") == "nodes that it needs are down, drained or reserved"
