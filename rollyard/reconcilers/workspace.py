@@ -57,9 +57,8 @@ class Workspace:
     def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
         """What would be submitted for allocations of one pool and one template together. Pure."""
         first = allocations[0]
-        return self._script(
-            first, name=first.spec.pool.name, id=burst, folder=self.burst(burst), tasks=len(allocations)
-        )
+        stem = first.metadata.name.rpartition("-")[0]  # without the index
+        return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
 
     def burst(self, id: str) -> Path:
         """The manifest of a burst: a folder with a link to each allocation's folder, called after its index."""

@@ -77,7 +77,7 @@ async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(yar
         assert_scored(await yard.gather(client, ids))
         await yard.ready(client)
         assert not alive(victim)
-        assert len([p for p in await yard.jobs() if "-rp-" in p.name]) == 2
+        assert len([p for p in await yard.jobs() if "-rp" in p.name]) == 2
 
 
 async def test_a_killed_model_server_costs_no_rollout(yard: Yard) -> None:
