@@ -25,7 +25,7 @@ from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec
 from rollyard.kinds.wire import Identity
 from rollyard.reconcilers.build import build_manager
-from rollyard.reconcilers.snapshots import INTERVAL_SECONDS
+from rollyard.reconcilers.snapshots import INTERVAL_SECONDS, SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.leases import Leases
@@ -90,7 +90,8 @@ class Bench:
         self.store, self.slurm, self.agents = store, SimulatedSlurm(), Agents()
         rollouts = Rollouts(store, clock, self.agents, Leases(clock, 3600.0))
         workspace = Workspace(folder, "bench", lambda role, uid: uid)
-        self.manager = build_manager(store, self.slurm, workspace, self.agents, Endpoints(clock), rollouts, clock)
+        feed = SnapshotFeed(self.slurm, clock)
+        self.manager = build_manager(store, self.slurm, feed, workspace, self.agents, Endpoints(clock), rollouts, clock)
 
     async def build(self, pools: int) -> None:
         """So many pools of ten, everything ready."""

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,13 +23,15 @@ from aiohttp import web
 from rollyard.api.app import build
 from rollyard.api.services import Services
 from rollyard.clock import SystemClock
-from rollyard.errors import BadRequest, RollyardError, Unavailable
+from rollyard.errors import BadRequest, Cause, RollyardError, Unavailable
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
 from rollyard.inference.external import ExternalProber
+from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool
 from rollyard.kinds.wire import EndpointFile
 from rollyard.reconcilers.build import build_manager
+from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import Dispatcher
@@ -36,6 +39,7 @@ from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.service import Rollouts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose import choose_driver
+from rollyard.slurm.site_check import check
 from rollyard.store.sqlite import SqliteStore
 from rollyard.telemetry import set_up_logging
 from rollyard.trust.ca import Authority
@@ -110,7 +114,10 @@ class Server:
         self.rollouts = Rollouts(store, clock, self.agents, leases)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
         self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
-        self.manager = build_manager(store, driver, self.workspace, self.agents, self.endpoints, self.rollouts, clock)
+        self.feed = SnapshotFeed(driver, clock)
+        self.manager = build_manager(
+            store, driver, self.feed, self.workspace, self.agents, self.endpoints, self.rollouts, clock
+        )
         self._join()
 
     @classmethod
@@ -150,6 +157,7 @@ class Server:
             signer=self.signer,
             authority=self.authority,
             log_file=self.workspace.log_file,
+            check_allocation=self._check_allocation,
             task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
         )
 
@@ -194,6 +202,9 @@ class Server:
 
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+
+    def _check_allocation(self, template: AllocationTemplate) -> Sequence[Cause]:
+        return [] if self.feed.site is None else check(template, self.feed.site)
 
     async def _rollout_pool(self, key: tuple[str, str]) -> RolloutPool:
         found = await self.store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))

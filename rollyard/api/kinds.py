@@ -183,6 +183,7 @@ async def _get(request: web.Request) -> web.Response:
 
 async def _create(request: web.Request) -> web.Response:
     obj = _parse(request, await _body(request))
+    _check_site(request, obj)
     meta = obj.metadata
     fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
     obj = obj.model_copy(update={"metadata": fresh})
@@ -208,7 +209,17 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
         update={"labels": meta.labels, "annotations": meta.annotations, "resource_version": meta.resource_version}
     )
     merged = current.model_copy(update={"metadata": kept, "spec": wanted.spec})
+    if not isinstance(current, Pool) or current.spec.allocation != wanted.spec.allocation:
+        _check_site(request, wanted)
     return merged if _dry(request) else await _store(request).update(merged, "spec")
+
+
+def _check_site(request: web.Request, pool: Pool) -> None:
+    """Refused is what no partition of this site could ever start. Raises Invalid."""
+    causes = request.app[SERVICES].check_allocation(pool.spec.allocation)
+    if causes:
+        words = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
+        raise Invalid(f"{pool.kind} {pool.metadata.name!r} could never start here: {words}", causes=causes)
 
 
 async def _patch(request: web.Request) -> web.Response:

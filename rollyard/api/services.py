@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
 
 from rollyard.clock import Clock
+from rollyard.errors import Cause
 from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts
 from rollyard.store.base import Store
@@ -28,6 +30,8 @@ class Services:
     authority: Authority
     log_file: Callable[[str, str], Path]
     """(namespace, allocation name) -> the file with the job's output."""
+    check_allocation: Callable[[AllocationTemplate], Sequence[Cause]]
+    """What of a template this site can never fulfil, as far as that can be read just now."""
     task_kinds: frozenset[str]
     """Task kinds that have a handler installed here."""
 

@@ -28,6 +28,7 @@ from rollyard.store.base import Store
 def build_manager(
     store: Store,
     driver: Driver,
+    feed: SnapshotFeed,
     workspace: Workspace,
     agents: Agents,
     endpoints: Endpoints,
@@ -35,7 +36,7 @@ def build_manager(
     clock: Clock,
 ) -> Manager:
     """The manager of all kinds; `run` it, and `add` a key to have it looked at."""
-    feed, recorder, expectations = SnapshotFeed(driver, clock), Recorder(store, clock), Expectations(clock)
+    recorder, expectations = Recorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
 

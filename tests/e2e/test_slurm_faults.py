@@ -11,6 +11,7 @@ from cluster import NewCluster
 from e2e_yard import alive
 from slurm_field import Field, field_on
 
+from rollyard.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 
@@ -194,7 +195,13 @@ async def test_a_record_that_slurm_has_purged_is_missed(
 
 async def test_what_slurm_refuses_is_said_in_its_words(field: Field) -> None:
     await field.begin()
-    await field.apply(demo={"allocation": {"gpusPerNode": 64}})
+    with pytest.raises(Invalid, match="the largest node of partition main has 4 GPUs"):
+        await field.apply(demo={"allocation": {"gpusPerNode": 64}})
+    with pytest.raises(Invalid, match="there is no partition nowhere; write one of low, main"):
+        await field.apply(demo={"allocation": {"partition": "nowhere"}})
+    await field.apply(
+        demo={"allocation": {"extraDirectives": {"gres": "gpu:64"}}}
+    )  # what is free text Slurm has to judge
 
     async def told() -> bool:
         events, _ = await field.client.list_objects("Event")

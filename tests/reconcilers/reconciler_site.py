@@ -21,6 +21,7 @@ from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.wire import Identity
 from rollyard.reconcilers.build import build_manager
+from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.leases import Leases
@@ -100,7 +101,14 @@ class Site:
         self.agents, self.leases = Agents(), Leases(clock, 60.0)
         self.rollouts = Rollouts(self.store, clock, self.agents, self.leases)
         self.manager = build_manager(
-            self.store, self.line, self.workspace, self.agents, Endpoints(clock), self.rollouts, clock
+            self.store,
+            self.line,
+            SnapshotFeed(self.line, clock),
+            self.workspace,
+            self.agents,
+            Endpoints(clock),
+            self.rollouts,
+            clock,
         )
 
     async def start(self) -> None:

@@ -1,0 +1,85 @@
+"""What is refused before it is submitted, by field, with what one can write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.slurm.base import Node, Partition, Site
+from rollyard.slurm.site_check import check
+from rollyard.slurm.site_text import read_site
+
+GIB = 1 << 30
+NODES = {
+    "c1": Node("c1", "idle", cpus=64, memory_bytes=256 * GIB),
+    "c2": Node("c2", "down*", cpus=64, memory_bytes=256 * GIB),
+    "g1": Node("g1", "drained", cpus=32, memory_bytes=128 * GIB, gpus=8),
+}
+PARTITIONS = {
+    "cpu": Partition("cpu", True, frozenset({"c1", "c2"}), default=True, max_seconds=86_400, max_nodes=2),
+    "gpu": Partition("gpu", True, frozenset({"g1"}), max_seconds=3 * 86_400, accounts=frozenset({"rl", "ml"})),
+}
+SITE = Site("22.05", PARTITIONS, NODES)
+
+
+def wrong(site: Site = SITE, **fields: Any) -> list[str]:
+    found = check(AllocationTemplate.model_validate({"timeLimit": "08:00:00", **fields}), site)
+    return [f"{cause.field}: {cause.message}" for cause in found]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"partition": "gpu", "gpusPerNode": 8, "account": "rl"},
+        {"partition": "cpu,gpu", "gpusPerNode": 8},
+        {"partition": "cpu,gpu", "timeLimit": "2-00:00:00"},
+        {"nodes": 2, "cpusPerTask": 64},
+    ],
+)
+def test_what_can_start_somewhere_some_day_is_let_through(fields: dict[str, Any]) -> None:
+    assert wrong(**fields) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"partition": "gp"}, "partition: there is no partition gp; write one of cpu, gpu"),
+        ({"timeLimit": "2-00:00:00"}, 'timeLimit: partition cpu allows at most "1-00:00:00"'),
+        ({"nodes": 3}, "nodes: partition cpu allows at most 2"),
+        ({"cpusPerTask": 65}, "cpusPerTask: the largest node of partition cpu has 64 CPUs"),
+        ({"memory": "300G"}, "memory: the largest node of partition cpu has 256.0G of memory"),
+        ({"gpusPerNode": 1}, "gpusPerNode: the largest node of partition cpu has 0 GPUs"),
+        ({"partition": "gpu", "account": "bio"}, "account: partition gpu takes ml, rl, not bio"),
+        ({"nodes": 2, "exclude": ["c1"]}, "nodes: partition cpu has 1 nodes, and too few of this size"),
+    ],
+)
+def test_what_can_never_start_is_refused(fields: dict[str, Any], message: str) -> None:
+    assert f"spec.allocation.{message}" in wrong(**fields)
+
+
+def test_where_nothing_is_known_nothing_is_refused() -> None:
+    assert wrong(Site("local", {}, {}), partition="x", gpusPerNode=9) == []
+    assert wrong(Site("22.05", PARTITIONS, {}), gpusPerNode=9) == []
+
+
+def test_scontrols_lines_are_read() -> None:
+    config = "Configuration data as of 2026\nSLURM_VERSION           = 22.05.8\n"
+    partition = (
+        "PartitionName=gpu AllowGroups=ALL AllowAccounts=rl,ml AllowQos=ALL Default=YES MaxNodes=4 MaxTime=2-00:00:00 "
+        "State=UP TotalCPUs=64 TotalNodes=1"
+    )
+    node = (
+        "NodeName=g1 Arch=x86_64 CPUAlloc=0 CPUTot=32 AvailableFeatures=a100,ib Gres=gpu:a100:4(S:0-1),gpu:2,shard:8 "
+        "OS=Linux 6.1 #1 SMP RealMemory=1024 State=IDLE+DRAIN Partitions=gpu BootTime=None "
+        "Reason=a fan is broken [root@2026-01-02T03:04:05]"
+    )
+    site = read_site(config, partition, node)
+    assert site.version == "22.05.8"
+    assert site.partitions["gpu"] == Partition(
+        "gpu", True, frozenset({"g1"}), default=True, max_seconds=172_800, max_nodes=4, accounts=frozenset({"rl", "ml"})
+    )
+    assert site.nodes["g1"] == Node("g1", "idle+drain", "a fan is broken", 32, GIB, 6, frozenset({"a100", "ib"}))
+    assert not site.nodes["g1"].usable
