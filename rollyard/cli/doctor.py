@@ -7,13 +7,18 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from rollyard.errors import RollyardError
+from rollyard.errors import RollyardError, SlurmUnreachable
+
+if TYPE_CHECKING:
+    from rollyard.slurm.base import Site
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,35 @@ def _python() -> Finding:
 
 
 def _cluster() -> Finding:
-    if shutil.which("sbatch"):
-        return Finding(
-            "WARN", "cluster", "Slurm is here, but this version has the local driver only: jobs run on this machine"
-        )
-    return Finding("OK", "cluster", "no Slurm; the local driver runs jobs on this machine")
+    """Asks the Slurm that `serve --cluster auto` would take."""
+    from rollyard.slurm.choose import slurm_is_here
+    from rollyard.slurm.cli import CliDriver
+
+    if not asyncio.run(slurm_is_here()):
+        why = "Slurm's commands are here, but no cluster answers (SLURM_CONF names its file)"
+        why = why if shutil.which("sbatch") else "no Slurm"
+        return Finding("OK", "cluster", f"{why}; the local driver runs jobs on this machine")
+
+    async def ask() -> tuple[Site, float]:
+        driver = CliDriver()
+        site, began = await driver.site(), time.monotonic()
+        await driver.snapshot()
+        return site, time.monotonic() - began
+
+    try:
+        site, taken = asyncio.run(ask())
+    except SlurmUnreachable as error:
+        return Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
+    up = [p for p in site.partitions.values() if p.up]
+    default = next(
+        (f", by default {p.name}" for p in up if p.default), "; none is the default, so pools have to name one"
+    )
+    usable = sum(node.usable for node in site.nodes.values())
+    said = (
+        f"Slurm {site.version} by its own commands; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
+        f"{usable} of {len(site.nodes)} nodes usable; a look at the queue took {1e3 * taken:.0f} ms"
+    )
+    return Finding("OK" if up and usable else "WARN", "cluster", said)
 
 
 def _sandbox() -> Finding:
