@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollyard.clock import Clock, as_datetime
@@ -74,34 +74,37 @@ class Submitter:
             self._wake.clear()
             keys, self._waiting = self._waiting, {}
             try:
-                await self._submit_all(list(keys.values()))
+                await self._submit_all(keys)
             except (RollyardError, OSError) as error:
                 log.warning("not submitted this time: %s", error)
             finally:
                 self.submitting -= keys.keys()
 
-    async def _submit_all(self, keys: Sequence[ObjectKey]) -> None:
-        alike: dict[tuple[Any, ...], list[Allocation]] = {}
+    async def _submit_all(self, keys: Mapping[str, ObjectKey]) -> None:
         pools: dict[str, Pool] = {}
-        for key in keys:
+        alike: dict[tuple[Any, ...], list[Allocation]] = {}
+        for uid, key in keys.items():
             with contextlib.suppress(NotFound):
                 allocation = await self._store.get(key)
                 assert isinstance(allocation, Allocation)
-                owner = allocation.spec.pool
+                meta, owner = allocation.metadata, allocation.spec.pool
+                if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.ended:
+                    continue  # decided on an older picture
                 if owner.uid not in pools:
-                    found = await self._store.get(ObjectKey(kind=owner.kind, namespace=key.namespace, name=owner.name))
-                    assert isinstance(found, Pool)
-                    pools[owner.uid] = found
+                    pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job)
                 alike.setdefault(kin, []).append(allocation)
-        for (uid, *_), allocations in alike.items():
-            for start in range(0, len(allocations), MOST_TASKS):
+        for (owner_uid, *_), allocations in alike.items():
+            for burst in _portions(sorted(allocations, key=lambda a: a.spec.index)):
                 try:
-                    await self._submit(
-                        pools[uid], sorted(allocations, key=lambda a: a.spec.index)[start : start + MOST_TASKS]
-                    )
+                    await self._submit(pools[owner_uid], burst)
                 except (RollyardError, OSError) as error:
-                    log.warning("pool %s: not submitted this time: %s", pools[uid].metadata.name, error)
+                    log.warning("pool %s: not submitted this time: %s", pools[owner_uid].metadata.name, error)
+
+    async def _pool(self, kind: str, namespace: str, name: str) -> Pool:
+        found = await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
+        assert isinstance(found, Pool)
+        return found
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
         try:
@@ -172,6 +175,10 @@ class Submitter:
         written = await self._store.update(changed, "status")
         assert isinstance(written, Allocation)
         return written
+
+
+def _portions(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]:
+    return (allocations[start : start + MOST_TASKS] for start in range(0, len(allocations), MOST_TASKS))
 
 
 async def _all(work: Iterable[Awaitable[Any]]) -> None:
