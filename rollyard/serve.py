@@ -31,6 +31,7 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool
 from rollyard.kinds.wire import EndpointFile
 from rollyard.reconcilers.build import build_manager
+from rollyard.reconcilers.pool import new_allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
@@ -158,6 +159,7 @@ class Server:
             authority=self.authority,
             log_file=self.workspace.log_file,
             check_allocation=self._check_allocation,
+            batch_script=lambda pool: self.workspace.script(new_allocation(pool, pool.status.next_index)).text,
             task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
         )
 

@@ -15,8 +15,8 @@ from rollyard.api.services import SERVICES
 from rollyard.api.status import status_body
 from rollyard.api.streams import lasts
 from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, UnsupportedMediaType
-from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.base import API_VERSION, SCRIPT_ANNOTATION, KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.pools import InferencePool, Pool
 from rollyard.kinds.registry import BY_PLURAL
 from rollyard.kinds.validation import validate_object
 from rollyard.store.base import Store, WatchEvent
@@ -188,7 +188,7 @@ async def _create(request: web.Request) -> web.Response:
     fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
     obj = obj.model_copy(update={"metadata": fresh})
     if _dry(request):
-        return _answer(request, obj, 201)
+        return _answer(request, _with_script(request, obj), 201)
     return _answer(request, await _store(request).create(obj), 201)
 
 
@@ -211,7 +211,16 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
     merged = current.model_copy(update={"metadata": kept, "spec": wanted.spec})
     if not isinstance(current, Pool) or current.spec.allocation != wanted.spec.allocation:
         _check_site(request, wanted)
-    return merged if _dry(request) else await _store(request).update(merged, "spec")
+    return _with_script(request, merged) if _dry(request) else await _store(request).update(merged, "spec")
+
+
+def _with_script(request: web.Request, pool: KindObject) -> KindObject:
+    """What a dry run shows beside the object: the batch script, where there is anything to submit."""
+    if not isinstance(pool, Pool) or (isinstance(pool, InferencePool) and pool.spec.engine.external is not None):
+        return pool
+    meta = pool.metadata
+    shown = {**meta.annotations, SCRIPT_ANNOTATION: request.app[SERVICES].batch_script(pool)}
+    return pool.model_copy(update={"metadata": meta.model_copy(update={"annotations": shown})})
 
 
 def _check_site(request: web.Request, pool: Pool) -> None:

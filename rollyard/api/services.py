@@ -12,6 +12,7 @@ from rollyard.clock import Clock
 from rollyard.errors import Cause
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.pools import Pool
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts
 from rollyard.store.base import Store
@@ -32,6 +33,8 @@ class Services:
     """(namespace, allocation name) -> the file with the job's output."""
     check_allocation: Callable[[AllocationTemplate], Sequence[Cause]]
     """What of a template this site can never fulfil, as far as that can be read just now."""
+    batch_script: Callable[[Pool], str]
+    """What would be submitted for the pool's next allocation. Raises Invalid."""
     task_kinds: frozenset[str]
     """Task kinds that have a handler installed here."""
 

@@ -13,7 +13,7 @@ from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, show, table
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
-from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
+from rollyard.kinds.base import API_VERSION, SCRIPT_ANNOTATION, KindObject, ObjectKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.registry import KINDS
 
@@ -32,10 +32,12 @@ async def apply(client: AsyncClient, namespace: str, files: tuple[str, ...], dry
         if dry_run == "client":
             click.echo(f"{obj.SINGULAR}/{obj.metadata.name} would be applied (client dry run)")
             continue
-        change, _ = await client.apply(obj, dry_run=dry_run == "server")
+        change, after = await client.apply(obj, dry_run=dry_run == "server")
         click.echo(
             f"{obj.SINGULAR}/{obj.metadata.name} {change}" + (" (server dry run)" if dry_run == "server" else "")
         )
+        if script := after.metadata.annotations.get(SCRIPT_ANNOTATION):
+            click.echo(f"each allocation would be submitted as:\n\n{script}")
 
 
 @click.command()

@@ -170,28 +170,8 @@ class PoolReconciler:
             await self._delete(pool, by_name[name])
 
     async def _create(self, pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> None:
-        word = "ip" if isinstance(pool, InferencePool) else "rp"
-        meta = pool.metadata
-        name = f"{meta.name}-{word}-{index}"
-        owner = OwnerReference(kind=pool.kind, name=meta.name, uid=meta.uid)
-        allocation = Allocation(
-            metadata=ObjectMeta(
-                name=name,
-                namespace=meta.namespace,
-                labels={"rollyard.dev/pool": meta.name},
-                finalizers=[FINALIZER],
-                owner_references=[owner],
-            ),
-            spec=AllocationSpec(
-                pool=PoolReference(kind=pool.kind, name=meta.name, uid=meta.uid),
-                index=index,
-                template_hash=template_hash(pool),
-                template=pool.spec.allocation,
-                drain_timeout_seconds=pool.spec.renewal.drain_timeout_seconds,
-                successor_of=of,
-                after_job=after_job,
-            ),
-        )
+        allocation = new_allocation(pool, index, of=of, after_job=after_job)
+        name = allocation.metadata.name
         self._expectations.expect(pool.key, ("created", name))
         try:
             await self._store.create(allocation)
@@ -334,6 +314,29 @@ class PoolReconciler:
     ) -> list[Condition]:
         now = as_datetime(self._clock.time())
         return set_condition(conditions, type, status, reason, message, generation=pool.metadata.generation, now=now)
+
+
+def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:
+    """The allocation that a pool makes next, or beside another. Pure."""
+    meta = pool.metadata
+    return Allocation(
+        metadata=ObjectMeta(
+            name=f"{meta.name}-{'ip' if isinstance(pool, InferencePool) else 'rp'}-{index}",
+            namespace=meta.namespace,
+            labels={"rollyard.dev/pool": meta.name},
+            finalizers=[FINALIZER],
+            owner_references=[OwnerReference(kind=pool.kind, name=meta.name, uid=meta.uid)],
+        ),
+        spec=AllocationSpec(
+            pool=PoolReference(kind=pool.kind, name=meta.name, uid=meta.uid),
+            index=index,
+            template_hash=template_hash(pool),
+            template=pool.spec.allocation,
+            drain_timeout_seconds=pool.spec.renewal.drain_timeout_seconds,
+            successor_of=of,
+            after_job=after_job,
+        ),
+    )
 
 
 def _why_renewed(pool: Pool, old: Allocation, now: float) -> str:
