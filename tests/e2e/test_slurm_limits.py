@@ -29,7 +29,11 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
     )
     ended = await field.ended(old, "PREEMPTED", "CANCELLED")
     assert ended.status.job_state == "PREEMPTED"
-    assert "WaitingForSlurm" in await field.condition("Ready", "False")
+
+    async def told() -> bool:
+        return "WaitingForSlurm" in await field.condition("Ready", "False")
+
+    await field.yard.until(told)
     await asyncio.to_thread(field.cluster.wait_for_state, boss, "COMPLETED", seconds=60)
     await field.all_is_well()
     pool = await field.pool()
@@ -39,10 +43,12 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
 async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:
     await field.begin(demo={"allocation": {"qos": "one"}, "replicas": 1})
     await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 2)
-    message = await field.condition("Ready", "False")
-    while "QOSMaxJobsPerUserLimit" not in message:
-        message = await field.condition("Ready", "False")
-    assert "1 of 2 jobs pending: QOSMaxJobsPerUserLimit (a limit of the QOS is reached)" in message
+
+    async def told() -> bool:
+        words = "1 of 2 jobs pending: QOSMaxJobsPerUserLimit (a limit of the QOS is reached)"
+        return words in await field.condition("Ready", "False")
+
+    await field.yard.until(told)
     await field.slurm("sacctmgr", "-i", "modify", "qos", "one", "set", "MaxJobsPerUser=-1")
     await field.yard.ready(field.client)
     await field.all_is_well()
