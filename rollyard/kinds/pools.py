@@ -145,7 +145,14 @@ class InferencePoolSpec(Kinded):
                 raise ValueError("an external engine is started by others; leave out `replicas` and `autoscaling`")
             return self
         _one_size(self.replicas, self.autoscaling)
+        if self.engine.embedded is not None:
+            _one_node(self.allocation, "the embedded engine")
         return self
+
+
+def _one_node(allocation: AllocationTemplate, who: str) -> None:
+    if allocation.nodes > 1:
+        raise ValueError(f"`allocation.nodes`: write `replicas: {allocation.nodes}` instead: {who} works on one node")
 
 
 def _one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
@@ -222,6 +229,7 @@ class RolloutPoolSpec(Kinded):
     @model_validator(mode="after")
     def _consistent(self) -> RolloutPoolSpec:
         _one_size(self.replicas, self.autoscaling)
+        _one_node(self.allocation, "a node agent")
         if (limit := walltime_seconds(self.allocation.time_limit)) < self.budget_seconds:
             raise ValueError(
                 f"`allocation.timeLimit` ({limit} s) must cover the budgets of the stages ({self.budget_seconds} s in all), "

@@ -13,6 +13,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import InferencePool, Pool
 from rollyard.kinds.wire import AllocationFile
 from rollyard.slurm.base import BatchScript, Job
+from rollyard.slurm.runtime import STAGE, Runtime
 from rollyard.slurm.script import FOLDER, JOB_PREFIX, batch_script
 from rollyard.trust.secrets import write_secret
 from rollyard.trust.tokens import Role
@@ -27,6 +28,7 @@ class Workspace:
         self._data = data
         self._server_id = server_id
         self._issue = issue
+        self._runtime = Runtime(data / "runtime")
 
     def comment(self, id: str) -> str:
         """Names a job as ours; `id` is an allocation's uid, or that of a burst."""
@@ -65,9 +67,10 @@ class Workspace:
         return self._data / "bursts" / id
 
     def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
+        template, archive = first.spec.template, self._runtime.archive(first.spec.template)
         word = "inference-server" if first.spec.pool.kind == "InferencePool" else "node-agent"
         return batch_script(
-            first.spec.template,
+            template,
             name=f"{JOB_PREFIX}{name}",
             comment=self.comment(id),
             log_path=str(folder / "job.log"),
@@ -75,6 +78,7 @@ class Workspace:
             command=[sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
             tasks=tasks,
             after_job=first.spec.after_job,
+            stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
         )
 
     def link(self, burst: str, allocations: Sequence[Allocation]) -> None:
@@ -87,6 +91,7 @@ class Workspace:
 
     def prepare(self, allocation: Allocation, pool: Pool) -> None:
         """Write the folder; again is no error. Blocks."""
+        self._runtime.pack(allocation.spec.template)
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
