@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.pools import InferencePool, Pool
 from rollyard.kinds.wire import AllocationFile
 from rollyard.slurm.base import BatchScript, Job
@@ -19,6 +19,7 @@ from rollyard.trust.secrets import write_secret
 from rollyard.trust.tokens import Role
 
 LAST_WORDS_BYTES = 16 << 10
+GANG_WAIT_SECONDS = 60
 
 
 class Workspace:
@@ -75,7 +76,7 @@ class Workspace:
             comment=self.comment(id),
             log_path=str(folder / "job.log"),
             directory=str(folder),
-            command=[sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
+            command=[*_launcher(template), sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
             tasks=tasks,
             after_job=first.spec.after_job,
             stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
@@ -145,3 +146,12 @@ def _words(line: str) -> str:
         if isinstance(logged, dict) and "message" in logged:
             return str(logged["message"])
     return line.removeprefix("error: ")
+
+
+def _launcher(template: AllocationTemplate) -> list[str]:
+    """A gang has one process on each node; the first that dies ends them all, and none waits long for the others."""
+    if template.nodes == 1:
+        return []
+    # srun does not take the cores over from sbatch (Slurm 22.05, release notes).
+    cores = f"--cpus-per-task={template.cpus_per_task}"
+    return ["srun", "--kill-on-bad-exit=1", f"--wait={GANG_WAIT_SECONDS}", "--ntasks-per-node=1", cores]
