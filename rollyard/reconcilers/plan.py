@@ -185,7 +185,8 @@ def _renewals(view: _View, desired: int, next_index: int) -> tuple[Successor, ..
     running = sorted((m for m in view.counted if m.started and m.ends is not None), key=lambda m: m.ends or 0.0)
     before, round_seconds = before_expiry(view.pool), startup(view.pool)
     due = due_times([m.ends or 0.0 for m in running], before + round_seconds, round_seconds, free + len(view.pairs))
-    soon = [m for m, at in zip(running, due, strict=True) if at <= view.now]
+    held = view.pool.spec.allocation.within is not None  # all steps of it end with it: there is nowhere to go
+    soon = [] if held else [m for m, at in zip(running, due, strict=True) if at <= view.now]
     old = [m for m in view.counted if m.started and view.outdated(m) and m not in soon]
     replace_only = view.pool.spec.renewal.strategy == "Replace"
     return tuple(

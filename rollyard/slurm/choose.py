@@ -12,6 +12,7 @@ from rollyard.slurm.base import Driver
 from rollyard.slurm.budget import Budgeted
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.within import Within
 
 CLUSTERS = ("auto", "slurm", "local", "cli")
 PROBE_SECONDS = 15.0
@@ -27,9 +28,10 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
         case "local":
             return LocalDriver(folder)
         case "cli" | "slurm":
-            return Budgeted(_cli(cluster))
+            return Budgeted(Within(_cli(cluster), _cli(cluster), folder))
         case "auto":
-            return Budgeted(CliDriver()) if await slurm_is_here() else LocalDriver(folder)
+            cli = CliDriver()
+            return Budgeted(Within(cli, cli, folder)) if await slurm_is_here() else LocalDriver(folder)
         case _:
             raise Invalid(f"--cluster {cluster}: write one of {', '.join(CLUSTERS)}")
 
