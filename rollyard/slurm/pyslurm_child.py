@@ -92,8 +92,8 @@ def told(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]
         "name": text(job, "name"),
         "comment": text(job, "comment"),
         "state": job.state,
-        "reason": job.state_reason or "",
-        "node": node or "",
+        "reason": "" if job.state_reason in (None, "None") else job.state_reason,
+        "node": "" if node in (None, "None assigned") else node,
         "restart_count": job.requeue_count,
         "exit_code": 128 + job.exit_code_signal if job.exit_code_signal else job.exit_code,
         "submit_time": job.submit_time,
@@ -110,7 +110,11 @@ def told(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]
 
 
 def waiting(ranges: str) -> Iterator[int]:
-    """The numbers in `0-3,7,10-18:4`."""
+    """The numbers in `0-3,7,10-18:4`, or in the hexadecimal mask that slurmdbd keeps: bit 0 for task 0."""
+    if ranges.startswith("0x"):
+        mask = int(ranges, 16)
+        yield from (number for number in range(mask.bit_length()) if mask >> number & 1)
+        return
     for part in ranges.strip("[]").split(","):
         span, _, step = part.partition(":")
         first, _, last = span.partition("-")

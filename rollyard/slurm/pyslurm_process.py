@@ -37,7 +37,7 @@ class PyslurmProcess:
     """One child at a time, started when it is needed."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, limit_seconds: float) -> None:
-        """`command`: a Python of 3.9 or later that can import pyslurm. It may see no file of ours, so it gets its code along."""
+        """`command`: a Python (3.9 or later) that can import pyslurm; it may see no file of ours, and gets its code along."""
         self._command = (*command, "-c", _SOURCE.read_text())
         self._env, self._limit = env, limit_seconds
         self._turn = asyncio.Lock()
@@ -75,7 +75,9 @@ class PyslurmProcess:
             async with asyncio.timeout(self._limit):
                 answer = await self._exchange(request)
         except TimeoutError:
-            why = f"it did not answer within {self._limit:g} s"
+            why = f"it did not answer within {self._limit:g} s" + (
+                self._child.complaint if self._child is not None else ""
+            )
         except _Broken as error:
             why = str(error)
         else:
@@ -136,6 +138,10 @@ class _Child:
         self._words: deque[str] = deque(maxlen=LAST_WORDS)
         self._listening = asyncio.create_task(self._listen())
 
+    @property
+    def complaint(self) -> str:
+        return f": {'; '.join(self._words)}" if self._words else ""
+
     async def write(self, request: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended: reading tells how
@@ -174,4 +180,4 @@ class _Child:
     async def _obituary(self) -> str:
         status = await self.process.wait()
         await asyncio.wait([self._listening], timeout=1.0)
-        return f"its process ended with status {status}: {'; '.join(self._words) or 'it said nothing'}"
+        return f"its process ended with status {status}{self.complaint}"

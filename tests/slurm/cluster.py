@@ -19,6 +19,8 @@ from throwaway.daemons import Daemons
 from throwaway.machine import missing
 from throwaway.options import Options
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 class Cluster:
     """One that is up, in a folder of its own."""
@@ -130,6 +132,15 @@ def _start(**options: Any) -> Cluster:
 def _stop(cluster: Cluster) -> None:
     down(cluster.folder)
     shutil.rmtree(cluster.folder)
+
+
+@pytest.fixture(scope="session")
+def sid_tree() -> Path:
+    """Slurm 26.05 and pyslurm, for wrapper=(f"{sid_tree}/enter",). Skips, saying why, where there can be none."""
+    done = subprocess.run([ROOT / "deploy/slurm/sid-tree.sh"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no tree with Slurm 26.05: {(done.stderr.strip().splitlines() or ['no word why'])[-1]}")
+    return Path(done.stdout.strip())
 
 
 @pytest.fixture(scope="session")
