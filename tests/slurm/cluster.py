@@ -115,7 +115,7 @@ class Cluster:
 NewCluster = Callable[..., Cluster]
 
 
-def _start(**options: Any) -> Cluster:
+def start_cluster(**options: Any) -> Cluster:
     """Skips, saying what is missing, where this machine has no Slurm."""
     asked = Options(**options)
     if lacking := missing(asked):
@@ -127,7 +127,7 @@ def _start(**options: Any) -> Cluster:
     return Cluster(daemons)
 
 
-def _stop(cluster: Cluster) -> None:
+def stop_cluster(cluster: Cluster) -> None:
     down(cluster.folder)
     shutil.rmtree(cluster.folder)
 
@@ -135,17 +135,17 @@ def _stop(cluster: Cluster) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """4 nodes of 8 cpus and 4 GPUs, shared by the tests: break nothing, and `clear()` behind you."""
-    made = _start()
+    made = start_cluster()
     yield made
-    _stop(made)
+    stop_cluster(made)
 
 
 @pytest.fixture(scope="session")
 def accounting_cluster() -> Iterator[Cluster]:
     """The same with slurmdbd: account rl; QOS normal, high (preempts normal) and one (one job a user)."""
-    made = _start(accounting=True)
+    made = start_cluster(accounting=True)
     yield made
-    _stop(made)
+    stop_cluster(made)
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def new_cluster() -> Iterator[NewCluster]:
     made: list[Cluster] = []
 
     def start(**options: Any) -> Cluster:
-        made.append(_start(**options))
+        made.append(start_cluster(**options))
         return made[-1]
 
     yield start
     for one in made:
-        _stop(one)
+        stop_cluster(one)
