@@ -54,6 +54,10 @@ def start() -> str:
     for module in (pyslurm.core.job.job, pyslurm.db.job):
         module._get_exit_code = exit_code_and_signal
     pyslurm.slurm_init(os.environ.get("SLURM_CONF"))
+    return version()
+
+
+def version() -> str:
     return str(pyslurm.__version__)
 
 
@@ -163,7 +167,7 @@ def node(one: Any) -> dict[str, Any]:
     }
 
 
-CALLS: dict[str, Callable[..., Any]] = {"jobs": jobs, "accounting": accounting, "site": site}
+CALLS: dict[str, Callable[..., Any]] = {"version": version, "jobs": jobs, "accounting": accounting, "site": site}
 
 if __name__ == "__main__":
     main()

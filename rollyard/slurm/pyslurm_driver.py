@@ -47,6 +47,10 @@ class PyslurmDriver:
     def child_pid(self) -> int | None:
         return self._child.pid
 
+    async def version(self) -> str:
+        """pyslurm's; asks nothing of Slurm. Raises SlurmUnreachable where there is no pyslurm, saying why."""
+        return str(await self._child.ask("version"))
+
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
         return Snapshot(taken_at, read_jobs(await self._child.ask("jobs", prefix=JOB_PREFIX)))

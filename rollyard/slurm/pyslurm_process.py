@@ -67,6 +67,7 @@ class PyslurmProcess:
             self._turn.release()
 
     async def close(self) -> None:
+        await self._end()  # a call that is under way fails at once
         async with self._turn:
             await self._end()
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, NewCluster
+from driver_cases import open_cli, open_pyslurm
 
-from rollyard.errors import SlurmUnreachable
+from rollyard.errors import Invalid, SlurmUnreachable
 from rollyard.slurm import pyslurm_child
 from rollyard.slurm.base import JobState
-from rollyard.slurm.cli import CliDriver
-from rollyard.slurm.pyslurm_driver import PyslurmDriver, read_jobs, read_site, unfit
+from rollyard.slurm.choose import choose_driver, slurm_driver
+from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, unfit
 from rollyard.slurm.pyslurm_process import PyslurmProcess
 
 LIMIT_SECONDS = 2.0
@@ -108,25 +109,16 @@ async def test_calls_at_once_fail_in_time_too() -> None:
 
 
 @pytest.fixture
-def sid(new_cluster: NewCluster, sid_tree: Path) -> Cluster:
+def sid(new_cluster: NewCluster) -> Cluster:
     """Of one test, on Slurm 26.05."""
-    return new_cluster(nodes=2, wrapper=(f"{sid_tree}/enter",))
+    return new_cluster(nodes=2, sid=True)
 
 
 @pytest.fixture
-def python(sid_tree: Path) -> tuple[str, ...]:
-    return (f"{sid_tree}/enter", "/opt/pyslurm/bin/python")
-
-
-@pytest.fixture
-async def driver(sid: Cluster, python: tuple[str, ...]) -> AsyncIterator[PyslurmDriver]:
-    made = PyslurmDriver({**os.environ, **sid.env}, python=python, limit_seconds=LIMIT_SECONDS)
+async def driver(sid: Cluster) -> AsyncIterator[PyslurmDriver]:
+    made = open_pyslurm(sid, LIMIT_SECONDS)
     yield made
     await made.close()
-
-
-def commands(cluster: Cluster) -> CliDriver:
-    return CliDriver({**os.environ, **cluster.env})
 
 
 async def pid_of(driver: PyslurmDriver) -> int:
@@ -185,15 +177,15 @@ async def test_a_cancelled_call_leaves_its_answer_to_nobody(driver: PyslurmDrive
     with pytest.raises(asyncio.CancelledError):
         await call
     os.kill(first, signal.SIGCONT)
-    assert (await driver.site()).version.startswith("26.05")
+    assert set((await driver.site()).nodes) == {"n1", "n2"}
     assert driver.child_pid == first
 
 
 @pytest.mark.heavy
-async def test_a_configuration_that_is_not_there_is_named(python: tuple[str, ...]) -> None:
-    env = {**os.environ, "SLURM_CONF": "/tmp/there/is/no/slurm.conf"}
-    driver = PyslurmDriver(env, python=python, limit_seconds=LIMIT_SECONDS)
-    with pytest.raises(SlurmUnreachable, match="/tmp/there/is/no/slurm"):
+async def test_a_configuration_that_is_not_there_is_named(sid: Cluster) -> None:
+    (sid.folder / "slurm.conf").unlink()
+    driver = open_pyslurm(sid, LIMIT_SECONDS)
+    with pytest.raises(SlurmUnreachable, match=f"{sid.folder}/slurm"):
         await driver.snapshot()
     await driver.close()
 
@@ -232,7 +224,7 @@ async def test_jobs_are_read_as_squeue_shows_them(driver: PyslurmDriver, sid: Cl
     assert jobs[f"{running}_0"].end_time is None
     assert jobs[failed].exit_code == 130
     assert jobs.pop(odd).comment == ""
-    shown = dict((await commands(sid).snapshot()).jobs)
+    shown = dict((await open_cli(sid, 30.0).snapshot()).jobs)
     del shown[odd], shown[theirs]
     assert {job for job in jobs.values() if job.state is not JobState.PENDING} == {
         job for job in shown.values() if job.state is not JobState.PENDING
@@ -241,21 +233,16 @@ async def test_jobs_are_read_as_squeue_shows_them(driver: PyslurmDriver, sid: Cl
     assert {id: job.reason for id, job in jobs.items()} == {id: job.reason for id, job in shown.items()}
 
 
-@pytest.fixture
-def sid_accounting(new_cluster: NewCluster, sid_tree: Path) -> Cluster:
-    return new_cluster(nodes=2, wrapper=(f"{sid_tree}/enter",), accounting=True)
-
-
 @pytest.mark.heavy
-async def test_accounting_is_read_as_sacct_shows_it(sid_accounting: Cluster, python: tuple[str, ...]) -> None:
-    sid = sid_accounting
+async def test_accounting_is_read_as_sacct_shows_it(new_cluster: NewCluster) -> None:
+    sid = new_cluster(nodes=2, sid=True, accounting=True)
     some = ("--job-name=rollyard-t-0", "--comment=rollyard:s:u")
     failed = sid.submit("exit 130", *some)
     array = sid.submit("exit $SLURM_ARRAY_TASK_ID", *some, "--array=0-2")
     never = sid.submit("true", *some, "--hold")
     sid.run("scancel", never)
     ids = [failed, *(f"{array}_{task}" for task in range(3)), never]
-    driver = PyslurmDriver({**os.environ, **sid.env}, python=python, limit_seconds=LIMIT_SECONDS)
+    driver = open_pyslurm(sid, LIMIT_SECONDS)
     async with asyncio.timeout(30):
         while True:
             known = await driver.accounting([*ids, "999999", "999999_3", f"{array}_9"])
@@ -263,7 +250,7 @@ async def test_accounting_is_read_as_sacct_shows_it(sid_accounting: Cluster, pyt
                 break
             await asyncio.sleep(0.1)
     assert [job.exit_code for job in known.values()] == [130, 0, 1, 2, 0]
-    assert known == await commands(sid).accounting(ids)
+    assert known == await open_cli(sid, 30.0).accounting(ids)
 
     sid.stop_daemon("slurmdbd")
     with pytest.raises(SlurmUnreachable):
@@ -273,11 +260,47 @@ async def test_accounting_is_read_as_sacct_shows_it(sid_accounting: Cluster, pyt
 
 
 @pytest.mark.heavy
-async def test_it_fits_where_it_says_what_scontrol_says(
-    driver: PyslurmDriver, sid: Cluster, python: tuple[str, ...]
-) -> None:
-    assert await unfit(driver, commands(sid)) == ""
-    assert await driver.site() == await commands(sid).site()
-    without = PyslurmDriver({**os.environ, **sid.env}, python=(python[0], "python3"), limit_seconds=LIMIT_SECONDS)
-    assert "No module named 'pyslurm'" in await unfit(without, commands(sid))
+async def test_it_fits_where_it_says_what_scontrol_says(driver: PyslurmDriver, sid: Cluster) -> None:
+    assert await unfit(driver, open_cli(sid, 30.0)) == ""
+    assert await driver.site() == await open_cli(sid, 30.0).site()
+    without = PyslurmDriver({**os.environ, **sid.env}, python=(*sid.wrapper, "python3"), limit_seconds=LIMIT_SECONDS)
+    assert "No module named 'pyslurm'" in await unfit(without, open_cli(sid, 30.0))
     await without.close()
+
+
+@pytest.fixture
+def on_sid(sid: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """This process finds it as a server would."""
+    for name, value in sid.env.items():
+        monkeypatch.setenv(name, value)
+    return sid
+
+
+@pytest.mark.heavy
+async def test_auto_takes_it_where_it_fits(on_sid: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = await choose_driver("auto", tmp_path)
+    assert driver.name == "cli"
+    await driver.close()
+    with pytest.raises(Invalid, match=f"No module named 'pyslurm'.*{PYTHON_VARIABLE}.*--cluster cli"):
+        await choose_driver("pyslurm", tmp_path)
+    assert "No module named 'pyslurm'" in (await slurm_driver())[1]["pyslurm"]
+
+    monkeypatch.setenv(PYTHON_VARIABLE, f"{on_sid.wrapper[0]} /opt/pyslurm/bin/python")
+    for cluster in ("auto", "pyslurm"):
+        driver = await choose_driver(cluster, tmp_path)
+        assert driver.name == "pyslurm"
+        assert (await driver.snapshot()).jobs == {}
+        await driver.close()
+
+
+@pytest.mark.heavy
+async def test_where_slurm_is_down_auto_waits_with_the_commands(
+    on_sid: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, f"{on_sid.wrapper[0]} /opt/pyslurm/bin/python")
+    on_sid.stop_daemon("slurmctld")
+    driver = await choose_driver("pyslurm", tmp_path)
+    assert driver.name == "pyslurm"
+    await driver.close()
+    driver, why_not = await slurm_driver()
+    assert (driver.name, set(why_not)) == ("cli", {"pyslurm"})
