@@ -24,7 +24,7 @@ def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster
     status, line = doctor(cluster)
     assert status == 0
     assert line.startswith("OK")
-    assert "driver cli, not pyslurm (pyslurm: ModuleNotFoundError: No module named 'pyslurm')" in line
+    assert "driver cli, not pyslurm (ModuleNotFoundError: No module named 'pyslurm')" in line
     assert "partitions low, main are up, by default main; 2 of 2 nodes usable" in line
     cluster.run("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=test")
     assert "0 of 2 nodes usable" in doctor(cluster)[1]
