@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from rollyard.doctor.finding import Finding
 from rollyard.errors import SlurmUnreachable
 from rollyard.slurm.base import Site
-from rollyard.slurm.choose import slurm_is_here
-from rollyard.slurm.cli import CliDriver
+from rollyard.slurm.choose import slurm_driver, slurm_is_here
 
 ASK_SECONDS = 30.0
 
@@ -26,30 +25,35 @@ def cluster() -> Iterator[Finding]:
         yield Finding("OK", "cluster", f"{why}; the local driver runs jobs on this machine")
         return
     try:
-        site, taken = asyncio.run(_ask())
+        driver, site, taken = asyncio.run(_ask())
     except SlurmUnreachable as error:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
-    yield _offer(site, taken)
+    yield _offer(driver, site, taken)
     yield from judge(_config())
     yield from _limits()
 
 
-async def _ask() -> tuple[Site, float]:
-    driver = CliDriver()
-    site, began = await driver.site(), time.monotonic()
-    await driver.snapshot()
-    return site, time.monotonic() - began
+async def _ask() -> tuple[str, Site, float]:
+    """The driver, with why none that it would rather be; what it says of the site; seconds for a look at the queue."""
+    driver, others = await slurm_driver()
+    try:
+        site, began = await driver.site(), time.monotonic()
+        await driver.snapshot()
+        taken = time.monotonic() - began
+    finally:
+        await driver.close()
+    return "; ".join([driver.name, *(f"not {name}: {why}" for name, why in others.items())]), site, taken
 
 
-def _offer(site: Site, taken: float) -> Finding:
+def _offer(driver: str, site: Site, taken: float) -> Finding:
     up = [p for p in site.partitions.values() if p.up]
     default = next(
         (f", by default {p.name}" for p in up if p.default), "; none is the default, so pools have to name one"
     )
     usable = sum(node.usable for node in site.nodes.values())
     said = (
-        f"Slurm {site.version} by its own commands; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
+        f"Slurm {site.version} by the driver {driver}; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
         f"{usable} of {len(site.nodes)} nodes usable; a look at the queue took {1e3 * taken:.0f} ms"
     )
     return Finding("OK" if up and usable else "WARN", "cluster", said)

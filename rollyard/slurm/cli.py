@@ -25,20 +25,8 @@ MARK = "~|~"
 """Between two fields: names and comments may hold anything, and hardly this."""
 QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",
          "StartTime", "EndTime")  # fmt: skip
-ACCOUNTING = (
-    "JobID",
-    "JobName",
-    "Comment",
-    "State",
-    "Reason",
-    "NodeList",
-    "Restarts",
-    "ExitCode",
-    "Submit",
-    "Start",
-    "End",
-)
-"""The same facts in the same order, as sacct calls them."""
+ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
+"""The same facts in the same order, as sacct calls them; how often a job was restarted is not known to Slurm 22.05's."""
 IDS_AT_ONCE = 500
 """Ids in one command line."""
 _NOT_FROM_SLURM = re.compile(
@@ -112,7 +100,7 @@ class CliDriver:
                 return {}
             if code != 0:
                 raise SlurmUnreachable(_words(err))
-            for job in (_job(row) for row in _rows(out, len(ACCOUNTING))):
+            for job in (_job([*row[:6], "0", *row[6:]]) for row in _rows(out, len(ACCOUNTING))):
                 found[job.id] = job
         return {id: found[id] for id in ids if id in found}
 

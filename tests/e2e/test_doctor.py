@@ -14,10 +14,10 @@ from rollyard.doctor.cluster import judge
 from rollyard.doctor.shared import clocks
 
 
-def doctor(cluster: Cluster, *options: str) -> tuple[int, dict[str, str]]:
+def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict[str, str]]:
     """(exit status, what was asked about -> level and detail)."""
     command = [sys.executable, "-m", "rollyard.cli.main", "doctor", *options]
-    env = {**os.environ, **cluster.env}
+    env = {**os.environ, **cluster.env, **variables}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.stderr == ""
     return done.returncode, {line[6:26].strip(): line[:6] + line[27:] for line in done.stdout.splitlines()}
@@ -28,6 +28,7 @@ def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster
     status, found = doctor(cluster)
     assert status == 0
     assert found["cluster"].startswith("OK")
+    assert "by the driver cli; not pyslurm: ModuleNotFoundError: No module named 'pyslurm'" in found["cluster"]
     assert "partitions low, main are up, by default main; 2 of 2 nodes usable" in found["cluster"]
     assert found["KillWait"].startswith("WARN  3 s between TERM and KILL")
 
@@ -54,6 +55,13 @@ def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster
     assert status == 1
     assert found["cluster"].startswith("FAIL")
     assert "does not answer" in found["cluster"]
+
+
+@pytest.mark.heavy
+def test_it_names_the_driver_that_fits(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(nodes=1, sid=True)
+    python = f"{cluster.wrapper[0]} /opt/pyslurm/bin/python"
+    assert " by the driver pyslurm; partitions" in doctor(cluster, ROLLYARD_PYSLURM_PYTHON=python)[1]["cluster"]
 
 
 @pytest.mark.parametrize(

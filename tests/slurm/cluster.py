@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import shutil
@@ -19,12 +20,16 @@ from throwaway.daemons import Daemons
 from throwaway.machine import missing
 from throwaway.options import Options
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 class Cluster:
     """One that is up, in a folder of its own."""
 
-    def __init__(self, daemons: Daemons) -> None:
+    def __init__(self, daemons: Daemons, wrapper: tuple[str, ...]) -> None:
         self.daemons = daemons
+        self.wrapper = wrapper
+        """Words before each command of Slurm, where these live in a tree of their own."""
         self.folder = daemons.place.folder
         self.env = {"PATH": os.environ["PATH"], **daemons.environment}
         """What a command or a server needs to use this cluster."""
@@ -115,8 +120,10 @@ class Cluster:
 NewCluster = Callable[..., Cluster]
 
 
-def _start(**options: Any) -> Cluster:
-    """Skips, saying what is missing, where this machine has no Slurm."""
+def start_cluster(*, sid: bool = False, **options: Any) -> Cluster:
+    """With `sid` on Slurm 26.05. Skips, saying what is missing, where this machine has no such Slurm."""
+    if sid:
+        options["wrapper"] = (f"{sid_tree()}/enter",)
     asked = Options(**options)
     if lacking := missing(asked):
         level = " --accounting" if asked.accounting else ""
@@ -124,10 +131,23 @@ def _start(**options: Any) -> Cluster:
     # short, since Slurm's sockets lie in it and pytest's own folders have long names; a tree has to show it
     parent = asked.prefix / "tmp" if asked.prefix is not None else None
     daemons, _ = up(Path(tempfile.mkdtemp(prefix="slurm-", dir=parent)), asked)
-    return Cluster(daemons)
+    return Cluster(daemons, asked.wrapper)
 
 
-def _stop(cluster: Cluster) -> None:
+def sid_tree() -> Path:
+    """The tree with Slurm 26.05 and pyslurm. Skips, saying why, where it cannot be had."""
+    made = _make_sid_tree()
+    if made.returncode:
+        pytest.skip(f"no tree with Slurm 26.05: {(made.stderr.strip().splitlines() or ['it does not say why'])[-1]}")
+    return Path(made.stdout.strip())
+
+
+@functools.cache
+def _make_sid_tree() -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / "deploy/slurm/sid-tree.sh"], capture_output=True, text=True)
+
+
+def stop_cluster(cluster: Cluster) -> None:
     down(cluster.folder)
     shutil.rmtree(cluster.folder)
 
@@ -135,28 +155,28 @@ def _stop(cluster: Cluster) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """4 nodes of 8 cpus and 4 GPUs, shared by the tests: break nothing, and `clear()` behind you."""
-    made = _start()
+    made = start_cluster()
     yield made
-    _stop(made)
+    stop_cluster(made)
 
 
 @pytest.fixture(scope="session")
 def accounting_cluster() -> Iterator[Cluster]:
     """The same with slurmdbd: account rl; QOS normal, high (preempts normal) and one (one job a user)."""
-    made = _start(accounting=True)
+    made = start_cluster(accounting=True)
     yield made
-    _stop(made)
+    stop_cluster(made)
 
 
 @pytest.fixture
 def new_cluster() -> Iterator[NewCluster]:
-    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): one to break; the options are those of `devcluster up`."""
+    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): one to break; the options are those of `devcluster up`, and sid."""
     made: list[Cluster] = []
 
     def start(**options: Any) -> Cluster:
-        made.append(_start(**options))
+        made.append(start_cluster(**options))
         return made[-1]
 
     yield start
     for one in made:
-        _stop(one)
+        stop_cluster(one)

@@ -1,0 +1,163 @@
+"""The drivers that the common suite runs on, and the clusters that they run on. Another driver is another entry of CASES."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, start_cluster, stop_cluster
+
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.slurm.base import BatchScript, Driver, Job, JobState
+from rollyard.slurm.cli import CliDriver
+from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.pyslurm_driver import PyslurmDriver
+from rollyard.slurm.script import batch_script
+
+WAIT_SECONDS = 30.0
+COMMENT = "rollyard:server:uid"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A driver, and the cluster that it needs."""
+
+    id: str
+    open: Callable[[Cluster, float], Driver]
+    """(cluster, seconds after which no answer is one) -> the driver."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `devcluster up`, and `sid` for Slurm 26.05; cases with the same ones share a cluster."""
+    accounting: bool = True
+    """Whether such a cluster can have slurmdbd too."""
+    marks: Sequence[pytest.MarkDecorator] = ()
+
+
+def open_cli(cluster: Cluster, limit_seconds: float) -> Driver:
+    return CliDriver({**os.environ, **cluster.env}, limit_seconds=limit_seconds)
+
+
+def open_pyslurm(cluster: Cluster, limit_seconds: float) -> PyslurmDriver:
+    """With the Python that has it, in the tree."""
+    python = (*cluster.wrapper, "/opt/pyslurm/bin/python")
+    return PyslurmDriver({**os.environ, **cluster.env}, python=python, limit_seconds=limit_seconds)
+
+
+SID = {"sid": True}
+CASES = [
+    Case("cli", open_cli),
+    Case("cli-26.05", open_cli, SID, marks=(pytest.mark.heavy,)),
+    Case("pyslurm-26.05", open_pyslurm, SID, marks=(pytest.mark.heavy,)),
+]
+"""Those that talk to a Slurm; the local driver is none of them."""
+
+ON_SLURM = [pytest.param(case, id=case.id, marks=case.marks) for case in CASES]
+EVERYWHERE = [pytest.param(None, id="local"), *ON_SLURM]
+
+
+class Ground:
+    """A driver, and what a test needs to see what it does. What was submitted is cancelled in the end."""
+
+    def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None) -> None:
+        self.driver, self.folder = driver, folder
+        self._cluster = cluster
+        self._ids: list[str] = []
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self._cluster is not None
+        return self._cluster
+
+    def script(self, command: str, *, name: str = "rollyard-t-0", comment: str = COMMENT, **more: Any) -> BatchScript:
+        """`tasks` and `after_job` as for batch_script; anything else is a field of the template."""
+        ours = {key: more.pop(key) for key in ("tasks", "after_job") if key in more}
+        return batch_script(
+            AllocationTemplate(**{"time_limit": "00:10:00", **more}),
+            name=name,
+            comment=comment,
+            log_path=str(self.folder / "job.log"),
+            directory=str(self.folder),
+            command=["bash", "-c", command],
+            **ours,
+        )
+
+    async def submit(self, command: str, **more: Any) -> str:
+        return (await self.submit_all(command, **more))[0]
+
+    async def submit_all(self, command: str, **more: Any) -> list[str]:
+        ids = await self.driver.submit(self.script(command, **more))
+        self._ids += ids
+        return ids
+
+    async def until(self, id: str, done: Callable[[Job], object]) -> Job:
+        """The job, once it is so."""
+        job: Job | None = None
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while job is None or not done(job):
+                    job = (await self.driver.snapshot()).jobs.get(id)
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"in {WAIT_SECONDS:g} s it did not happen to {job or id}") from None
+        return job
+
+    async def state(self, id: str, state: JobState) -> Job:
+        return await self.until(id, lambda job: job.state is state)
+
+    async def ended(self, id: str) -> Job:
+        return await self.until(id, lambda job: job.state.ended)
+
+    async def appears(self, name: str) -> str:
+        """The text of a file that a job writes in one go."""
+        path = self.folder / name
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not path.exists() or not path.read_text():
+                await asyncio.sleep(0.02)
+        return path.read_text()
+
+    async def close(self) -> None:
+        await self.driver.cancel(self._ids)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while any(
+                not job.state.ended for job in (await self.driver.snapshot()).jobs.values() if job.id in self._ids
+            ):
+                await asyncio.sleep(0.05)
+        await self.driver.close()
+
+
+Clusters = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    """clusters(**options): one that is shared by all who ask for the same; break nothing, and cancel what you submit."""
+    made: dict[str, Cluster] = {}
+
+    def shared(**options: Any) -> Cluster:
+        key = repr(sorted(options.items()))
+        if key not in made:
+            made[key] = start_cluster(**options)
+        return made[key]
+
+    yield shared
+    for one in made.values():
+        stop_cluster(one)
+
+
+@contextlib.asynccontextmanager
+async def ground_of(
+    case: Case | None, folder: Path, cluster: Cluster | None, *, limit_seconds: float = 30.0
+) -> AsyncIterator[Ground]:
+    if case is None or cluster is None:
+        made = Ground(LocalDriver(folder / "slurm", kill_wait=0.5), folder, None)
+    else:
+        made = Ground(case.open(cluster, limit_seconds), folder, cluster)
+    try:
+        yield made
+    finally:
+        await made.close()
