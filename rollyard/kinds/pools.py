@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import ClassVar, Literal, Self, TypeVar
 
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.base import Condition, Kinded, KindObject
 from rollyard.kinds.paths import AbsolutePath
-from rollyard.kinds.quantity import Size, walltime_seconds
+from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds
 
 MAX_REPLICAS = 4096
 MAX_NAME = 48
@@ -175,9 +176,9 @@ def _one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
 
 class Workers(Kinded):
     min: int = Field(default=1, ge=1, le=4096)
-    """Stage workers at the start."""
+    """Stage workers at the start, and always."""
     max: int = Field(default=4, ge=1, le=4096)
-    """Most stage workers."""
+    """Most stage workers while there is work for them, as far as the allocation's cores and memory go."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
@@ -209,12 +210,41 @@ class SandboxTemplate(Kinded):
     """Image when a task names none: a .sif file or a folder; left out: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
     """Sandboxes have no network."""
-    cpus: float = Field(default=1, gt=0)
-    """CPU cores one sandbox counts for."""
+    cpus: float = Field(default=0.25, gt=0)
+    """CPU cores one sandbox counts for; a share of one is fair where sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Most memory of one process in the sandbox."""
+    """Most memory of one process in the sandbox, and what a sandbox counts for where the allocation asks for memory."""
     disk: Size = "1G"
     """Most that may be written in the sandbox."""
+
+
+def places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
+    """Sandboxes that fit into one allocation: by its cores, and by its memory where that is asked for by number."""
+    by_cores, by_memory = _places(sandbox, allocation)
+    return by_cores if by_memory is None else min(by_cores, by_memory)
+
+
+def _places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
+    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 6 / 0.1 is not quite 60
+    if not allocation.memory_bytes:
+        return by_cores, None
+    return by_cores, allocation.memory_bytes // max(1, size_bytes(sandbox.memory))
+
+
+def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: AllocationTemplate) -> None:
+    least = [stages.init.workers.min, stages.run.workers.min, stages.eval.workers.min]
+    total, (by_cores, by_memory) = sum(least), _places(sandbox, allocation)
+    wanted = []
+    if by_cores < total:
+        cores = math.ceil(total * sandbox.cpus - 1e-9)
+        wanted.append(f"`allocation.cpusPerTask` {cores} or a `sandbox.cpus` below {sandbox.cpus:g}")
+    if by_memory is not None and by_memory < total:
+        wanted.append(f"more memory in `allocation` or a `sandbox.memory` below {sandbox.memory}")
+    if wanted:
+        raise ValueError(
+            f"the stages have {' + '.join(map(str, least))} = {total} workers at least, and an allocation has room for "
+            f"{places(sandbox, allocation)} sandboxes: lower `stages.*.workers.min`, or write {', and '.join(wanted)}"
+        )
 
 
 class RolloutPoolSpec(Kinded):
@@ -241,6 +271,7 @@ class RolloutPoolSpec(Kinded):
     def _consistent(self) -> RolloutPoolSpec:
         _one_size(self.replicas, self.autoscaling)
         _one_node(self.allocation, "a node agent")
+        _workers_fit(self.stages, self.sandbox, self.allocation)
         if (limit := walltime_seconds(self.allocation.time_limit)) < self.budget_seconds:
             raise ValueError(
                 f"`allocation.timeLimit` ({limit} s) must cover the budgets of the stages ({self.budget_seconds} s in all), "

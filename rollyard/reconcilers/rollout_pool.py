@@ -45,7 +45,7 @@ class RolloutTrade:
             stage.value: StageStatus(
                 queued=queued.get(stage, 0),
                 in_flight=in_flight[stage],
-                width=sum(a.widths.get(stage.value, 0) for a in agents),
+                width=sum(a.widths.get(stage, 0) for a in agents),
             )
             for stage in Stage
         }
