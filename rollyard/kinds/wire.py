@@ -249,8 +249,10 @@ class EngineHeartbeat(Message):
     """Why it is not ready."""
     weights_version: str = ""
     running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    waiting: int | None = None
+    """Requests that wait in the engine; null when it does not say so."""
+    kv_usage: float | None = None
+    """Filled share of its key-value cache, 0 to 1; null when it does not say so."""
 
 
 class EngineOrders(Message):

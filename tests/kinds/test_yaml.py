@@ -127,6 +127,7 @@ def test_all_mistakes_are_told_together_in_order() -> None:
             "{replicas: 1, sandbox: {cpus: 1, memory: 8G}, allocation: {memory: 16G}}",
             "`allocation.cpusPerTask` 3 or a `sandbox.cpus` below 1, and more memory in `allocation`",
         ),
+        ("{replicas: 1, maxGpuHours: 8}", "set `allocation.gpusPerNode`, or leave out `maxGpuHours`"),
     ],
 )
 def test_contradictions_are_told(spec: str, advice: str) -> None:
