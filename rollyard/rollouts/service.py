@@ -264,7 +264,7 @@ class Rollouts:
     def _drop_void(self, ref: LeaseRef) -> None:
         lease = self.leases.get(ref.namespace, ref.id)
         if lease is not None and lease.fence <= ref.fence:
-            log.error("lease %s of rollout %s was live here and void in the store; dropped", ref.fence, ref.id)
+            log.info("lease %s of rollout %s had ended in the store already", ref.fence, ref.id)
             self.leases.discard(ref.namespace, ref.id)
 
 
