@@ -17,6 +17,8 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript, Driver, Job, JobState
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.script import batch_script
 
 WAIT_SECONDS = 30.0
@@ -34,14 +36,27 @@ class Case:
     """Of `devcluster up`; cases with the same ones share a cluster."""
     accounting: bool = True
     """Whether such a cluster can have slurmdbd too."""
+    accounting_codes: bool = True
+    """Whether accounting knows exit codes: 22.05's slurmrestd calls them all 0."""
     marks: Sequence[pytest.MarkDecorator] = ()
+
+
+REST = {"rest": True}
 
 
 def open_cli(cluster: Cluster, limit_seconds: float) -> Driver:
     return CliDriver({**os.environ, **cluster.env}, limit_seconds=limit_seconds)
 
 
-CASES = [Case("cli", open_cli)]
+def open_rest(cluster: Cluster, limit_seconds: float) -> Driver:
+    address = Address.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
+    return RestDriver(address, Identity(), {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
+
+
+CASES = [
+    Case("cli", open_cli, REST),
+    Case("rest", open_rest, REST, accounting_codes=False),
+]
 """Those that talk to a Slurm; the local driver is none of them."""
 
 ON_SLURM = [pytest.param(case, id=case.id, marks=case.marks) for case in CASES]

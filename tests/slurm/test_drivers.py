@@ -194,12 +194,11 @@ async def test_no_answer_is_no_empty_queue(own: Ground) -> None:
     await asyncio.to_thread(own.cluster.start_daemon, "slurmctld")
     before = time.time()
     found = await own.driver.snapshot()
-    assert found.jobs == {}
     assert before <= found.taken_at <= time.time()
     own.cluster.freeze()
     await silent(own)
     own.cluster.thaw()
-    assert set((await own.driver.snapshot()).jobs) <= {"1"}  # what was submitted may have been taken after all
+    assert set((await own.driver.snapshot()).jobs) <= {"1", "2"}  # what was submitted may have been taken after all
 
 
 async def silent(own: Ground) -> None:
