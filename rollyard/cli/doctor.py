@@ -65,22 +65,26 @@ def _python() -> Finding:
 
 def _cluster() -> Finding:
     """Asks the Slurm that `serve --cluster auto` would take."""
-    from rollyard.slurm.choose import slurm_is_here
-    from rollyard.slurm.cli import CliDriver
+    from rollyard.slurm.choose import slurm_driver, slurm_is_here
 
     if not asyncio.run(slurm_is_here()):
         why = "Slurm's commands are here, but no cluster answers (SLURM_CONF names its file)"
         why = why if shutil.which("sbatch") else "no Slurm"
         return Finding("OK", "cluster", f"{why}; the local driver runs jobs on this machine")
 
-    async def ask() -> tuple[Site, float]:
-        driver = CliDriver()
-        site, began = await driver.site(), time.monotonic()
-        await driver.snapshot()
-        return site, time.monotonic() - began
+    async def ask() -> tuple[str, Site, float]:
+        driver, others = await slurm_driver()
+        try:
+            site, began = await driver.site(), time.monotonic()
+            await driver.snapshot()
+            taken = time.monotonic() - began
+        finally:
+            await driver.close()
+        why_not = "".join(f", not {name} ({why})" for name, why in others.items())
+        return f"driver {driver.name}{why_not}", site, taken
 
     try:
-        site, taken = asyncio.run(ask())
+        driver, site, taken = asyncio.run(ask())
     except SlurmUnreachable as error:
         return Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
     up = [p for p in site.partitions.values() if p.up]
@@ -89,7 +93,7 @@ def _cluster() -> Finding:
     )
     usable = sum(node.usable for node in site.nodes.values())
     said = (
-        f"Slurm {site.version} by its own commands; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
+        f"Slurm {site.version}, {driver}; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
         f"{usable} of {len(site.nodes)} nodes usable; a look at the queue took {1e3 * taken:.0f} ms"
     )
     return Finding("OK" if up and usable else "WARN", "cluster", said)

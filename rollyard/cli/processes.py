@@ -14,7 +14,7 @@ from rollyard import __version__
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="folder for everything the server keeps")
 @click.option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0 takes a free one")
 @click.option("--advertise", help="name or address by which others reach this machine")
-@click.option("--cluster", type=click.Choice(["auto", "slurm", "local"]), default="auto")
+@click.option("--cluster", type=click.Choice(["auto", "slurm", "local", "cli", "pyslurm"]), default="auto")
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(min=1),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollyard.errors import Invalid, SlurmUnreachable
@@ -12,24 +14,28 @@ from rollyard.slurm.base import Driver
 from rollyard.slurm.budget import Budgeted
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, unfit
 
-CLUSTERS = ("auto", "slurm", "local", "cli")
+CLUSTERS = ("auto", "slurm", "local", "cli", "pyslurm")
 PROBE_SECONDS = 15.0
 
 
 async def choose_driver(cluster: str, folder: Path) -> Driver:
     """The driver for `--cluster`; `folder` is where the local one keeps its jobs.
 
-    `auto` takes Slurm where its commands are installed and configured, else this machine. A Slurm that is configured and
-    does not answer is waited for, not replaced: its jobs are still there. Raises Invalid for an unknown word.
+    `auto` takes Slurm where its commands are installed and configured, and pyslurm to read it where that fits, else this
+    machine. A Slurm that is configured and does not answer is waited for, not replaced: its jobs are still there. Raises
+    Invalid for an unknown word, and for a driver that cannot be used here.
     """
     match cluster:
         case "local":
             return LocalDriver(folder)
         case "cli" | "slurm":
             return Budgeted(_cli(cluster))
+        case "pyslurm":
+            return Budgeted(await _pyslurm(cluster))
         case "auto":
-            return Budgeted(CliDriver()) if await slurm_is_here() else LocalDriver(folder)
+            return Budgeted((await slurm_driver())[0]) if await slurm_is_here() else LocalDriver(folder)
         case _:
             raise Invalid(f"--cluster {cluster}: write one of {', '.join(CLUSTERS)}")
 
@@ -38,6 +44,34 @@ def _cli(cluster: str) -> CliDriver:
     if shutil.which("sbatch") is None:
         raise Invalid(f"--cluster {cluster}: there is no sbatch on this machine's PATH; use --cluster local")
     return CliDriver()
+
+
+async def _pyslurm(cluster: str) -> PyslurmDriver:
+    _cli(cluster)  # which submits for it
+    driver = PyslurmDriver()
+    try:
+        await driver.version()
+    except SlurmUnreachable as error:
+        await driver.close()
+        raise Invalid(
+            f"--cluster {cluster}: {error}; install it for this Python, name another in {PYTHON_VARIABLE}, "
+            "or use --cluster cli"
+        ) from None
+    return driver
+
+
+async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
+    """What `auto` takes where Slurm is; and, by name, why not a driver that it would rather have."""
+    commands, library = CliDriver(), PyslurmDriver()
+    why = f"Slurm did not answer within {PROBE_SECONDS:g} s"
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                why = await unfit(library, commands)
+    finally:
+        if why:
+            await library.close()
+    return (commands, {library.name: why}) if why else (library, {})
 
 
 async def slurm_is_here() -> bool:

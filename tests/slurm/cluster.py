@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import shutil
@@ -19,12 +20,16 @@ from throwaway.daemons import Daemons
 from throwaway.machine import missing
 from throwaway.options import Options
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 class Cluster:
     """One that is up, in a folder of its own."""
 
-    def __init__(self, daemons: Daemons) -> None:
+    def __init__(self, daemons: Daemons, wrapper: tuple[str, ...]) -> None:
         self.daemons = daemons
+        self.wrapper = wrapper
+        """Words before each command of Slurm, where these live in a tree of their own."""
         self.folder = daemons.place.folder
         self.env = {"PATH": os.environ["PATH"], **daemons.environment}
         """What a command or a server needs to use this cluster."""
@@ -52,6 +57,10 @@ class Cluster:
     def submit(self, command: str, *options: str) -> str:
         """The id of a job that runs this shell command; what it prints is dropped unless an option says where to."""
         return self.run("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={command}")
+
+    def token(self, seconds: int = 1800) -> str:
+        """For slurmrestd, of a cluster that has one; ours."""
+        return self.run("scontrol", "token", f"lifespan={seconds}").removeprefix("SLURM_JWT=")
 
     def state(self, job: str) -> str:
         """Slurm's word for the job's state; empty once Slurm has forgotten it."""
@@ -115,8 +124,10 @@ class Cluster:
 NewCluster = Callable[..., Cluster]
 
 
-def start_cluster(**options: Any) -> Cluster:
-    """Skips, saying what is missing, where this machine has no Slurm."""
+def start_cluster(*, sid: bool = False, **options: Any) -> Cluster:
+    """With `sid` on Slurm 26.05. Skips, saying what is missing, where this machine has no such Slurm."""
+    if sid:
+        options["wrapper"] = (f"{sid_tree()}/enter",)
     asked = Options(**options)
     if lacking := missing(asked):
         level = " --accounting" if asked.accounting else ""
@@ -124,7 +135,20 @@ def start_cluster(**options: Any) -> Cluster:
     # short, since Slurm's sockets lie in it and pytest's own folders have long names; a tree has to show it
     parent = asked.prefix / "tmp" if asked.prefix is not None else None
     daemons, _ = up(Path(tempfile.mkdtemp(prefix="slurm-", dir=parent)), asked)
-    return Cluster(daemons)
+    return Cluster(daemons, asked.wrapper)
+
+
+def sid_tree() -> Path:
+    """The tree with Slurm 26.05 and pyslurm. Skips, saying why, where it cannot be had."""
+    made = _make_sid_tree()
+    if made.returncode:
+        pytest.skip(f"no tree with Slurm 26.05: {(made.stderr.strip().splitlines() or ['it does not say why'])[-1]}")
+    return Path(made.stdout.strip())
+
+
+@functools.cache
+def _make_sid_tree() -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / "deploy/slurm/sid-tree.sh"], capture_output=True, text=True)
 
 
 def stop_cluster(cluster: Cluster) -> None:
@@ -150,7 +174,7 @@ def accounting_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def new_cluster() -> Iterator[NewCluster]:
-    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): one to break; the options are those of `devcluster up`."""
+    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): one to break; the options are those of `devcluster up`, and sid."""
     made: list[Cluster] = []
 
     def start(**options: Any) -> Cluster:

@@ -17,6 +17,7 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript, Driver, Job, JobState
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.pyslurm_driver import PyslurmDriver
 from rollyard.slurm.rest.address import Address, Identity
 from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.script import batch_script
@@ -33,7 +34,7 @@ class Case:
     open: Callable[[Cluster, float], Driver]
     """(cluster, seconds after which no answer is one) -> the driver."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of `devcluster up`; cases with the same ones share a cluster."""
+    """Of `devcluster up`, and `sid` for Slurm 26.05; cases with the same ones share a cluster."""
     accounting: bool = True
     """Whether such a cluster can have slurmdbd too."""
     accounting_codes: bool = True
@@ -41,21 +42,31 @@ class Case:
     marks: Sequence[pytest.MarkDecorator] = ()
 
 
-REST = {"rest": True}
-
-
 def open_cli(cluster: Cluster, limit_seconds: float) -> Driver:
     return CliDriver({**os.environ, **cluster.env}, limit_seconds=limit_seconds)
 
 
-def open_rest(cluster: Cluster, limit_seconds: float) -> Driver:
+def open_pyslurm(cluster: Cluster, limit_seconds: float) -> PyslurmDriver:
+    """With the Python that has it, in the tree."""
+    python = (*cluster.wrapper, "/opt/pyslurm/bin/python")
+    return PyslurmDriver({**os.environ, **cluster.env}, python=python, limit_seconds=limit_seconds)
+
+
+def open_rest(cluster: Cluster, limit_seconds: float) -> RestDriver:
+    """On its socket; since 26.05 it runs as nobody's and wants a token there too."""
     address = Address.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
-    return RestDriver(address, Identity(), {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
+    identity = Identity(cluster.token()) if cluster.wrapper else Identity()
+    return RestDriver(address, identity, {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
 
 
+HERE = {"rest": True}
+SID = {"rest": True, "sid": True}
 CASES = [
-    Case("cli", open_cli, REST),
-    Case("rest", open_rest, REST, accounting_codes=False),
+    Case("cli", open_cli, HERE),
+    Case("rest", open_rest, HERE, accounting_codes=False),
+    Case("cli-26.05", open_cli, SID, marks=(pytest.mark.heavy,)),
+    Case("pyslurm-26.05", open_pyslurm, SID, marks=(pytest.mark.heavy,)),
+    Case("rest-26.05", open_rest, SID, marks=(pytest.mark.heavy,)),
 ]
 """Those that talk to a Slurm; the local driver is none of them."""
 
@@ -66,8 +77,8 @@ EVERYWHERE = [pytest.param(None, id="local"), *ON_SLURM]
 class Ground:
     """A driver, and what a test needs to see what it does. What was submitted is cancelled in the end."""
 
-    def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None) -> None:
-        self.driver, self.folder = driver, folder
+    def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None, case: Case | None = None) -> None:
+        self.driver, self.folder, self.case = driver, folder, case
         self._cluster = cluster
         self._ids: list[str] = []
 
@@ -159,7 +170,7 @@ async def ground_of(
     if case is None or cluster is None:
         made = Ground(LocalDriver(folder / "slurm", kill_wait=0.5), folder, None)
     else:
-        made = Ground(case.open(cluster, limit_seconds), folder, cluster)
+        made = Ground(case.open(cluster, limit_seconds), folder, cluster, case)
     try:
         yield made
     finally:

@@ -1,0 +1,173 @@
+"""The child process of the pyslurm driver: the only code that imports pyslurm.
+
+It stands alone and serves from Python 3.9 on, since it may run under another interpreter than the server's, and in a tree
+where there is no Rollyard. One request a line on stdin, `{"id": 1, "call": "jobs", ...}`; for each, one answer a line on
+what was stdout, `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. Before the first, an answer with id 0 says which
+pyslurm this is, or why there is none. It ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+NO_VALUE = 0xFFFFFFFE
+"""Slurm's word for a number that is not set."""
+pyslurm: Any = None
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the library prints is no answer
+    if not say(answers, 0, start):
+        return
+    for line in sys.stdin:
+        request = json.loads(line)
+        id, call = request.pop("id"), CALLS[request.pop("call")]
+        say(answers, id, lambda: call(**request))  # noqa: B023
+
+
+def say(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
+    """False for an error."""
+    try:
+        said = {"id": id, "answer": ask()}
+    except Exception as error:  # noqa: BLE001  (the server logs it)
+        from_slurm = type(error).__module__.startswith("pyslurm")
+        said = {"id": id, "error": str(error) if from_slurm else f"{type(error).__name__}: {error}"}
+    print(json.dumps(said), file=answers, flush=True)
+    return "answer" in said
+
+
+def start() -> str:
+    """pyslurm's version."""
+    global pyslurm
+    # At import it would look for a configuration, and end the process where it finds none.
+    os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
+    # Waiting tasks of an array come as a text of ranges, which Slurm's library cuts at 64 letters unless told not to.
+    os.environ["SLURM_BITSTR_LEN"] = "0"
+    pyslurm = importlib.import_module("pyslurm")
+    for module in (pyslurm.core.job.job, pyslurm.db.job):
+        module._get_exit_code = exit_code_and_signal
+    pyslurm.slurm_init(os.environ.get("SLURM_CONF"))
+    return version()
+
+
+def version() -> str:
+    return str(pyslurm.__version__)
+
+
+def exit_code_and_signal(status: int) -> tuple[int, int]:
+    """In place of pyslurm's own, which takes 128 from every exit code above it: `exit 130` would read as `exit 2`."""
+    return (0, 0) if status == NO_VALUE else (status >> 8 & 0xFF, status & 0x7F)
+
+
+def jobs(prefix: str) -> list[dict[str, Any]]:
+    """Our user's jobs whose names begin so; Slurm's library has no question that brings these alone."""
+    me, now = os.getuid(), time.time()
+    found: list[dict[str, Any]] = []
+    for job in pyslurm.Jobs.load().values():
+        if job.user_id == me and text(job, "name").startswith(prefix):
+            end = job.end_time
+            if job.time_limit is None and end and end > now:  # Slurm puts the end of what has no time limit a year off
+                end = None
+            found += told(job, node=job.allocated_nodes, end=end)
+    return found
+
+
+def accounting(ids: list[int]) -> list[dict[str, Any]]:
+    """What slurmdbd knows of these jobs; of an array, of all its tasks."""
+    kept = pyslurm.slurmctld.Config.load().accounting_storage_type
+    if not kept or kept.endswith("/none"):
+        return []
+    found: list[dict[str, Any]] = []
+    for job in pyslurm.db.Jobs.load(pyslurm.db.JobFilter(ids=ids)).values():
+        found += told(job, node=job.nodelist, end=job.end_time)
+    return found
+
+
+def told(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
+    """The job; one for each task where it is the record of all tasks of an array that wait."""
+    facts = {
+        "name": text(job, "name"),
+        "comment": text(job, "comment"),
+        "state": job.state,
+        "reason": "" if job.state_reason in (None, "None") else job.state_reason,
+        "node": "" if node in (None, "None assigned") else node,
+        "restart_count": job.requeue_count,
+        "exit_code": 128 + job.exit_code_signal if job.exit_code_signal else job.exit_code,
+        "submit_time": job.submit_time,
+        "start_time": job.start_time,
+        "end_time": end,
+    }
+    if job.array_id is None:
+        yield {"id": str(job.id), **facts}
+    else:
+        # pyslurm shows task 0 as none
+        tasks = waiting(job.array_tasks_waiting) if job.array_tasks_waiting else [job.array_task_id or 0]
+        for task in tasks:
+            yield {"id": f"{job.array_id}_{task}", **facts}
+
+
+def waiting(ranges: str) -> Iterator[int]:
+    """The numbers in `0-3,7,10-18:4`, or in the hexadecimal mask that slurmdbd keeps: bit 0 for task 0."""
+    if ranges.startswith("0x"):
+        mask = int(ranges, 16)
+        yield from (number for number in range(mask.bit_length()) if mask >> number & 1)
+        return
+    for part in ranges.strip("[]").split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        yield from range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def text(job: Any, field: str) -> str:
+    """Empty for what is no UTF-8, which nothing of ours is."""
+    try:
+        return getattr(job, field) or ""
+    except UnicodeDecodeError:
+        return ""
+
+
+def site() -> dict[str, Any]:
+    return {
+        "version": pyslurm.slurmctld.Config.load().version,
+        "partitions": [partition(one) for one in pyslurm.Partitions.load().values()],
+        "nodes": [node(one) for one in pyslurm.Nodes.load().values()],
+    }
+
+
+def partition(one: Any) -> dict[str, Any]:
+    """No limit is None; pyslurm has the word UNLIMITED for some of them."""
+    return {
+        "name": one.name,
+        "up": one.state == "UP",
+        "default": bool(one.is_default),
+        "max_seconds": one.max_time * 60 if isinstance(one.max_time, int) else None,
+        "max_nodes": one.max_nodes if isinstance(one.max_nodes, int) else None,
+        "accounts": None if one.allowed_accounts == ["ALL"] else one.allowed_accounts,
+        "qos": None if one.allowed_qos == ["ALL"] else one.allowed_qos,
+    }
+
+
+def node(one: Any) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "state": one.state.lower(),
+        "reason": one.reason or "",
+        "cpus": one.total_cpus,
+        "memory_bytes": (one.real_memory or 0) << 20,
+        "gpus": sum(count for name, count in one.configured_gres.items() if name.split(":")[0] == "gpu"),
+        "features": one.available_features,
+        "partitions": one.partitions,
+    }
+
+
+CALLS: dict[str, Callable[..., Any]] = {"version": version, "jobs": jobs, "accounting": accounting, "site": site}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The driver that reads through pyslurm, in a child process, and acts by Slurm's own commands.
+
+Jobs are submitted by `sbatch` and ended by `scancel`, as the cli driver does it. pyslurm's reader of `#SBATCH` lines drops
+options that it does not know and breaks on values with a space or an `=`, and it cannot cancel a task of an array that waits
+for its turn, which has no job id of its own. What is asked over and over, the queue, costs no process here.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollyard.errors import SlurmUnreachable
+from rollyard.slurm.base import BatchScript, Driver, Job, JobState, Node, Partition, Site, Snapshot
+from rollyard.slurm.cli import LIMIT_SECONDS, CliDriver
+from rollyard.slurm.pyslurm_process import PyslurmProcess
+from rollyard.slurm.script import JOB_PREFIX
+
+PYTHON_VARIABLE = "ROLLYARD_PYSLURM_PYTHON"
+
+
+def pyslurm_python() -> Sequence[str]:
+    """The Python that has pyslurm: what the variable says, words of a command line, else the server's own."""
+    return shlex.split(os.environ.get(PYTHON_VARIABLE, "")) or [sys.executable]
+
+
+class PyslurmDriver:
+    name = "pyslurm"
+
+    def __init__(
+        self,
+        env: Mapping[str, str] | None = None,
+        *,
+        python: Sequence[str] | None = None,
+        limit_seconds: float = LIMIT_SECONDS,
+    ) -> None:
+        """`env`: what the child and the commands see; this process's own when left out."""
+        source = dict(os.environ if env is None else env)
+        self._child = PyslurmProcess(python or pyslurm_python(), source, limit_seconds=limit_seconds)
+        self._cli = CliDriver(source, limit_seconds=limit_seconds)
+
+    @property
+    def child_pid(self) -> int | None:
+        return self._child.pid
+
+    async def version(self) -> str:
+        """pyslurm's; asks nothing of Slurm. Raises SlurmUnreachable where there is no pyslurm, saying why."""
+        return str(await self._child.ask("version"))
+
+    async def snapshot(self) -> Snapshot:
+        taken_at = time.time()
+        return Snapshot(taken_at, read_jobs(await self._child.ask("jobs", prefix=JOB_PREFIX)))
+
+    async def submit(self, script: BatchScript) -> list[str]:
+        return await self._cli.submit(script)
+
+    async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
+        await self._cli.cancel(ids, signal)
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        if not ids:
+            return {}
+        arrays = sorted({int(id.partition("_")[0]) for id in ids})
+        found = read_jobs(await self._child.ask("accounting", ids=arrays))
+        return {id: found[id] for id in ids if id in found}
+
+    async def site(self) -> Site:
+        return read_site(await self._child.ask("site"))
+
+    async def close(self) -> None:
+        await self._child.close()
+        await self._cli.close()
+
+
+async def unfit(driver: PyslurmDriver, commands: Driver) -> str:
+    """Why this pyslurm should be left alone: no answer, or another than Slurm's own commands give. Empty where it fits.
+
+    A library that was built for another Slurm reads the controller's answers wrongly, or not at all.
+    """
+    try:
+        await driver.snapshot()
+        site, known = await driver.site(), await commands.site()
+    except SlurmUnreachable as error:
+        return str(error)
+    if site.version != known.version or site.partitions != known.partitions or set(site.nodes) != set(known.nodes):
+        return f"what it reads of Slurm {known.version} differs from what scontrol says: is it built for that version?"
+    return ""
+
+
+def read_jobs(answer: Any) -> dict[str, Job]:
+    """By id. Raises SlurmUnreachable for what the child cannot have meant."""
+    try:
+        return {job.id: job for job in map(_job, answer)}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise SlurmUnreachable(f"pyslurm's answer about jobs cannot be read: {error!r}") from None
+
+
+def _job(fields: Mapping[str, Any]) -> Job:
+    state = JobState.read(fields["state"])
+    known = {**fields, "state": state, "exit_code": fields["exit_code"] if state.ended else None}
+    return Job(**known)
+
+
+def read_site(answer: Any) -> Site:
+    """Raises SlurmUnreachable for what the child cannot have meant."""
+    try:
+        nodes: dict[str, Node] = {}
+        members: dict[str, set[str]] = {}
+        for fields in answer["nodes"]:
+            given = dict(fields)
+            for partition in given.pop("partitions"):
+                members.setdefault(partition, set()).add(given["name"])
+            nodes[given["name"]] = Node(**{**given, "features": frozenset(given["features"])})
+        partitions = [_partition(one, members.get(one["name"], set())) for one in answer["partitions"]]
+        return Site(str(answer["version"]), {p.name: p for p in partitions}, nodes)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise SlurmUnreachable(f"pyslurm's answer about the site cannot be read: {error!r}") from None
+
+
+def _partition(fields: Mapping[str, Any], nodes: set[str]) -> Partition:
+    names = {key: None if fields[key] is None else frozenset(fields[key]) for key in ("accounts", "qos")}
+    return Partition(**{**fields, **names, "nodes": frozenset(nodes)})

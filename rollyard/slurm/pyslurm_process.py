@@ -1,0 +1,184 @@
+"""The child in which pyslurm lives: asked one thing at a time, each within a time limit; one that fails is ended.
+
+pyslurm holds Python's lock while it waits for Slurm, and Slurm's library ends the process when it likes to. Neither may
+happen to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollyard.errors import SlurmUnreachable
+
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
+"""Between the starts of two children, doubled by each failure in a row. It is part of a call's time."""
+LONGEST_ANSWER = 256 << 20
+KILLED_SECONDS = 5.0
+"""What the kernel has to do away with a child."""
+LAST_WORDS = 5
+_SOURCE = Path(__file__).with_name("pyslurm_child.py")
+
+
+class _Broken(Exception):
+    """The child ended, or what it says is no answer."""
+
+
+class PyslurmProcess:
+    """One child at a time, started when it is needed."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, limit_seconds: float) -> None:
+        """`command`: a Python (3.9 or later) that can import pyslurm; it may see no file of ours, and gets its code along."""
+        self._command = (*command, "-c", _SOURCE.read_text())
+        self._env, self._limit = env, limit_seconds
+        self._turn = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._child: _Child | None = None
+        self._started_at = 0.0
+        self._failures = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, if there is one."""
+        return self._child.process.pid if self._child is not None else None
+
+    async def ask(self, call: str, **arguments: object) -> Any:
+        """What the child answers. It has the time limit from its turn on, and waits no longer than that for its turn.
+
+        Raises SlurmUnreachable with the library's words, or with what became of the child.
+        """
+        try:
+            async with asyncio.timeout(self._limit):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise SlurmUnreachable(f"pyslurm was busy with other calls for {self._limit:g} s") from None
+        try:
+            return await self._in_time({"id": next(self._numbers), "call": call, **arguments})
+        finally:
+            self._turn.release()
+
+    async def close(self) -> None:
+        await self._end()  # a call that is under way fails at once
+        async with self._turn:
+            await self._end()
+
+    async def _in_time(self, request: dict[str, object]) -> Any:
+        try:
+            async with asyncio.timeout(self._limit):
+                answer = await self._exchange(request)
+        except TimeoutError:
+            why = f"it did not answer within {self._limit:g} s" + (
+                self._child.complaint if self._child is not None else ""
+            )
+        except _Broken as error:
+            why = str(error)
+        else:
+            if "answer" in answer:
+                self._failures = 0
+                return answer["answer"]
+            why = str(answer.get("error"))
+        # Also after an error that it told: the library reads slurm.conf once, and that may have been the reason.
+        self._failures += 1
+        await self._end()
+        raise SlurmUnreachable(f"pyslurm: {why}")
+
+    async def _exchange(self, request: Mapping[str, object]) -> dict[str, Any]:
+        child = self._child
+        if child is None or child.process.returncode is not None:
+            child = await self._start()
+        await child.write(request)
+        while True:
+            answer = await child.read()
+            # id 0: it could not start. A lower one: an answer that nobody waited for, since the call was cancelled.
+            if answer["id"] == request["id"] or (answer["id"] == 0 and "error" in answer):
+                return answer
+
+    async def _start(self) -> _Child:
+        await self._end()
+        if self._failures:
+            pause = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+            await asyncio.sleep(self._started_at + pause - time.monotonic())
+        self._started_at = time.monotonic()
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=self._env,
+                cwd="/",  # where Python looks first for what is imported
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                limit=LONGEST_ANSWER,
+                start_new_session=True,  # ^C is the server's; and whatever wraps the child is ended with it
+            )
+        except OSError as error:
+            raise _Broken(f"{self._command[0]} cannot be run: {error.strerror}") from None
+        self._child = _Child(process)
+        return self._child
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end()
+
+
+class _Child:
+    """One that was started; a task reads what it complains about, until it ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def complaint(self) -> str:
+        return f": {'; '.join(self._words)}" if self._words else ""
+
+    async def write(self, request: Mapping[str, object]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended: reading tells how
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            await self.process.stdin.drain()
+
+    async def read(self) -> dict[str, Any]:
+        """The next answer, or error, with its id. Raises _Broken."""
+        assert self.process.stdout is not None
+        try:
+            line = await self.process.stdout.readline()
+            if not line:
+                raise _Broken(await self._obituary())
+            answer = json.loads(line)
+            if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
+                raise ValueError
+        except ValueError:  # too long, no UTF-8, no JSON, or other JSON
+            raise _Broken("it printed what is no answer") from None
+        return answer
+
+    async def end(self) -> None:
+        """SIGKILL: it may be stopped, or stuck in the library, and has nothing to lose."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_SECONDS):
+                await self.process.wait()
+        self._listening.cancel()
+
+    async def _listen(self) -> None:
+        assert self.process.stderr is not None
+        while piece := await self.process.stderr.read(1 << 16):
+            self._words.extend(filter(None, (line.strip() for line in piece.decode(errors="replace").splitlines())))
+
+    async def _obituary(self) -> str:
+        status = await self.process.wait()
+        await asyncio.wait([self._listening], timeout=1.0)
+        return f"its process ended with status {status}{self.complaint}"
