@@ -241,7 +241,7 @@ async def test_the_limits_of_a_site_and_what_is_wrong_with_it(own: Ground) -> No
         ({"partition": "nowhere"}, "[Ii]nvalid partition"),
         ({"gpus_per_node": 99}, "[Nn]ode configuration"),
         ({"constraint": "nothing"}, "[Ii]nvalid feature"),
-        ({"extra_directives": {"begin": "the-day-before"}}, "[Ii]nvalid|begin"),
+        ({"extra_directives": {"begin": "the-day-before"}}, "[Ii]nvalid|begin|day-before"),
     ],
 )
 async def test_what_slurm_refuses_is_refused_in_its_words(slurm: Ground, template: dict[str, Any], words: str) -> None:
@@ -266,8 +266,8 @@ async def test_accounting_knows_how_jobs_ended(accounted: Ground) -> None:
     await accounted.driver.cancel([task])
     seen[task] = await accounted.ended(task)
     known: Mapping[str, Job] = {}
-    async with asyncio.timeout(30):  # slurmctld tells slurmdbd when it finds the time to
-        while not (len(known) == 2 and all(job.state.ended for job in known.values())):
+    async with asyncio.timeout(30):  # slurmctld tells slurmdbd when it finds the time to, and the end before the start
+        while not (len(known) == 2 and all(job.state.ended and job.comment for job in known.values())):
             known = await accounted.driver.accounting([ended, task, "999999", "999999_1"])
             await asyncio.sleep(0.1)
     for id, job in known.items():

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rollyard.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
 from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.codec import Body, complaints
+from rollyard.slurm.rest.codec import Body, array_tasks, complaints
 from rollyard.slurm.rest.link import Link
 from rollyard.slurm.rest.negotiate import Dialect, negotiated
 from rollyard.slurm.script import directives
@@ -73,9 +73,9 @@ class RestDriver:
             # Not by its complaints: a job that is there may come with some, "Job is in held state" for one.
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
-            raise _refusal(wrong)
+            raise SubmitRefused(_words(wrong)) if _decided(wrong) or _unreadable(wrong) else self._silence(wrong)
         array = options.get("array")
-        return [str(id)] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)]
+        return [str(id)] if array is None else [f"{id}_{task}" for task in array_tasks(array)]
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
         codec = (await self._negotiate()).codec
@@ -85,7 +85,7 @@ class RestDriver:
             with _reading("its answer to a cancel"):
                 wrong = [(number, words) for number, words in complaints(body) if number not in PAST]
             if wrong:
-                raise SlurmError(_words(wrong)) if _by_slurmctld(wrong) else SlurmUnreachable(_words(wrong))
+                raise SlurmError(_words(wrong)) if _decided(wrong) else self._silence(wrong)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         dialect = await self._negotiate()
@@ -93,9 +93,10 @@ class RestDriver:
         for id in ids if dialect.accounting is not None else ():
             body = await self._call("GET", f"/slurmdb/{dialect.accounting}/job/{id}")
             with _reading("its accounting"):
-                if wrong := [(number, words) for number, words in complaints(body) if number != NOTHING_FOUND]:
-                    raise SlurmUnreachable(f"slurmrestd: {_words(wrong)}")
-                found |= dialect.codec.accounted(body)
+                wrong = [(number, words) for number, words in complaints(body) if number != NOTHING_FOUND]
+                found |= dialect.codec.accounted(body) if not wrong else {}
+            if wrong:
+                raise self._silence(wrong)
         return {id: found[id] for id in ids if id in found}
 
     async def site(self) -> Site:
@@ -106,7 +107,7 @@ class RestDriver:
             return codec.site(nodes, partitions)
 
     async def close(self) -> None:
-        await self._link.close()
+        pass
 
     async def _negotiate(self) -> Dialect:
         """Once, and again after a silence: it may be another server by then."""
@@ -124,7 +125,7 @@ class RestDriver:
         with _reading("its answer"):
             wrong = complaints(body)
         if wrong:
-            raise SlurmUnreachable(f"slurmrestd: {_words(wrong)}")
+            raise self._silence(wrong)
         return body
 
     async def _call(
@@ -135,6 +136,10 @@ class RestDriver:
         except SlurmUnreachable:
             self._dialect = None
             raise
+
+    def _silence(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
+        """slurmrestd speaks, and what it asked does not: it says next to nothing of why."""
+        return SlurmUnreachable(f"slurmrestd: {_words(wrong) or 'no job and no complaint'}{self._link.doubt()}")
 
     def _variables(self, export: str) -> Mapping[str, str]:
         """The job's environment, as sbatch would make it. Raises SubmitRefused."""
@@ -156,17 +161,14 @@ def _reading(what: str) -> Iterator[None]:
         raise SlurmUnreachable(f"slurmrestd: {what} cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _refusal(wrong: Sequence[tuple[int, str]]) -> SlurmError:
-    """SubmitRefused where somebody decided against it; else nobody knows whether it was taken."""
-    if _by_slurmctld(wrong) or any(
-        9000 <= number < 9400 for number, _ in wrong
-    ):  # slurmrestd's own: it could not read it
-        return SubmitRefused(_words(wrong))
-    return SlurmUnreachable(f"slurmrestd: {_words(wrong)}" if wrong else "slurmrestd answered a submit without a job")
-
-
-def _by_slurmctld(wrong: Sequence[tuple[int, str]]) -> bool:
+def _decided(wrong: Sequence[tuple[int, str]]) -> bool:
+    """slurmctld itself said no; one in standby has no say."""
     return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
+
+
+def _unreadable(wrong: Sequence[tuple[int, str]]) -> bool:
+    """slurmrestd could not read what it should ask, and has not asked it."""
+    return any(9000 <= number < 9400 for number, _ in wrong)
 
 
 def _words(wrong: Sequence[tuple[int, str]]) -> str:

@@ -57,9 +57,9 @@ def _joined(first: object, second: object) -> object:
 
 def _count_tasks(fields: Fields) -> None:
     """As sbatch does: Slurm would take one task for the whole job, and with it the CPUs of one."""
-    if "tasks" not in fields and "tasks_per_node" in fields and "nodes" in fields:
-        fewest = int(str(fields["nodes"]).partition("-")[0])
-        fields["tasks"] = fewest * int(str(fields["tasks_per_node"]))
+    fewest, _, most = str(fields.get("nodes", "")).partition("-")
+    if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):
+        fields["tasks"] = int(fewest) * int(str(fields.get("tasks_per_node", 1)))
 
 
 # how a value is read
