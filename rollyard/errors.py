@@ -16,6 +16,7 @@ RollyardError
 │   ├── Invalid              422  names each wrong field and what one can write instead
 │   ├── TooManyRequests      429
 │   └── Unavailable          503  try again later (a full disk, a server that is stopping)
+│       └── Superseded       503  another server has the data folder now; this one must stop
 ├── SlurmError
 │   ├── SlurmUnreachable     no answer: nothing is known, so nothing may be concluded
 │   └── SubmitRefused        Slurm said no; its words are the message
@@ -116,6 +117,10 @@ class TooManyRequests(ApiError):
 
 class Unavailable(ApiError):
     code, reason = 503, "ServiceUnavailable"
+
+
+class Superseded(Unavailable):
+    pass
 
 
 def from_reason(code: int, reason: str, message: str, causes: Sequence[Cause] = ()) -> ApiError:

@@ -13,25 +13,26 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from aiohttp import web
 
+from rollyard.advertise import advertised
 from rollyard.api.app import build
 from rollyard.api.services import Services
 from rollyard.clock import SystemClock
-from rollyard.errors import BadRequest, Cause, RollyardError, Unavailable
+from rollyard.errors import BadRequest, RollyardError, Superseded, Unavailable
+from rollyard.in_slurm.keeper import SuccessorKeeper
+from rollyard.in_slurm.place import Place
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
 from rollyard.inference.external import ExternalProber
-from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool
 from rollyard.kinds.wire import EndpointFile
 from rollyard.reconcilers.build import build_manager
-from rollyard.reconcilers.pool import new_allocation
+from rollyard.reconcilers.preview import Preview
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
@@ -40,7 +41,8 @@ from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.service import Rollouts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose import choose_driver
-from rollyard.slurm.site_check import check
+from rollyard.slurm.guard import Guarded
+from rollyard.store.lock import JobRun
 from rollyard.store.sqlite import SqliteStore
 from rollyard.telemetry import set_up_logging
 from rollyard.trust.ca import Authority
@@ -56,6 +58,8 @@ EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
 LEASE_SECONDS = 15.0
 STOP_SECONDS = 5.0
+CONFIRM_SECONDS = 1.0
+SUPERSEDED_EXIT = 3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SCALE_SECONDS = 0.2
 """What is submitted in one go is scaled for in one go."""
@@ -70,17 +74,28 @@ class Options:
     advertise: str | None = None
     cluster: str = "auto"
     lease_seconds: float = LEASE_SECONDS
+    in_job: bool = False
+    """We run in the job that `serve --in-slurm` submitted."""
+
+    def job_run(self) -> JobRun | None:
+        """Which run of which job we are. Blocks; raises BadRequest outside of a job."""
+        if not self.in_job:
+            return None
+        id = os.environ.get("SLURM_JOB_ID")
+        if id is None:
+            raise BadRequest("this is no Slurm job; start the server with `rollyard serve --in-slurm`")
+        return JobRun(Place(self.data).name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
 
 def run(options: Options) -> int:
-    """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them."""
+    """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them. 3 when a newer server took over."""
     set_up_logging()
     os.umask(0o077)
     try:
         asyncio.run(_serve(options))
     except RollyardError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return SUPERSEDED_EXIT if isinstance(error, Superseded) else 1
     return 0
 
 
@@ -92,21 +107,24 @@ async def _serve(options: Options) -> None:
         server = await Server.start(options, stack)
         work = asyncio.create_task(server.work())
         stopped = asyncio.create_task(stop.wait())
+        replaced = asyncio.create_task(server.until_superseded())
         try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            if replaced.done():
+                replaced.result()
             if work.done():
                 work.result()  # a part of the server that ends is a bug: end loudly, the next start recovers
         finally:
-            for task in (work, stopped):
+            for task in (work, stopped, replaced):
                 task.cancel()
-            await asyncio.gather(work, stopped, return_exceptions=True)
+            await asyncio.gather(work, stopped, replaced, return_exceptions=True)
 
 
 class Server:
     """All parts, put together; the exit stack closes them in the reverse order."""
 
     def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: Options) -> None:
-        self.store, self.data, self.options = store, data, options
+        self.store, self.driver, self.data, self.options = store, driver, data, options
         self.clock = clock = SystemClock()
         self.authority = Authority.open(data / "keys")
         self.signer = TokenSigner.open(data / "keys" / "token.key")
@@ -126,9 +144,9 @@ class Server:
         """Open, recover, listen, and only then say where we are."""
         host, port = _address(options.listen)
         data = options.data.resolve()
-        store = await SqliteStore.open(data, SystemClock())
+        store = await SqliteStore.open(data, SystemClock(), options.job_run())
         stack.push_async_callback(store.close)
-        driver = await choose_driver(options.cluster, data / "local-slurm")
+        driver = Guarded(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)
         server = cls(store, driver, data, options)
         write_secret(data / "ca.pem", server.authority.ca_pem)
@@ -138,17 +156,18 @@ class Server:
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        advertised = options.advertise or (host if host not in ("0.0.0.0", "::") else os.uname().nodename)
-        pem = server.authority.server_certificate([advertised, "127.0.0.1", "localhost"])
+        name = advertised(options.advertise, host)
+        pem = server.authority.server_certificate([name, "127.0.0.1", "localhost"])
         await web.TCPSite(runner, host, port, ssl_context=server_ssl_context(pem)).start()
-        if driver.name != "local" and advertised in LOOPBACK:
+        if driver.name != "local" and name in LOOPBACK:
             log.warning(
                 "serving on loopback: only nodes that are this machine get through; see --listen and --advertise"
             )
-        server.announce(f"https://{advertised}:{runner.addresses[0][1]}")
+        server.announce(f"https://{name}:{runner.addresses[0][1]}")
         return server
 
     def services(self) -> Services:
+        preview = Preview(self.workspace, self.feed)
         return Services(
             store=self.store,
             clock=self.clock,
@@ -158,14 +177,14 @@ class Server:
             signer=self.signer,
             authority=self.authority,
             log_file=self.workspace.log_file,
-            check_allocation=self._check_allocation,
-            batch_script=lambda pool: self.workspace.script(new_allocation(pool, pool.status.next_index)).text,
+            check_allocation=preview.check,
+            submission=preview.submission,
             task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
         )
 
     def announce(self, url: str) -> None:
         """`endpoint.json` for our own processes, a kubeconfig for people, one line of JSON for scripts."""
-        write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch))
+        write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch, job=self._job()))
         kubeconfig = self.data / "admin.kubeconfig"
         write_kubeconfig(kubeconfig, url, self.authority.ca_pem, self.signer.issue(Role.ADMIN, "admin"))
         _link_newest(kubeconfig)
@@ -180,6 +199,20 @@ class Server:
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
+            if self.options.in_job:
+                keeper = SuccessorKeeper(Place(self.data), self.driver, lambda: self.feed.latest, self.clock)
+                tasks.create_task(keeper.run())
+
+    async def until_superseded(self) -> None:
+        """Ends by raising Superseded, soon after another server has taken the data folder over."""
+        while True:
+            await asyncio.sleep(CONFIRM_SECONDS)
+            try:
+                await self.store.confirm()
+            except Superseded:
+                raise
+            except Unavailable as error:
+                log.warning("the data folder cannot be read: %s", error)
 
     def _join(self) -> None:
         """Which change in one part wakes which other."""
@@ -205,8 +238,8 @@ class Server:
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
 
-    def _check_allocation(self, template: AllocationTemplate) -> Sequence[Cause]:
-        return [] if self.feed.site is None else check(template, self.feed.site)
+    def _job(self) -> str | None:
+        return os.environ.get("SLURM_JOB_ID") if self.options.in_job else None
 
     async def _rollout_pool(self, key: tuple[str, str]) -> RolloutPool:
         found = await self.store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))

@@ -65,4 +65,5 @@ def _own() -> list[dict[str, Any]]:
         if kind.USER_WRITTEN:
             scale = _resource(f"{kind.PLURAL}/scale", "", "Scale", [], ["get", "update", "patch"])
             found.append({**scale, "group": "autoscaling", "version": "v1"})
+            found.append(_resource(f"{kind.PLURAL}/script", "", "Submission", [], ["get", "create"]))
     return found

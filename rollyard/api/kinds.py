@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -15,8 +16,8 @@ from rollyard.api.services import SERVICES
 from rollyard.api.status import status_body
 from rollyard.api.streams import lasts
 from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, UnsupportedMediaType
-from rollyard.kinds.base import API_VERSION, SCRIPT_ANNOTATION, KindObject, ObjectKey, ObjectMeta
-from rollyard.kinds.pools import InferencePool, Pool
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.pools import Pool
 from rollyard.kinds.registry import BY_PLURAL
 from rollyard.kinds.validation import validate_object
 from rollyard.store.base import Store, WatchEvent
@@ -24,6 +25,8 @@ from rollyard.store.base import Store, WatchEvent
 BASE = f"/apis/{API_VERSION}"
 DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
 WRITE_RETRIES = 5
+WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
+"""What the caller should know though nothing is refused."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -53,14 +56,14 @@ def _kind(request: web.Request) -> type[KindObject]:
     return kind
 
 
-def _writable(request: web.Request) -> type[KindObject]:
+def writable(request: web.Request) -> type[KindObject]:
     kind = _kind(request)
     if not kind.USER_WRITTEN:
         raise Forbidden(f"{kind.PLURAL} are made by Rollyard itself; change the pool that owns them")
     return kind
 
 
-def _key(request: web.Request) -> ObjectKey:
+def object_key(request: web.Request) -> ObjectKey:
     info = request.match_info
     name: str = _kind(request).model_fields["kind"].default
     return ObjectKey(kind=name, namespace=info["namespace"], name=info["name"])
@@ -78,11 +81,23 @@ def _wire(request: web.Request, obj: KindObject) -> dict[str, Any]:
 
 def _answer(request: web.Request, obj: KindObject, status: int = 200) -> web.Response:
     if table.wanted(request):
-        return web.json_response(table.of(type(obj), [obj], obj.metadata.resource_version), status=status)
-    return web.json_response(_wire(request, obj), status=status)
+        return answer(request, table.of(type(obj), [obj], obj.metadata.resource_version), status)
+    return answer(request, _wire(request, obj), status)
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+def answer(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
+    """JSON, with what the request was warned of as headers, which kubectl prints (RFC 9110, 5.6.4 and RFC 7234, 5.5)."""
+    response = web.json_response(body, status=status)
+    for text in request.get(WARNINGS, ()):
+        response.headers.add("Warning", f'299 - "{_quoted(text)}"')
+    return response
+
+
+def _quoted(text: str) -> str:
+    return re.sub(r'(["\\])', r"\\\1", re.sub(r"[\x00-\x1f\x7f]+", " ", text))
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
     except ValueError as error:
@@ -99,9 +114,9 @@ def _dry(request: web.Request) -> bool:
     return bool(words)
 
 
-def _parse(request: web.Request, body: dict[str, Any]) -> Pool:
+def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
     """A user's object for this path; `status` is ours and left out. Raises Invalid, BadRequest."""
-    kind = _writable(request)
+    kind = writable(request)
     name = kind.model_fields["kind"].default
     if body.get("kind", name) != name:
         raise BadRequest(f"this path takes {name}, the body says {body['kind']!r}")
@@ -178,25 +193,25 @@ def _number(request: web.Request, name: str, default: int) -> int:
 
 
 async def _get(request: web.Request) -> web.Response:
-    return _answer(request, await _store(request).get(_key(request)))
+    return _answer(request, await _store(request).get(object_key(request)))
 
 
 async def _create(request: web.Request) -> web.Response:
-    obj = _parse(request, await _body(request))
-    _check_site(request, obj)
+    obj = parse_pool(request, await read_body(request))
+    check_site(request, obj)
     meta = obj.metadata
     fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
     obj = obj.model_copy(update={"metadata": fresh})
     if _dry(request):
-        return _answer(request, _with_script(request, obj), 201)
+        return _answer(request, obj, 201)
     return _answer(request, await _store(request).create(obj), 201)
 
 
 async def _replace(request: web.Request) -> web.Response:
-    obj = _parse(request, await _body(request))
+    obj = parse_pool(request, await read_body(request))
     if obj.metadata.name != request.match_info["name"]:
         raise BadRequest("metadata.name differs from the name in the path; objects cannot be renamed")
-    current = await _store(request).get(_key(request))
+    current = await _store(request).get(object_key(request))
     return _answer(request, await _write(request, current, obj))
 
 
@@ -210,22 +225,13 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
     )
     merged = current.model_copy(update={"metadata": kept, "spec": wanted.spec})
     if not isinstance(current, Pool) or current.spec.allocation != wanted.spec.allocation:
-        _check_site(request, wanted)
-    return _with_script(request, merged) if _dry(request) else await _store(request).update(merged, "spec")
+        check_site(request, wanted)
+    return merged if _dry(request) else await _store(request).update(merged, "spec")
 
 
-def _with_script(request: web.Request, pool: KindObject) -> KindObject:
-    """What a dry run shows beside the object: the batch script, where there is anything to submit."""
-    if not isinstance(pool, Pool) or (isinstance(pool, InferencePool) and pool.spec.engine.external is not None):
-        return pool
-    meta = pool.metadata
-    shown = {**meta.annotations, SCRIPT_ANNOTATION: request.app[SERVICES].batch_script(pool)}
-    return pool.model_copy(update={"metadata": meta.model_copy(update={"annotations": shown})})
-
-
-def _check_site(request: web.Request, pool: Pool) -> None:
-    """Refused is what no partition of this site could ever start. Raises Invalid."""
-    causes = request.app[SERVICES].check_allocation(pool.spec.allocation)
+def check_site(request: web.Request, pool: Pool) -> None:
+    """Refused is what no partition of this site could ever start; what else is known goes out as warnings. Raises Invalid."""
+    causes, request[WARNINGS] = request.app[SERVICES].check_allocation(pool)
     if causes:
         words = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
         raise Invalid(f"{pool.kind} {pool.metadata.name!r} could never start here: {words}", causes=causes)
@@ -236,14 +242,14 @@ async def _patch(request: web.Request) -> web.Response:
         raise UnsupportedMediaType(
             "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"
         )
-    _writable(request)
-    patch = await _body(request)
+    writable(request)
+    patch = await read_body(request)
     version = (patch.get("metadata") or {}).get("resourceVersion")
 
     def patched(current: KindObject) -> Pool:
         merged = merge_patch(current.dump(), patch)
         merged["metadata"]["resourceVersion"] = version or current.metadata.resource_version
-        return _parse(request, merged)
+        return parse_pool(request, merged)
 
     return _answer(request, await _change(request, patched, tries=1 if version else WRITE_RETRIES))
 
@@ -252,7 +258,7 @@ async def _change(request: web.Request, wanted: Callable[[KindObject], Pool], tr
     """Write what `wanted` makes of the current object, again when somebody wrote in between. Raises Conflict at last."""
     while True:
         tries -= 1
-        current = await _store(request).get(_key(request))
+        current = await _store(request).get(object_key(request))
         try:
             return await _write(request, current, wanted(current))
         except Conflict:
@@ -274,10 +280,10 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 async def _delete(request: web.Request) -> web.Response:
-    kind, key = _kind(request), _key(request)
+    kind, key = _kind(request), object_key(request)
     if key.kind == "Event":
         raise Forbidden("events go by themselves")
-    options = await _body(request) if request.can_read_body and await request.read() else {}
+    options = await read_body(request) if request.can_read_body and await request.read() else {}
     uid = (options.get("preconditions") or {}).get("uid")
     if _dry(request) or options.get("dryRun") == ["All"]:
         return _answer(request, await _store(request).get(key))
@@ -291,12 +297,12 @@ async def _delete(request: web.Request) -> web.Response:
 
 
 async def _get_scale(request: web.Request) -> web.Response:
-    return web.json_response(_scale(await _store(request).get(_key(request))))
+    return web.json_response(_scale(await _store(request).get(object_key(request))))
 
 
 async def _put_scale(request: web.Request) -> web.Response:
-    _writable(request)
-    replicas = (((await _body(request)).get("spec")) or {}).get("replicas")
+    writable(request)
+    replicas = (((await read_body(request)).get("spec")) or {}).get("replicas")
     if not isinstance(replicas, int) or replicas < 0:
         raise Invalid("spec.replicas must be a whole number, at least 0")
 
@@ -305,7 +311,7 @@ async def _put_scale(request: web.Request) -> web.Response:
             raise Invalid(
                 "the size follows the demand here; change spec.autoscaling, or remove it and set spec.replicas"
             )
-        return _parse(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
+        return parse_pool(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
 
     return web.json_response(_scale(await _change(request, scaled)))
 

@@ -1,4 +1,4 @@
-"""An allocation's output, also after its job has ended."""
+"""An allocation's output, standard output and error together: while its job runs, and as long as the ended one is kept."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rollyard.api.kinds import BASE
 from rollyard.api.services import SERVICES
 from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, NotFound
+from rollyard.kinds.allocation import LOG_OFFSET, Allocation
+from rollyard.kinds.base import ObjectKey
 
 CHUNK = 64 << 10
 POLL_SECONDS = 0.3
@@ -22,33 +24,79 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _log(request: web.Request) -> web.StreamResponse:
-    """text/plain; `tail` lines from the end, `follow=1` for what comes after until the client goes."""
+    """text/plain from byte `offset` or with the last `tail` lines; `follow=1` waits for its start and goes on to its end."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
+    follow, offset, tail = request.query.get("follow") == "1", _number(request, "offset"), _number(request, "tail")
     path = request.app[SERVICES].log_file(namespace, name)
-    tail = request.query.get("tail", "")
-    if tail and not tail.isdigit():
-        raise BadRequest("tail must be a whole number of lines")
-    if not path.is_file():
-        raise NotFound(f"allocation {name!r} has no output: its job has not started, or it is gone")
     lasts(request)
-    response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
+    await _begun(request, path, follow)
+    position = offset or 0
+    if offset is None and tail is not None:
+        position = await asyncio.to_thread(_tail_start, path, tail)
+    headers = {"Content-Type": "text/plain; charset=utf-8", LOG_OFFSET: str(position)}
+    response = web.StreamResponse(headers=headers)
     await response.prepare(request)
-    position = await asyncio.to_thread(_tail_start, path, int(tail)) if tail else 0
     while True:
-        data = await asyncio.to_thread(_read, path, position)
-        if data:
+        # Asked before the read: what was written until a job's end is read after it.
+        over = not follow or await _over(request)
+        while data := await asyncio.to_thread(_read, path, position):
             await response.write(data)
             position += len(data)
-        elif request.query.get("follow") != "1":
+        if over:
             return response
-        else:
-            await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _begun(request: web.Request, path: Path, follow: bool) -> None:
+    """Until there is output. Raises NotFound, saying why, where there is none and none is waited for."""
+    while not await asyncio.to_thread(path.is_file):
+        allocation = await _allocation(request)
+        if not follow or allocation.status.ended:
+            raise NotFound(_silence(allocation))
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _allocation(request: web.Request) -> Allocation:
+    info = request.match_info
+    key = ObjectKey(kind="Allocation", namespace=info["namespace"], name=info["name"])
+    found = await request.app[SERVICES].store.get(key)
+    assert isinstance(found, Allocation)
+    return found
+
+
+async def _over(request: web.Request) -> bool:
+    try:
+        return (await _allocation(request)).status.ended
+    except NotFound:
+        return True
+
+
+def _silence(allocation: Allocation) -> str:
+    name, status = allocation.metadata.name, allocation.status
+    if status.ended:
+        why = f": {status.reason}" if status.reason else ""
+        return f"allocation {name!r} printed nothing: job {status.job_id} ended {status.job_state}{why}"
+    if status.job_state is None:
+        return f"allocation {name!r} has no output yet: its job is not in Slurm's queue yet"
+    why = f" {status.why}" if status.why else ""
+    return f"allocation {name!r} has no output yet: job {status.job_id} is {status.job_state}{why}; `-f` waits for it"
+
+
+def _number(request: web.Request, name: str) -> int | None:
+    text = request.query.get(name, "")
+    if text and not text.isdecimal():
+        raise BadRequest(f"{name} must be a whole number, at least 0")
+    return int(text) if text else None
 
 
 def _read(path: Path, position: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(position)
-        return file.read(CHUNK)
+    """Empty at its end, and when the folder is gone."""
+    try:
+        with path.open("rb") as file:
+            file.seek(position)
+            return file.read(CHUNK)
+    except FileNotFoundError:
+        return b""
 
 
 def _tail_start(path: Path, lines: int) -> int:
@@ -56,6 +104,6 @@ def _tail_start(path: Path, lines: int) -> int:
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - MAX_TAIL_BYTES))
-        data = file.read()
+        data = file.read(min(size, MAX_TAIL_BYTES))
     kept = b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b""
     return size - len(kept)

@@ -11,8 +11,9 @@ from aiohttp import web
 from rollyard.clock import Clock
 from rollyard.errors import Cause
 from rollyard.inference.endpoints import Endpoints
-from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import Pool
+from rollyard.kinds.submission import Submission
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts
 from rollyard.store.base import Store
@@ -31,10 +32,10 @@ class Services:
     authority: Authority
     log_file: Callable[[str, str], Path]
     """(namespace, allocation name) -> the file with the job's output."""
-    check_allocation: Callable[[AllocationTemplate], Sequence[Cause]]
-    """What of a template this site can never fulfil, as far as that can be read just now."""
-    batch_script: Callable[[Pool], str]
-    """What would be submitted for the pool's next allocation. Raises Invalid."""
+    check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
+    """(what of its template this site can never fulfil, what else one should know), as far as that can be read just now."""
+    submission: Callable[[Pool, Sequence[Allocation]], Submission]
+    """What would be submitted for a pool that has these allocations. Blocks for a moment; raises Invalid."""
     task_kinds: frozenset[str]
     """Task kinds that have a handler installed here."""
 

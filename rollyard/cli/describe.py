@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, table
 from rollyard.client.client import AsyncClient
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
 from rollyard.kinds.columns import age
 from rollyard.kinds.event import Event
@@ -51,7 +52,7 @@ def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> lis
     if isinstance(obj, Pool):
         lines += _pool(obj)
     if isinstance(obj, Allocation):
-        lines += ["Status:", *_indent(yaml.safe_dump({k: v for k, v in dumped["status"].items() if k != "conditions"}))]
+        lines += ["Job:", *_indented(_job(obj.status))]
     lines += ["Conditions:", *_indented(_conditions(getattr(getattr(obj, "status", None), "conditions", [])))]
     if owned:
         shown = sorted(owned, key=lambda a: a.spec.index)
@@ -78,6 +79,41 @@ def _pool(pool: Pool) -> list[str]:
     now = datetime.now(UTC)
     rows = [[f"{age(d.time, now)} ago", str(d.desired), d.message] for d in pool.status.decisions]
     return lines + (["Scaling:", *_indented(align(rows))] if rows else [])
+
+
+def _job(status: AllocationStatus) -> list[str]:
+    now, pending = datetime.now(UTC), status.job_state == "PENDING"
+    rows = [
+        ["Id:", status.job_id or "<none>"],
+        ["State:", status.job_state or "not in Slurm's queue yet"],
+        ["Reason:", status.why or "<none>"],
+        ["Node:", status.node or "<none>"],
+        ["Exit code:", _exit_code(status.exit_code)],
+        ["Submitted:", f"{_when(status.intended_at, now)}, {status.intents} time{'' if status.intents == 1 else 's'}"],
+        ["Expected start:" if pending else "Started:", _when(status.start_time, now)],
+        ["Ended:" if status.ended else "Walltime ends:", "<unknown>" if pending else _when(status.end_time, now)],
+        ["First ready:", _when(status.ready_at, now)],
+    ]
+    if status.binding is not None:
+        rows.append(["Registered:", f"{_when(status.binding.registered_at, now)}, from {status.binding.node}"])
+    return align(rows)
+
+
+def _exit_code(code: int | None) -> str:
+    """A shell's 137 is SIGKILL's 9."""
+    if code is None:
+        return "<none>"
+    try:
+        return f"{code} ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return str(code)
+
+
+def _when(time: datetime | None, now: datetime) -> str:
+    if time is None:
+        return "<unknown>"
+    distance = f"in {age(now, time)}" if time > now else f"{age(time, now)} ago"
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({distance})"
 
 
 def _conditions(conditions: list[Condition]) -> list[str]:

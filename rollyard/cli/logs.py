@@ -1,9 +1,10 @@
-"""`rollyard logs`: what an allocation's job printed."""
+"""`rollyard logs`: what the jobs of allocations printed, also those that have ended."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -11,43 +12,108 @@ from rollyard.cli.options import kind_and_names, with_client
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject, ObjectKey
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="ALLOCATION | KIND/NAME")
-@click.option("-f", "--follow", is_flag=True)
+@click.argument("words", nargs=-1, required=True, metavar="POOL | ALLOCATION | KIND/NAME")
+@click.option("-f", "--follow", is_flag=True, help="wait for its start, and go on until it ends")
+@click.option(
+    "--previous", is_flag=True, help="of what ended: all that is kept of a pool, or what was before an allocation"
+)
 @click.option("--tail", type=click.IntRange(min=0), help="only so many lines from the end")
 @with_client
-async def logs(client: AsyncClient, namespace: str, words: tuple[str, ...], follow: bool, tail: int | None) -> None:
-    """Print the output of an allocation, or of all allocations of a pool."""
-    names = await _allocations(client, namespace, words)
-    if not names:
-        raise NotFound(f"{'/'.join(words)} has no allocation")
+async def logs(
+    client: AsyncClient, namespace: str, words: tuple[str, ...], follow: bool, previous: bool, tail: int | None
+) -> None:
+    """Print the output of an allocation's job, or of each that a pool has now.
 
-    async def one(name: str) -> None:
-        prefix = f"[{name}] ".encode() if len(names) > 1 else b""
-        rest = b""
-        async for chunk in client.log(namespace, name, follow=follow, tail=tail):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                sys.stdout.buffer.write(prefix + line + b"\n")
-            sys.stdout.buffer.flush()
-        if rest:
-            sys.stdout.buffer.write(prefix + rest + b"\n")
+    What a pool's last three failed allocations printed is kept: --previous shows it.
+    """
+    named = await _named(client, namespace, words)
+    shown = await _chosen(client, named, previous)
 
     if follow:
-        await asyncio.gather(*(one(name) for name in names))
-    else:
-        for name in names:
-            await one(name)
+        for allocation in shown:
+            _say_that_it_waits(allocation)
+        await asyncio.gather(*(_print(client, a, shown, follow, tail) for a in shown))
+        return
+    silent = 0
+    for allocation in shown:
+        try:
+            await _print(client, allocation, shown, follow, tail)
+        except NotFound as error:
+            silent += 1
+            click.echo(f"error: {error}", err=True)
+    if silent == len(shown):
+        sys.exit(1)
 
 
-async def _allocations(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> list[str]:
-    if len(words) == 1 and "/" not in words[0]:
-        return [words[0]]
-    _, keys = kind_and_names(words, namespace)
-    if keys and keys[0].kind == "Allocation":
-        return [key.name for key in keys]
-    pool = await client.get(keys[0])
-    found, _ = await client.list_objects("Allocation", namespace)
-    return [a.metadata.name for a in found if isinstance(a, Allocation) and a.spec.pool.uid == pool.metadata.uid]
+async def _print(
+    client: AsyncClient, allocation: Allocation, shown: Sequence[Allocation], follow: bool, tail: int | None
+) -> None:
+    """Whole lines, with the allocation's name before each where several are shown."""
+    meta = allocation.metadata
+    prefix = f"[{meta.name}] ".encode() if len(shown) > 1 else b""
+    rest = b""
+    async for chunk in client.log(meta.namespace, meta.name, follow=follow, tail=tail):
+        *lines, rest = (rest + chunk).split(b"\n")
+        sys.stdout.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+        sys.stdout.buffer.flush()
+    if rest:
+        sys.stdout.buffer.write(prefix + rest + b"\n")
+        sys.stdout.buffer.flush()
+
+
+async def _named(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> KindObject:
+    """What the words name; a bare name is an allocation's or a pool's. Raises NotFound, UsageError."""
+    if len(words) > 1 or "/" in words[0]:
+        _, keys = kind_and_names(words, namespace)
+        if len(keys) != 1 or keys[0].kind == "Event":
+            raise click.UsageError("logs takes one pool or one allocation: NAME, or KIND/NAME")
+        return await client.get(keys[0])
+    found: list[KindObject] = []
+    for kind in ("Allocation", "RolloutPool", "InferencePool"):
+        try:
+            found.append(await client.get(ObjectKey(kind=kind, namespace=namespace, name=words[0])))
+        except NotFound:
+            continue
+    if not found:
+        raise NotFound(f"no allocation and no pool in namespace {namespace} is called {words[0]!r}")
+    if len(found) > 1:
+        both = " or ".join(f"{o.SINGULAR}/{o.metadata.name}" for o in found)
+        raise click.UsageError(f"{words[0]!r} may be several things; write {both}")
+    return found[0]
+
+
+async def _chosen(client: AsyncClient, named: KindObject, previous: bool) -> list[Allocation]:
+    """Raises NotFound, saying what there is, where there is none."""
+    if isinstance(named, Allocation) and not previous:
+        return [named]
+    name = f"{named.SINGULAR}/{named.metadata.name}"
+    uid = named.spec.pool.uid if isinstance(named, Allocation) else named.metadata.uid
+    found, _ = await client.list_objects("Allocation", named.metadata.namespace)
+    owned = sorted(
+        (a for a in found if isinstance(a, Allocation) and a.spec.pool.uid == uid), key=lambda a: a.spec.index
+    )
+    ended = [a for a in owned if a.status.ended]
+    if isinstance(named, Allocation):
+        before = [a for a in ended if a.spec.index < named.spec.index][-1:]
+        return before or _none(f"nothing is kept of an allocation of its pool that ended before {name}")
+    if previous:
+        return ended or _none(f"{name} has no allocation that ended and is still kept")
+    hint = f"; `rollyard logs {name} --previous` shows what ended" if ended else ""
+    return [a for a in owned if not a.status.ended] or _none(f"{name} has no allocation now{hint}")
+
+
+def _none(words: str) -> list[Allocation]:
+    raise NotFound(words)
+
+
+def _say_that_it_waits(allocation: Allocation) -> None:
+    status = allocation.status
+    if status.job_state in (None, "PENDING"):
+        where = (
+            f"job {status.job_id} is PENDING: {status.why}" if status.job_id else "its job is not in Slurm's queue yet"
+        )
+        click.echo(f"{allocation.metadata.name}: {where}; waiting for its output", err=True)

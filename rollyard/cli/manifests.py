@@ -12,8 +12,11 @@ from rollyard.kinds.yaml import load_manifests
 ENDINGS = {".yaml", ".yml", ".json"}
 
 
-def read_manifests(names: tuple[str, ...]) -> list[KindObject]:
-    """Every object, in order. Raises Invalid with file:line:column of each mistake, BadRequest for a missing file."""
+def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
+    """Every object, in order, in `namespace` where it names none.
+
+    Raises Invalid with file:line:column of each mistake, BadRequest for a missing file.
+    """
     found: list[KindObject] = []
     for name in names:
         if name == "-":
@@ -27,4 +30,10 @@ def read_manifests(names: tuple[str, ...]) -> list[KindObject]:
             raise BadRequest(f"{name} holds no file that ends in {', '.join(sorted(ENDINGS))}")
         for file in files:
             found += load_manifests(file.read_text(), str(file), str(file.resolve().parent))
-    return found
+    return [_placed(obj, namespace) for obj in found]
+
+
+def _placed(obj: KindObject, namespace: str) -> KindObject:
+    if "namespace" in obj.metadata.model_fields_set:
+        return obj
+    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update={"namespace": namespace})})

@@ -13,8 +13,9 @@ from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, show, table
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
-from rollyard.kinds.base import API_VERSION, SCRIPT_ANNOTATION, KindObject, ObjectKey
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
 from rollyard.kinds.event import Event
+from rollyard.kinds.pools import Pool
 from rollyard.kinds.registry import KINDS
 
 POLL_SECONDS = 0.2
@@ -25,19 +26,21 @@ POLL_SECONDS = 0.2
 @click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none")
 @with_client
 async def apply(client: AsyncClient, namespace: str, files: tuple[str, ...], dry_run: str) -> None:
-    """Bring the server in line with YAML files."""
-    for obj in read_manifests(files):
-        if "namespace" not in obj.metadata.model_fields_set:
-            obj = obj.model_copy(update={"metadata": obj.metadata.model_copy(update={"namespace": namespace})})
+    """Bring the server in line with YAML files.
+
+    --dry-run=server changes nothing: it has the server check them, and shows the batch script of an allocation and what
+    would be submitted.
+    """
+    for obj in read_manifests(files, namespace):
+        name = f"{obj.SINGULAR}/{obj.metadata.name}"
         if dry_run == "client":
-            click.echo(f"{obj.SINGULAR}/{obj.metadata.name} would be applied (client dry run)")
+            click.echo(f"{name} would be applied (client dry run)")
             continue
         change, after = await client.apply(obj, dry_run=dry_run == "server")
-        click.echo(
-            f"{obj.SINGULAR}/{obj.metadata.name} {change}" + (" (server dry run)" if dry_run == "server" else "")
-        )
-        if script := after.metadata.annotations.get(SCRIPT_ANNOTATION):
-            click.echo(f"each allocation would be submitted as:\n\n{script}")
+        click.echo(f"{name} {change}{' (server dry run)' if dry_run == 'server' else ''}")
+        if dry_run == "server" and isinstance(after, Pool):
+            shown = await client.submission(after)
+            click.echo("\n".join([*shown.script.splitlines(), shown.summary]))
 
 
 @click.command()
@@ -92,7 +95,13 @@ async def delete(
     client: AsyncClient, namespace: str, words: tuple[str, ...], files: tuple[str, ...], wait: bool, timeout: float
 ) -> None:
     """Delete objects; a pool drains, ends its jobs, then disappears."""
-    keys = [obj.key for obj in read_manifests(files)] if files else kind_and_names(words, namespace)[1] if words else []
+    keys = (
+        [obj.key for obj in read_manifests(files, namespace)]
+        if files
+        else kind_and_names(words, namespace)[1]
+        if words
+        else []
+    )
     if not keys:
         raise click.UsageError("name what to delete: KIND NAME, KIND/NAME, or -f FILE")
     for key in keys:

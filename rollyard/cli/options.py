@@ -25,12 +25,24 @@ def with_client(command: Run) -> Callable[..., None]:
     @wraps(command)
     def run(kubeconfig: Path | None, namespace: str | None, **arguments: Any) -> None:
         async def body() -> None:
-            async with AsyncClient(kubeconfig=kubeconfig) as client:
+            async with AsyncClient(kubeconfig=kubeconfig, warn=_warner()) as client:
                 await command(client, namespace or client.context.namespace, **arguments)
 
         asyncio.run(body())
 
     return run
+
+
+def _warner() -> Callable[[str], None]:
+    """Says each warning once, as kubectl does."""
+    said: set[str] = set()
+
+    def warn(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            click.echo(f"Warning: {text}", err=True)
+
+    return warn
 
 
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:

@@ -2,30 +2,102 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rollyard import __version__
 
+if TYPE_CHECKING:
+    from rollyard.in_slurm.start import Request
+
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="folder for everything the server keeps")
-@click.option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0 takes a free one")
-@click.option("--advertise", help="name or address by which others reach this machine")
-@click.option("--cluster", type=click.Choice(["auto", "slurm", "local", "cli", "pyslurm"]), default="auto")
+@click.option("--listen", help="HOST:PORT; port 0 takes a free one  [default: 127.0.0.1:0, in a job 0.0.0.0:0]")
+@click.option("--advertise", help="name, address or network interface by which others reach this machine")
+@click.option("--cluster", default="auto", help="where allocations run; doctor names what there is  [default: auto]")
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
     help="how long a silent node agent keeps its rollouts",
 )
-def serve(data: Path, listen: str, advertise: str | None, cluster: str, lease_seconds: float) -> None:
-    """Run the server."""
-    from rollyard.serve import Options, run
+@click.option(
+    "--in-slurm", is_flag=True, help="run it as a Slurm job that its successor follows; return when it serves"
+)
+@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its successor; allocations stay")
+@click.option("--wait", type=click.FloatRange(min=0), default=600.0, help="with --in-slurm: seconds until it serves")
+@click.option(
+    "--setup", default="", help="with --in-slurm: shell lines before the server, such as `module load python`"
+)
+@click.option("--partition", help="with --in-slurm, as for sbatch")
+@click.option("--account", help="the same")
+@click.option("--qos", help="the same")
+@click.option("--time", help="the same; long is good  [default: the partition's]")
+@click.option("--constraint", help="the same")
+@click.option("--cpus-per-task", default="2", help="the same  [default: 2]")
+@click.option("--mem", default="4G", help="the same  [default: 4G]")
+@click.option("--sbatch", multiple=True, metavar="OPTION[=VALUE]", help="further long option of sbatch, without dashes")
+@click.option("--in-job", is_flag=True, hidden=True)
+def serve(
+    data: Path,
+    listen: str | None,
+    advertise: str | None,
+    cluster: str,
+    lease_seconds: float,
+    in_slurm: bool,
+    stop: bool,
+    wait: float,
+    setup: str,
+    sbatch: tuple[str, ...],
+    in_job: bool,
+    **job: str | None,
+) -> None:
+    """Run the server: in this process or, with --in-slurm, as a job."""
+    if not in_slurm:
+        from rollyard.serve import Options, run
 
-    sys.exit(run(Options(data, listen, advertise, cluster, lease_seconds)))
+        if stop:
+            raise click.UsageError("--stop goes with --in-slurm; a server in a shell is stopped by Ctrl-C or TERM")
+        sys.exit(run(Options(data, listen or "127.0.0.1:0", advertise, cluster, lease_seconds, in_job)))
+
+    from rollyard.in_slurm.script import JobOptions
+    from rollyard.in_slurm.start import Request
+
+    further = {option: value for option, _, value in (word.partition("=") for word in sbatch)}
+    directives = {option.replace("_", "-"): value for option, value in job.items() if value is not None}
+    arguments = ["--listen", listen or "0.0.0.0:0", "--lease-seconds", f"{lease_seconds:g}"]
+    arguments += ["--advertise", advertise] if advertise is not None else []
+    _in_slurm(Request(data, cluster, arguments, JobOptions({**directives, **further}, setup), wait), stop)
+
+
+def _in_slurm(request: Request, stop: bool) -> None:
+    from rollyard.in_slurm import start as front
+
+    if stop:
+        ended = asyncio.run(front.stop(request))
+        click.echo(json.dumps({"event": "stopped", "jobs": ended}))
+    else:
+        serving = asyncio.run(front.start(request, lambda said: click.echo(said, err=True)))
+        click.echo(json.dumps({"event": "serving", **asdict(serving)}))
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--data", type=click.Path(path_type=Path), required=True)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def server_job(data: Path, arguments: tuple[str, ...]) -> None:
+    """Run by the batch script of the server's own job."""
+    from rollyard.in_slurm.place import Place
+    from rollyard.in_slurm.supervisor import run
+
+    command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-job", "--data", str(data), *arguments]
+    sys.exit(run(Place(data), command))
 
 
 @click.command()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,9 +16,14 @@ from rollyard.client.http import Http
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.link import Backoff
 from rollyard.errors import Expired, NotFound, Unavailable
+from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
+from rollyard.kinds.pools import Pool
 from rollyard.kinds.registry import KINDS, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.submission import Submission
+
+log = logging.getLogger(__name__)
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MERGE_PATCH = "application/merge-patch+json"
@@ -28,9 +34,16 @@ Change = Literal["created", "configured", "unchanged"]
 class AsyncClient:
     """Everything the API offers to people and trainers. Use as an async context manager."""
 
-    def __init__(self, context: Context | None = None, *, kubeconfig: Path | None = None) -> None:
+    def __init__(
+        self,
+        context: Context | None = None,
+        *,
+        kubeconfig: Path | None = None,
+        warn: Callable[[str], None] = log.warning,
+    ) -> None:
+        """`warn`: told what the server says beside its answers, such as that a pool could not be checked."""
         self.context = context or load_context(kubeconfig)
-        self._http = Http(self.context)
+        self._http = Http(self.context, warn=warn)
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,17 +127,43 @@ class AsyncClient:
                 pass
             await backoff.wait()
 
+    async def submission(self, pool: Pool | ObjectKey) -> Submission:
+        """What would be submitted for a pool as it is here, or for one as it is stored. Raises Invalid, NotFound."""
+        key = pool if isinstance(pool, ObjectKey) else pool.key
+        path = _path(key.kind, key.namespace, key.name) + "/script"
+        if isinstance(pool, ObjectKey):
+            return Submission.model_validate(await self._http.json("GET", path))
+        return Submission.model_validate(await self._http.json("POST", path, body=pool.dump()))
+
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[bytes]:
-        """An allocation's output as it comes. Raises NotFound."""
+        """An allocation's output; with `follow` as it comes, from its start to its end, whatever connections break meanwhile.
+
+        Raises NotFound where there is none; Unavailable when the connection breaks and nobody follows.
+        """
+        path, backoff = _path("Allocation", namespace, allocation) + "/log", Backoff()
         query = {"follow": "1"} if follow else {}
-        if tail is not None:
-            query["tail"] = str(tail)
-        path = _path("Allocation", namespace, allocation) + "/log"
-        async with self._http.open("GET", path, query=query, seconds=None) as answer:
-            async for chunk in answer.content.iter_any():
-                yield chunk
+        position: int | None = None
+        while True:
+            start = {"tail": str(tail)} if tail is not None else {}
+            start = {"offset": str(position)} if position is not None else start
+            try:
+                async with self._http.open("GET", path, query=query | start, seconds=None) as answer:
+                    position = int(answer.headers[LOG_OFFSET])
+                    async for chunk in answer.content.iter_any():
+                        backoff.reset()
+                        position += len(chunk)
+                        yield chunk
+                    return
+            except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
+                if not follow:
+                    raise Unavailable(f"the connection broke ({type(error).__name__}: {error})") from None
+            except NotFound:
+                if position is None:
+                    raise
+                return  # it ended, and was tidied up, while the server could not be reached
+            await backoff.wait()
 
     # rollouts
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +15,8 @@ from rollyard.client.kubeconfig import Context
 from rollyard.client.link import Backoff, raise_for_status
 from rollyard.errors import Unavailable
 
+log = logging.getLogger(__name__)
+
 PATIENCE_SECONDS = 30.0
 """How long a server may be away before a call gives up; a restart takes a second or two."""
 REQUEST_SECONDS = 90.0
@@ -21,8 +25,12 @@ REQUEST_SECONDS = 90.0
 class Http:
     """One session; every call goes to the URL that counts at that moment."""
 
-    def __init__(self, context: Context, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, context: Context, patience: float = PATIENCE_SECONDS, warn: Callable[[str], None] = log.warning
+    ) -> None:
+        """`warn`: told what the server says beside its answers, in `Warning` headers."""
         self.context = context
+        self._warn = warn
         self._patience = patience
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
@@ -79,4 +87,11 @@ class Http:
         url = self.context.current_url() + path
         async with self._session.request(method, url, params=query, data=data, headers=sent, timeout=timeout) as answer:
             await raise_for_status(answer)
+            for header in answer.headers.getall("Warning", ()):
+                self._warn(_warning(header))
             yield answer
+
+
+def _warning(header: str) -> str:
+    """The text of `299 - "text"`."""
+    return re.sub(r"\\(.)", r"\1", header.partition(' "')[2].removesuffix('"'))

@@ -24,10 +24,14 @@ import aiohttp
 from rollyard.client.link import Backoff, Link, address_towards
 from rollyard.engines.command import engine_command
 from rollyard.engines.door import Door
+from rollyard.engines.gang import Gang
+from rollyard.engines.member import run_member
+from rollyard.engines.process import EngineFailed
 from rollyard.engines.scratch import scratch_folder
-from rollyard.engines.supervisor import EngineFailed, Health, Supervisor
+from rollyard.engines.supervisor import Health, Supervisor
 from rollyard.engines.weights_version import weights_version
 from rollyard.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
+from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity
 from rollyard.telemetry import set_up_logging
 from rollyard.trust.csr import new_key_and_csr
@@ -53,27 +57,43 @@ def main(folder: Path) -> int:
     try:
         link = Link.open(folder)
         with scratch_folder(Path(link.allocation.scratch)) as scratch:
-            return asyncio.run(InferenceServer(link, scratch).run())
-    except (OSError, ValueError, RollyardError) as error:
+            return _serve(link, scratch)
+    except (OSError, ValueError, RollyardError, EngineFailed) as error:
         log.exception("the inference server cannot go on")
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the job's log
         return 1
 
 
+def _serve(link: Link, scratch: Path) -> int:
+    """As the only process of the allocation, or in its place in a gang. Raises OSError, RollyardError, EngineFailed."""
+    spec = link.allocation.inference
+    if spec is None:
+        raise Invalid(f"{link.folder} is not the folder of an InferencePool's allocation")
+    gang = Gang.of_step(link.folder)
+    if gang is None:
+        return asyncio.run(InferenceServer(link, spec, scratch, None).run())
+    if gang.rank > 0:
+        return asyncio.run(run_member(gang, spec, scratch / "engine.sock"))
+    try:
+        return asyncio.run(InferenceServer(link, spec, scratch, gang).run())
+    finally:
+        gang.leave()
+
+
 class InferenceServer:
     """One engine and its door."""
 
-    def __init__(self, link: Link, scratch: Path) -> None:
-        if link.allocation.inference is None:
-            raise Invalid(f"{link.folder} is not the folder of an InferencePool's allocation")
+    def __init__(self, link: Link, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
+        """`gang`: the others that the engine is spread over, where it is."""
         self._link = link
-        self._spec = link.allocation.inference
+        self._spec = spec
+        self._gang = gang
         self._scratch = scratch
         self._identity: Identity = link.identity()
         uds = scratch / "engine.sock"
         if len(os.fsencode(uds)) > MAX_SOCKET_PATH:
             raise Invalid(f"{uds} is too long for a socket: choose a shorter spec.allocation.scratch, such as /tmp")
-        self._supervisor = Supervisor(engine_command(self._spec, uds), uds)
+        self._uds = uds
         self._closing = threading.Event()
         self._version = ""
         self._fatal = ""
@@ -87,9 +107,11 @@ class InferenceServer:
             asyncio.get_running_loop().add_signal_handler(number, self._end_within, STOP_SECONDS)
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(self._link.session())
-            engine = await stack.enter_async_context(self._supervisor.session())
             try:
-                listener, url = _listener(await self._until_stopped(self._address()))
+                address = await self._until_stopped(self._address())
+                self._supervisor = self._supervise(address)
+                engine = await stack.enter_async_context(self._supervisor.session())
+                listener, url = _listener(address)
                 stack.enter_context(listener)
                 key, csr = new_key_and_csr(self._identity.allocation)
                 welcome = await self._until_stopped(self._register(http, url, csr.decode()))
@@ -105,6 +127,11 @@ class InferenceServer:
                 return FENCED_EXIT
             except _Stopped:
                 return 0
+
+    def _supervise(self, address: str) -> Supervisor:
+        if self._gang is None:
+            return Supervisor(engine_command(self._spec, self._uds), self._uds)
+        return Supervisor(engine_command(self._spec, self._uds, self._gang.lead(address)), self._uds, lives=1)
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
         task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())

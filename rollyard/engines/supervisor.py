@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
 import re
-import signal
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import aiohttp
 
 from rollyard.client.link import Backoff
 from rollyard.engines.command import EngineCommand
+from rollyard.engines.process import EngineFailed, end_engine, how_it_ended, start_engine
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,6 @@ STARTUP_SECONDS = 1800.0
 """A large model takes minutes to load."""
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
-STOP_SECONDS = 10.0
 RELAY_SECONDS = 2.0
 """For the last words of an engine that has ended."""
 QUICK_DEATHS = 3
@@ -47,15 +45,15 @@ class Health:
     kv_usage: float = 0.0
 
 
-class EngineFailed(Exception):
-    """The engine cannot be kept alive; the message is for the pool's condition."""
-
-
 class Supervisor:
     """Starts the engine, asks it how it is, restarts it with back-off, ends it."""
 
-    def __init__(self, command: EngineCommand, uds: Path, *, startup_seconds: float = STARTUP_SECONDS) -> None:
+    def __init__(
+        self, command: EngineCommand, uds: Path, *, startup_seconds: float = STARTUP_SECONDS, lives: float = math.inf
+    ) -> None:
+        """`lives`: how often it may be started in all; the other ranks of a gang do not come back with it."""
         self._command = command
+        self._lives = lives
         self._uds = uds
         self._startup = startup_seconds
         self._tail: deque[str] = deque(maxlen=20)
@@ -69,17 +67,17 @@ class Supervisor:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def run(self) -> None:
-        """For ever. Raises EngineFailed when the engine dies again and again before it was ready."""
-        backoff, quick = Backoff(0.5, 30.0), 0
+        """For ever. Raises EngineFailed when the engine has no life left, or dies again and again before it was ready."""
+        backoff, quick, deaths = Backoff(0.5, 30.0), 0, 0
         async with self.session() as http:
             while True:
                 why = await self._one_life(http)
-                quick = 0 if self._ever_ready else quick + 1
+                quick, deaths = 0 if self._ever_ready else quick + 1, deaths + 1
                 if self._ever_ready:
                     backoff.reset()
                 self.health = Health(False, f"EngineDied: {why}")
                 log.error("engine ended (%d times before it was ready): %s", quick, why)
-                if quick >= QUICK_DEATHS:
+                if quick >= QUICK_DEATHS or deaths >= self._lives:
                     raise EngineFailed(f"EngineFailed: {why}")
                 await backoff.wait()
 
@@ -92,23 +90,10 @@ class Supervisor:
         output, input = os.pipe()
         with FileIO(output) as words:
             try:
-                process = await self._start(input)
+                process = await start_engine(self._command, stdout=input, stderr=input)
             finally:
                 os.close(input)
             return await self._watch(http, process, words)
-
-    async def _start(self, output: int) -> asyncio.subprocess.Process:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *self._command.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self._command.env},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EngineFailed(f"EngineMissing: {self._command.argv[0]} cannot be started: {error.strerror}") from None
 
     async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO) -> str:
         relay = asyncio.create_task(self._relay(words))
@@ -119,7 +104,7 @@ class Supervisor:
             by_itself = death.done()
         finally:
             self.health = Health(False, "EngineDied")
-            await self._end(process)
+            await end_engine(process)
             await asyncio.wait({relay}, timeout=RELAY_SECONDS)
             for task in (relay, probe, death):
                 task.cancel()
@@ -132,8 +117,7 @@ class Supervisor:
         words = (errors or list(self._tail) or ["it said nothing"])[-1].removeprefix("error: ")
         if code is None:
             return words
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"{how}: {words}"
+        return f"{how_it_ended(code)}: {words}"
 
     async def _relay(self, words: FileIO) -> None:
         """The engine's words go to the job's log; the last ones are kept to explain a death."""
@@ -186,20 +170,6 @@ class Supervisor:
                     return _load(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Health(False, f"Unhealthy: {type(error).__name__}")
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """TERM, then KILL, to the engine's whole group."""
-        if process.returncode is None:
-            _signal_group(process.pid, signal.SIGTERM)
-            await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
-        # Also when it has ended: workers that outlive it would keep its memory from the next one.
-        _signal_group(process.pid, signal.SIGKILL)
-        await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
-
-
-def _signal_group(leader: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, number)
 
 
 def _load(metrics: str) -> Health:

@@ -5,78 +5,113 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
 from rollyard.kinds.base import Condition, Kinded, KindObject
-from rollyard.kinds.quantity import Size, Walltime
+from rollyard.kinds.directives import (
+    Folder,
+    Gres,
+    Hosts,
+    Line,
+    Memory,
+    Name,
+    Names,
+    Options,
+    Shell,
+    Variables,
+    Word,
+    gpus_in,
+)
+from rollyard.kinds.hostlist import expand
+from rollyard.kinds.quantity import Walltime, size_bytes
+from rollyard.kinds.reasons import explained
 
 LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
-RESERVED_DIRECTIVES = {
-    "job-name",
-    "comment",
-    "output",
-    "error",
-    "open-mode",
-    "dependency",
-    "no-requeue",
-    "requeue",
-    "chdir",
-    "parsable",
-    "array",
-    "test-only",
-    "wrap",
-    "wait",
-    "input",
-}
+LOG_OFFSET = "Rollyard-Log-Offset"
+"""Header of an allocation's output: at which byte of all of it the answer begins; who was cut off asks for what follows."""
 
 
 class AllocationTemplate(Kinded):
     """What to ask of Slurm for one allocation; the same in both pools."""
 
-    partition: str | None = None
+    partition: Names | None = None
     """Partition, or several separated by commas; the site's default when left out."""
-    account: str | None = None
+    account: Name | None = None
     """Account to charge."""
-    qos: str | None = None
+    qos: Name | None = None
     """Quality of service."""
     nodes: int = Field(default=1, ge=1)
-    """Nodes of one allocation."""
+    """Nodes of one allocation; more than one only for a model server that spans them."""
     gpus_per_node: int = Field(default=0, ge=0)
     """GPUs on each node."""
+    gpu_type: Name | None = None
+    """Type of these GPUs as the site calls it, such as a100; any when left out."""
+    gres: Gres | None = None
+    """Other generic resources on each node, as for sbatch --gres: shard:2, or gpu:4 where a site wants GPUs asked for so."""
     cpus_per_task: int = Field(default=1, ge=1)
     """CPU cores on each node."""
-    memory: Size | None = None
-    """Memory of each node, such as 128G; the partition's default when left out."""
+    memory: Memory | None = None
+    """Memory of each node, such as 128G; 0 for all of it; the partition's default when left out."""
+    memory_per_cpu: Memory | None = None
+    """Memory for each CPU core, such as 4G, instead of `memory`."""
     time_limit: Walltime = "08:00:00"
     """Walltime as Slurm writes it, in quotes: "HH:MM:SS" or "D-HH:MM:SS"."""
-    constraint: str | None = None
+    constraint: Line | None = None
     """Node features, as for sbatch --constraint."""
-    exclude: list[str] = []
-    """Nodes to avoid."""
-    reservation: str | None = None
+    nodelist: list[Hosts] = []
+    """Nodes that each allocation must contain, all of them, such as [n1] or ["n[1-4]"]."""
+    exclude: list[Hosts] = []
+    """Nodes to avoid, such as [n7, "n[10-12]"]."""
+    reservation: Names | None = None
     """Reservation to run in."""
-    extra_directives: dict[str, str] = {}
-    """Further sbatch long options without dashes, such as {licenses: "matlab:1"}."""
-    env: dict[str, str] = {}
+    licenses: Word | None = None
+    """Licences of the cluster, such as matlab:1."""
+    exclusive: bool = False
+    """Whether its nodes are shared with no other job."""
+    nice: int = Field(default=0, ge=0, le=2_147_483_645)
+    """By how much to lower the jobs' priority."""
+    extra_directives: Options = {}
+    """Further sbatch long options without dashes, such as {gres-flags: enforce-binding}; an empty value for a plain flag."""
+    env: Variables = {}
     """Environment variables of the job; no place for secrets."""
-    setup: str = ""
+    setup: Shell = ""
     """Shell lines run before ours, such as `module load cuda`."""
-    scratch: str = "/tmp"
+    scratch: Folder = "/tmp"
     """Node-local folder for sockets, unpacked images and our own Python."""
+    stage_python: Literal["Auto", "Always", "Never"] = "Auto"
+    """Unpack our Python packages into `scratch` once a node and import them there; Auto: where they lie on a network folder."""
 
-    @field_validator("extra_directives")
-    @classmethod
-    def _ours(cls, value: dict[str, str]) -> dict[str, str]:
-        if taken := sorted(RESERVED_DIRECTIVES & value.keys()):
-            raise ValueError(f"{', '.join(taken)}: set by rollyard itself; leave out")
-        return value
+    @model_validator(mode="after")
+    def _consistent(self) -> AllocationTemplate:
+        if self.memory is not None and self.memory_per_cpu is not None:
+            raise ValueError("set `memory` for each node or `memoryPerCpu` for each core, not both")
+        if self.gpu_type is not None and not self.gpus_per_node:
+            raise ValueError("`gpuType` says which GPUs; write `gpusPerNode` too, how many")
+        if self.gpus_per_node and self.gres is not None and gpus_in(self.gres):
+            raise ValueError(
+                "`gpusPerNode` and `gres` both ask for GPUs; keep `gpusPerNode`, with `gpuType` where it matters"
+            )
+        wanted = {name for hosts in self.nodelist for name in expand(hosts)}
+        if len(wanted) > self.nodes:
+            raise ValueError(
+                f"each allocation contains all nodes of `nodelist`, {len(wanted)}, and `nodes` is {self.nodes}; "
+                "shorten the list, or name the nodes that are not wanted in `exclude`"
+            )
+        if both := wanted & {name for hosts in self.exclude for name in expand(hosts)}:
+            raise ValueError(f"{', '.join(sorted(both))}: in `nodelist` and in `exclude`; keep one of the two")
+        return self
 
-    @field_validator("env")
-    @classmethod
-    def _names(cls, value: dict[str, str]) -> dict[str, str]:
-        if bad := [k for k in value if not k.isidentifier()]:
-            raise ValueError(f"{', '.join(bad)}: write names of letters, digits and '_'")
-        return value
+    @property
+    def gpus(self) -> int:
+        """On each node, however they are asked for."""
+        return self.gpus_per_node or (gpus_in(self.gres) if self.gres is not None else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """On each node, as far as it is asked for; 0 for whatever there is."""
+        if self.memory_per_cpu is not None:
+            return size_bytes(self.memory_per_cpu) * self.cpus_per_task
+        return size_bytes(self.memory) if self.memory is not None else 0
 
 
 class PoolReference(Kinded):
@@ -140,6 +175,11 @@ class AllocationStatus(Kinded):
     ready: bool = False
     """Healthy by its own account: a node agent that dialled in, an engine that serves."""
     conditions: list[Condition] = []
+
+    @property
+    def why(self) -> str:
+        """Why its job waits, in Slurm's word and in ours; else how it ended."""
+        return explained(self.reason) if self.job_state == "PENDING" else self.reason
 
     @property
     def ended(self) -> bool:

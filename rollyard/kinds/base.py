@@ -11,8 +11,6 @@ from pydantic.alias_generators import to_camel
 GROUP = "rollyard.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-SCRIPT_ANNOTATION = "rollyard.dev/batch-script"
-"""On what a server's dry run answers: the script that would be submitted for the next allocation."""
 FINALIZER = f"{GROUP}/allocations"
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 

@@ -78,7 +78,9 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         Column("JOB", "Slurm's job id.", lambda o, now: o.status.job_id or "<none>"),
         Column("STATE", "Slurm's job state.", lambda o, now: o.status.job_state or "<none>"),
         Column("NODE", "Where it runs.", lambda o, now: o.status.node or "<none>"),
-        Column("REASON", "Slurm's reason, or how it ended.", lambda o, now: o.status.reason or "<none>", wide=True),
+        Column("START", "Since when it runs, or when it is expected to.", lambda o, now: _start(o, now), wide=True),
+        Column("EXIT", "Exit code of its job.", lambda o, now: _exit(o), wide=True),
+        Column("REASON", "Why it waits, or how it ended.", lambda o, now: o.status.why or "<none>", wide=True),
         _AGE,
     ],
     Event: [
@@ -97,6 +99,18 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
 def _stage(pool: RolloutPool, stage: str) -> str:
     status = pool.status.stages.get(stage)
     return f"{status.in_flight}/{status.width}" if status else "0/0"
+
+
+def _start(allocation: Allocation, now: datetime) -> str:
+    start = allocation.status.start_time
+    if start is None:
+        return "<unknown>"
+    return f"in {age(now, start)}" if allocation.status.job_state == "PENDING" else f"{age(start, now)} ago"
+
+
+def _exit(allocation: Allocation) -> str:
+    code = allocation.status.exit_code
+    return str(code) if code is not None else "<none>"
 
 
 def columns(kind: type[KindObject]) -> list[Column]:

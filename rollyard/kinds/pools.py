@@ -145,7 +145,25 @@ class InferencePoolSpec(Kinded):
                 raise ValueError("an external engine is started by others; leave out `replicas` and `autoscaling`")
             return self
         _one_size(self.replicas, self.autoscaling)
+        if self.engine.embedded is not None:
+            _one_node(self.allocation, "the embedded engine")
+        if self.engine.vllm is not None:
+            _spans(self.allocation, self.engine.vllm)
         return self
+
+
+def _one_node(allocation: AllocationTemplate, who: str) -> None:
+    if allocation.nodes > 1:
+        raise ValueError(f"`allocation.nodes`: write `replicas: {allocation.nodes}` instead: {who} works on one node")
+
+
+def _spans(allocation: AllocationTemplate, engine: VllmEngine) -> None:
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    if ranks % allocation.nodes:
+        raise ValueError(
+            f"`engine.vllm.tensorParallelSize` x `engine.vllm.pipelineParallelSize` ({ranks}) must be a multiple of "
+            f"`allocation.nodes` ({allocation.nodes}): a replica is spread evenly over its nodes"
+        )
 
 
 def _one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
@@ -222,6 +240,7 @@ class RolloutPoolSpec(Kinded):
     @model_validator(mode="after")
     def _consistent(self) -> RolloutPoolSpec:
         _one_size(self.replicas, self.autoscaling)
+        _one_node(self.allocation, "a node agent")
         if (limit := walltime_seconds(self.allocation.time_limit)) < self.budget_seconds:
             raise ValueError(
                 f"`allocation.timeLimit` ({limit} s) must cover the budgets of the stages ({self.budget_seconds} s in all), "

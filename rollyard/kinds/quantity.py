@@ -37,6 +37,13 @@ def walltime_seconds(text: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def walltime_text(seconds: int) -> str:
+    """`[D-]HH:MM:SS`."""
+    days, rest = divmod(seconds, 86_400)
+    text = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{text}" if days else text
+
+
 def _check_size(text: str) -> str:
     size_bytes(text)
     return text

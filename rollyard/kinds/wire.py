@@ -65,6 +65,8 @@ class EndpointFile(Message):
     url: str
     epoch: int
     """Grows with every start of a server on this folder; an older one never overwrites a newer one."""
+    job: str | None = None
+    """The Slurm job that the server is, where it is one."""
 
 
 class Endpoint(Message):

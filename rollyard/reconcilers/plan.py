@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
-from rollyard.reconcilers.pending import is_limit, meaning
+from rollyard.kinds.reasons import is_limit, meaning
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup, usable
 from rollyard.slurm.base import Job, Snapshot
 
@@ -33,12 +33,15 @@ Slurm's ordinary business; a person's scancel is answered by another allocation,
 
 
 def template_hash(pool: Pool) -> str:
-    """Of everything an allocation is made from; another hash means out of date."""
+    """Of everything an allocation is made from; another hash means out of date.
+
+    Without what is left at its default: a release that adds a field replaces nobody's allocations.
+    """
     if isinstance(pool, InferencePool):
         parts = [pool.spec.allocation, pool.spec.model, pool.spec.engine]
     else:
         parts = [pool.spec.allocation, pool.spec.sandbox, pool.spec.stages]
-    text = json.dumps([part.model_dump(mode="json") for part in parts], sort_keys=True)
+    text = json.dumps([part.model_dump(mode="json", exclude_defaults=True) for part in parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -9,15 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.pools import InferencePool, Pool
 from rollyard.kinds.wire import AllocationFile
 from rollyard.slurm.base import BatchScript, Job
+from rollyard.slurm.runtime import STAGE, Runtime
 from rollyard.slurm.script import FOLDER, JOB_PREFIX, batch_script
 from rollyard.trust.secrets import write_secret
 from rollyard.trust.tokens import Role
 
 LAST_WORDS_BYTES = 16 << 10
+GANG_WAIT_SECONDS = 60
 
 
 class Workspace:
@@ -27,6 +29,7 @@ class Workspace:
         self._data = data
         self._server_id = server_id
         self._issue = issue
+        self._runtime = Runtime(data / "runtime")
 
     def comment(self, id: str) -> str:
         """Names a job as ours; `id` is an allocation's uid, or that of a burst."""
@@ -65,16 +68,18 @@ class Workspace:
         return self._data / "bursts" / id
 
     def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
+        template, archive = first.spec.template, self._runtime.archive(first.spec.template)
         word = "inference-server" if first.spec.pool.kind == "InferencePool" else "node-agent"
         return batch_script(
-            first.spec.template,
+            template,
             name=f"{JOB_PREFIX}{name}",
             comment=self.comment(id),
             log_path=str(folder / "job.log"),
             directory=str(folder),
-            command=[sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
+            command=[*_launcher(template), sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
             tasks=tasks,
             after_job=first.spec.after_job,
+            stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
         )
 
     def link(self, burst: str, allocations: Sequence[Allocation]) -> None:
@@ -87,6 +92,7 @@ class Workspace:
 
     def prepare(self, allocation: Allocation, pool: Pool) -> None:
         """Write the folder; again is no error. Blocks."""
+        self._runtime.pack(allocation.spec.template)
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -140,3 +146,12 @@ def _words(line: str) -> str:
         if isinstance(logged, dict) and "message" in logged:
             return str(logged["message"])
     return line.removeprefix("error: ")
+
+
+def _launcher(template: AllocationTemplate) -> list[str]:
+    """A gang has one process on each node; the first that dies ends them all, and none waits long for the others."""
+    if template.nodes == 1:
+        return []
+    # srun does not take the cores over from sbatch (Slurm 22.05, release notes).
+    cores = f"--cpus-per-task={template.cpus_per_task}"
+    return ["srun", "--kill-on-bad-exit=1", f"--wait={GANG_WAIT_SECONDS}", "--ntasks-per-node=1", cores]

@@ -121,6 +121,8 @@ class Node:
     memory_bytes: int = 0
     gpus: int = 0
     features: frozenset[str] = frozenset()
+    gpu_types: frozenset[str] = frozenset()
+    """As the site calls them; a site need not call them anything."""
 
     @property
     def usable(self) -> bool:

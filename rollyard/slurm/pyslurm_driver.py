@@ -85,7 +85,7 @@ async def unfit(driver: PyslurmDriver, commands: Driver) -> str:
         await driver.snapshot()
         site, known = await driver.site(), await commands.site()
     except SlurmUnreachable as error:
-        return str(error)
+        return str(error).removeprefix("pyslurm: ")
     if site.version != known.version or site.partitions != known.partitions or set(site.nodes) != set(known.nodes):
         return f"what it reads of Slurm {known.version} differs from what scontrol says: is it built for that version?"
     return ""

@@ -76,9 +76,8 @@ class PyslurmProcess:
             async with asyncio.timeout(self._limit):
                 answer = await self._exchange(request)
         except TimeoutError:
-            why = f"it did not answer within {self._limit:g} s" + (
-                self._child.complaint if self._child is not None else ""
-            )
+            complaint = self._child.complaint if self._child is not None else ""
+            why = f"it did not answer within {self._limit:g} s{complaint}"
         except _Broken as error:
             why = str(error)
         else:
@@ -159,7 +158,7 @@ class _Child:
             answer = json.loads(line)
             if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
                 raise ValueError
-        except ValueError:  # too long, no UTF-8, no JSON, or other JSON
+        except (ValueError, RecursionError):  # too long, no UTF-8, no JSON, or other JSON
             raise _Broken("it printed what is no answer") from None
         return answer
 

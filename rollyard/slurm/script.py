@@ -6,26 +6,14 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from rollyard.errors import Cause, Invalid, SubmitRefused
+from rollyard.errors import Invalid, SubmitRefused
 from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.directives import CONTROL
 from rollyard.slurm.base import BatchScript
 
 JOB_PREFIX = "rollyard-"
 FOLDER = "$ROLLYARD_ALLOCATION"
 """As a word of the command: the allocation's folder."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
-_OPTION = re.compile(r"[a-z][a-z0-9-]*")
-_FIELDS = {
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
-    "mem": "memory",
-    "time": "timeLimit",
-    "constraint": "constraint",
-    "exclude": "exclude",
-    "reservation": "reservation",
-}
-"""sbatch's option -> the field of the template that it comes from."""
 
 
 def batch_script(
@@ -38,14 +26,16 @@ def batch_script(
     command: Sequence[str],
     tasks: int | None = None,
     after_job: str | None = None,
+    stage: Sequence[str] = (),
 ) -> BatchScript:
     """Options of the template as `#SBATCH` lines, then setup, environment and the command.
 
     With `tasks` it asks for a job array of indices 0 to tasks - 1; `directory` then has a folder, or a link to one, called
     after each index, and `log_path` is below it. The command finds its own as the word FOLDER. With `after_job` it starts
-    only when that job has ended, however it ended.
+    only when that job has ended, however it ended. `stage` is a command that prints a folder to import Python from; where it
+    fails, the job imports as it would without.
 
-    Raises Invalid, with the field, for a value that cannot stand on one line: it could smuggle in a directive of its own.
+    Raises Invalid for a value that cannot stand on one line: it could smuggle in a directive of its own.
     """
     options = _options(template) | {
         "job-name": name,
@@ -59,7 +49,7 @@ def batch_script(
     for option in ("array", "dependency"):
         if options[option] is None:
             del options[option]
-    lines = ["#!/bin/bash", *(_directive(k, v) for k, v in options.items())]
+    lines = ["#!/bin/bash", *(directive(k, v) for k, v in options.items())]
     lines.append(":  # sbatch looks for directives up to the first command: none in `setup` may replace ours")
     own = (
         shlex.quote(directory)
@@ -67,9 +57,11 @@ def batch_script(
         else f'"$(cd -P {shlex.quote(directory)}/"$SLURM_ARRAY_TASK_ID" && pwd)"'
     )
     lines.append(f"export ROLLYARD_ALLOCATION={own}")
-    lines += [_export(key, value) for key, value in template.env.items()]
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in template.env.items()]
     if template.setup.strip():
         lines.append(template.setup.strip("\n"))
+    if stage:
+        lines.append(f'staged=$({shlex.join(stage)}) && export PYTHONPATH="$staged${{PYTHONPATH:+:$PYTHONPATH}}"')
     words = (f'"{FOLDER}"' if word == FOLDER else shlex.quote(word) for word in command)
     lines += [f"exec {' '.join(words)}", ""]
     return BatchScript(name=name, comment=comment, text="\n".join(lines), directory=directory)
@@ -100,43 +92,48 @@ def directives(text: str) -> dict[str, str]:
 
 
 def _options(template: AllocationTemplate) -> dict[str, str | None]:
-    options: dict[str, str | None] = {
+    """An option without a value is a flag."""
+    options = {
         "partition": template.partition,
         "account": template.account,
         "qos": template.qos,
         "nodes": str(template.nodes),
         "ntasks-per-node": "1",
-        "gpus-per-node": str(template.gpus_per_node) if template.gpus_per_node else None,
+        "gpus-per-node": _gpus(template),
+        "gres": template.gres,
         "cpus-per-task": str(template.cpus_per_task),
-        "mem": template.memory,
+        "mem": _memory(template.memory),
+        "mem-per-cpu": _memory(template.memory_per_cpu),
         "time": template.time_limit,
         "constraint": template.constraint,
+        "nodelist": ",".join(template.nodelist) or None,
         "exclude": ",".join(template.exclude) or None,
         "reservation": template.reservation,
+        "licenses": template.licenses,
+        "exclusive": "" if template.exclusive else None,
+        "nice": str(template.nice) if template.nice else None,
     }
     return {k: v for k, v in {**options, **template.extra_directives}.items() if v is not None}
 
 
-def _directive(option: str, value: str | None) -> str:
-    field = f"spec.allocation.{_FIELDS.get(option, f'extraDirectives.{option}')}"
-    if not _OPTION.fullmatch(option):
-        message = f"{option!r} is no sbatch option; write a long option without dashes, such as licenses"
-        raise _invalid("spec.allocation.extraDirectives", message)
-    if not value:  # a flag, such as exclusive: ""
+def _gpus(template: AllocationTemplate) -> str | None:
+    if not template.gpus_per_node:
+        return None
+    return f"{template.gpu_type}:{template.gpus_per_node}" if template.gpu_type else str(template.gpus_per_node)
+
+
+def _memory(size: str | None) -> str | None:
+    """Slurm knows no `GiB`; its G is one."""
+    return re.sub(r"i?B$", "", size, flags=re.IGNORECASE) if size is not None else None
+
+
+def directive(option: str, value: str | None) -> str:
+    """One `#SBATCH` line; a flag where there is no value. Raises Invalid for a value that does not stand on one line."""
+    if not value:
         return f"#SBATCH --{option}"
-    if _CONTROL.search(value):
-        raise _invalid(field, "write it on one line, without control characters")
+    if CONTROL.search(value):  # no template can hold one, but the path of the data folder can
+        raise Invalid(f"--{option}: {value!r} does not fit on one line of a batch script; choose another path")
     return f"#SBATCH --{option}={_quoted(value)}"
-
-
-def _export(name: str, value: str) -> str:
-    if "\0" in value:
-        raise _invalid(f"spec.allocation.env.{name}", "write it without NUL characters")
-    return f"export {name}={shlex.quote(value)}"
-
-
-def _invalid(field: str, message: str) -> Invalid:
-    return Invalid(f"{field}: {message}", causes=[Cause(field, message)])
 
 
 def _quoted(value: str) -> str:

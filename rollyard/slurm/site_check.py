@@ -1,18 +1,23 @@
 """Whether a template can be fulfilled here, before anything is submitted. Pure.
 
-Only what can never start is an error. Nodes that are down or drained count as what they have: they come back.
+What can never start is an error. Nodes and partitions that are down count as what they have, for they come back: that a job
+is going to wait for them is a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rollyard.errors import Cause
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.kinds.quantity import size_bytes, walltime_seconds
+from rollyard.kinds.hostlist import expand
+from rollyard.kinds.quantity import walltime_seconds, walltime_text
 from rollyard.slurm.base import Node, Partition, Site
 
 GIB = 1 << 30
+MOST_NAMES = 12
+"""Of what there is, in one message."""
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
@@ -21,70 +26,139 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
         return []
     unknown = [name for name in _asked(template) if name not in site.partitions]
     if unknown:
-        there = ", ".join(sorted(site.partitions))
-        return [_cause("partition", f"there is no partition {', '.join(unknown)}; write one of {there}")]
-    partitions = [site.partitions[n] for n in _asked(template)] or [p for p in site.partitions.values() if p.default]
+        return [
+            _cause("partition", f"there is no partition {', '.join(unknown)}; write one of {_some(site.partitions)}")
+        ]
+    partitions = _partitions(template, site)
     if not partitions:
-        return [_cause("partition", f"this site has no default; write one of {', '.join(sorted(site.partitions))}")]
+        return [_cause("partition", f"this site has no default; write one of {_some(site.partitions)}")]
+    if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
+        return wrong
     # A job may start in any of them, so it is wrong only where each refuses it.
     found = [_refusals(template, partition, site) for partition in partitions]
     return min(found, key=len) if all(found) else []
 
 
+def doubts(template: AllocationTemplate, site: Site) -> list[str]:
+    """Why jobs of a template that is not wrong are going to wait, as things are now."""
+    partitions = _partitions(template, site)
+    up = [p for p in partitions if p.up]
+    if partitions and not up:
+        names = ", ".join(p.name for p in partitions)
+        return [f"partition {names} is not up: jobs wait, or are refused, until it is"]
+    nodes = {n.name: n for p in up for n in _nodes(template, p, site) if _fits(template, n)}
+    if nodes and not any(n.usable for n in nodes.values()):
+        named = _some(f"{n.name} is {n.state}{f' ({n.reason})' if n.reason else ''}" for n in nodes.values())
+        return [f"no node that could run it is usable now: {named}; jobs wait until one comes back"]
+    return []
+
+
 def _asked(template: AllocationTemplate) -> list[str]:
-    return [name for name in (template.partition or "").split(",") if name]
+    return template.partition.split(",") if template.partition else []
+
+
+def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
+    """Those asked for that there are, or the default."""
+    asked = _asked(template)
+    if asked:
+        return [site.partitions[name] for name in asked if name in site.partitions]
+    return [p for p in site.partitions.values() if p.default]
+
+
+def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
+    if not site.nodes:
+        return
+    for field, hosts in (("nodelist", template.nodelist), ("exclude", template.exclude)):
+        names = [name for text in hosts for name in expand(text) if name not in site.nodes]
+        if names:
+            yield _cause(field, f"there is no node {_some(names)}; there are {_some(site.nodes)}")
+
+
+def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
+    """Slurm refuses an expression with any name that no node has, wherever it stands in it."""
+    known = {feature for node in site.nodes.values() for feature in node.features}
+    asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
+    names = [name for name in asked if name not in known]
+    if known and names:
+        yield _cause("constraint", f"no node has the feature {_some(names)}; there are {_some(known)}")
 
 
 def _refusals(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
     return [*_limits(template, partition), *_sizes(template, partition, site)]
 
 
-def _limits(template: AllocationTemplate, partition: Partition) -> list[Cause]:
-    found, name = [], partition.name
+def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Cause]:
+    name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
-        longest = _walltime(partition.max_seconds)
-        found.append(_cause("timeLimit", f'partition {name} allows at most "{longest}"'))
+        yield _cause("timeLimit", f'partition {name} allows at most "{walltime_text(partition.max_seconds)}"')
     if partition.max_nodes is not None and template.nodes > partition.max_nodes:
-        found.append(_cause("nodes", f"partition {name} allows at most {partition.max_nodes}"))
+        yield _cause("nodes", f"partition {name} allows at most {partition.max_nodes}")
     for field, allowed in (("account", partition.accounts), ("qos", partition.qos)):
         asked = getattr(template, field)
         if asked is not None and allowed is not None and asked not in allowed:
-            found.append(_cause(field, f"partition {name} takes {', '.join(sorted(allowed))}, not {asked}"))
-    return found
+            yield _cause(field, f"partition {name} takes {_some(allowed)}, not {asked}")
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
     """Whether enough of its nodes are large enough, each thing by itself."""
-    nodes = [site.nodes[name] for name in partition.nodes if name in site.nodes and name not in template.exclude]
-    if not nodes:
+    if not any(name in site.nodes for name in partition.nodes):
         return []  # nothing is known of them
-    memory = size_bytes(template.memory) if template.memory is not None else 0
-    wanted: list[tuple[str, str, int, list[int], Callable[[int], str]]] = [
-        ("cpusPerTask", "CPUs", template.cpus_per_task, [n.cpus for n in nodes], str),
-        ("memory", "of memory", memory, [n.memory_bytes for n in nodes], lambda size: f"{size / GIB:.1f}G"),
-        ("gpusPerNode", "GPUs", template.gpus_per_node, [n.gpus for n in nodes], str),
-    ]
+    foreign = [n for text in template.nodelist for n in expand(text) if n not in partition.nodes]
+    if foreign:
+        return [_cause("nodelist", f"{_some(foreign)}: not in partition {partition.name}")]
+    nodes = _nodes(template, partition, site)
+    if not nodes:
+        return [_cause("exclude", f"names every node of partition {partition.name}; leave one out of it")]
     found = [
         _cause(field, f"the largest node of partition {partition.name} has {show(max(sizes))} {what}")
-        for field, what, asked, sizes, show in wanted
+        for field, what, asked, sizes, show in _wanted(template, nodes)
         if asked > max(sizes)
     ]
-    if not found and _large(template, memory, nodes) < template.nodes:
+    types = {type for node in nodes for type in node.gpu_types}
+    if template.gpu_type is not None and types and template.gpu_type not in types:
+        found.append(_cause("gpuType", f"partition {partition.name} has {_some(types)}, not {template.gpu_type}"))
+    if not found and sum(_fits(template, n) for n in nodes) < template.nodes:
         found.append(_cause("nodes", f"partition {partition.name} has {len(nodes)} nodes, and too few of this size"))
     return found
 
 
-def _large(template: AllocationTemplate, memory: int, nodes: Sequence[Node]) -> int:
-    return sum(
-        n.cpus >= template.cpus_per_task and n.memory_bytes >= memory and n.gpus >= template.gpus_per_node
-        for n in nodes
-    )
+def _wanted(
+    template: AllocationTemplate, nodes: Sequence[Node]
+) -> list[tuple[str, str, int, list[int], Callable[[int], str]]]:
+    """(field, what of, how much, what each node has, how to write that)"""
+    memory = "memoryPerCpu" if template.memory_per_cpu is not None else "memory"
+    gpus = "gpusPerNode" if template.gpus_per_node else "gres"
+    return [
+        ("cpusPerTask", "CPUs", template.cpus_per_task, [n.cpus for n in nodes], str),
+        (
+            memory,
+            "of memory",
+            template.memory_bytes,
+            [n.memory_bytes for n in nodes],
+            lambda size: f"{size / GIB:.1f}G",
+        ),
+        (gpus, "GPUs", template.gpus, [n.gpus for n in nodes], str),
+    ]
 
 
-def _walltime(seconds: int) -> str:
-    days, rest = divmod(seconds, 86_400)
-    text = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-    return f"{days}-{text}" if days else text
+def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
+    """Those of a partition that are known and not excluded; only those named, where any are."""
+    excluded = {name for text in template.exclude for name in expand(text)}
+    named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()
+    names = (named or partition.nodes) - excluded
+    return [site.nodes[name] for name in sorted(names) if name in site.nodes]
+
+
+def _fits(template: AllocationTemplate, node: Node) -> bool:
+    typed = template.gpu_type is None or not node.gpu_types or template.gpu_type in node.gpu_types
+    enough = node.cpus >= template.cpus_per_task and node.memory_bytes >= template.memory_bytes
+    return enough and node.gpus >= template.gpus and typed
+
+
+def _some(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    return ", ".join(found[:MOST_NAMES]) + more
 
 
 def _cause(field: str, message: str) -> Cause:

@@ -39,6 +39,7 @@ def _node(line: str) -> Node:
         memory_bytes=int(_value(line, "RealMemory") or 0) * MIB,
         gpus=gpus_of_gres(_value(line, "Gres")),
         features=_names(_value(line, "AvailableFeatures")) or frozenset(),
+        gpu_types=frozenset(re.findall(r"\bgpu:([A-Za-z][^:,(]*):\d", _value(line, "Gres"))),
     )
 
 

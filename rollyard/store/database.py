@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,15 @@ from rollyard.kinds.base import KindObject
 from rollyard.store import objects, schema
 from rollyard.store.blobs import PackWriter
 from rollyard.store.journal import Journal, choose_journal
-from rollyard.store.lock import FolderLock
+from rollyard.store.lock import FolderLock, JobRun
+
+log = logging.getLogger(__name__)
 
 READERS = 4
 BUSY_SECONDS = 10.0
 """Without WAL a reader and a commit wait for each other; neither takes long."""
+TAKE_OVER_SECONDS = 10.0
+"""A holder that is well looks at the epoch every second, and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +42,19 @@ class Database:
     oldest: int
 
 
-def open_database(folder: Path) -> Database:
-    """Blocks for some milliseconds. Raises Unavailable, in words, whatever is wrong with the folder."""
+def open_database(folder: Path, run: JobRun | None = None) -> Database:
+    """Blocks for some milliseconds; up to TAKE_OVER_SECONDS when an earlier run of the same job still has the folder.
+
+    Raises Unavailable, in words, whatever is wrong with the folder.
+    """
     with ExitStack() as undo:
         try:
             blobs = folder / "blobs"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             blobs.mkdir(mode=0o700, exist_ok=True)
-            lock = FolderLock(folder)
+            lock = FolderLock(folder, run)
             undo.callback(lock.release)
+            _take(lock, folder)
             journal = choose_journal(folder)
             database = _open(undo, folder / "rollyard.db", blobs, lock, journal)
         except OSError as error:
@@ -54,6 +63,17 @@ def open_database(folder: Path) -> Database:
             raise Unavailable(f"{folder / 'rollyard.db'} cannot be used: {error}") from None
         undo.pop_all()
         return database
+
+
+def _take(lock: FolderLock, folder: Path) -> None:
+    if lock.take():
+        return
+    if not lock.is_left_over():
+        raise lock.refusal()
+    with closing(_connect(folder / "rollyard.db")) as db:
+        schema.begin_epoch(db)  # from here on the holder commits nothing
+    if not lock.take_within(TAKE_OVER_SECONDS):
+        log.warning("going on without the lock of %s: a node that Slurm has given up still holds it", folder)
 
 
 def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal) -> Database:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 
-from rollyard.errors import Unavailable
+from rollyard.errors import Superseded, Unavailable
 
 _VERSION_1 = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -77,3 +77,13 @@ def begin_epoch(db: sqlite3.Connection) -> tuple[int, str]:
     meta = dict(db.execute("SELECT name, value FROM meta"))
     db.execute("COMMIT")
     return int(meta["epoch"]), str(meta["server_id"])
+
+
+def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
+    """Raises Superseded once a later opening has been counted.
+
+    Asked within the transaction that it is to allow: nobody can count another before that has ended.
+    """
+    (newest,) = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
+    if newest != epoch:
+        raise Superseded(f"a newer server has this data folder (epoch {newest}, this one has {epoch})")

@@ -16,10 +16,11 @@ from rollyard.errors import NotFound
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.store import objects, queries
+from rollyard.store import objects, queries, schema
 from rollyard.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
 from rollyard.store.blobs import read_blob
 from rollyard.store.database import Database, open_database
+from rollyard.store.lock import JobRun
 from rollyard.store.readers import Readers
 from rollyard.store.rollouts import RolloutTransaction
 from rollyard.store.watch import Feed, Watch
@@ -43,13 +44,22 @@ class SqliteStore:
         self._blobs = database.blobs
         self._readers = Readers(database.reading)
         self._feed = Feed(database.objects, database.version, database.oldest, self._read_log)
-        self._writer = Writer(Unit(database.writing, database.packs), self._feed.publish)
+        self._writer = Writer(Unit(database.writing, database.packs), database.epoch, self._feed.publish)
         self._closed = False
 
     @classmethod
-    async def open(cls, folder: Path, clock: Clock | None = None) -> SqliteStore:
-        """Makes what is missing. Raises Unavailable: in use by another process, not writable, written by a newer Rollyard."""
-        return cls(await asyncio.to_thread(open_database, folder), clock or SystemClock())
+    async def open(cls, folder: Path, clock: Clock | None = None, run: JobRun | None = None) -> SqliteStore:
+        """Makes what is missing. `run`: which job we are; the folder is taken over from an earlier run of it.
+
+        Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
+        """
+        return cls(await asyncio.to_thread(open_database, folder, run), clock or SystemClock())
+
+    async def confirm(self) -> None:
+        """The folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot be read."""
+        if not self._lock.held:
+            await asyncio.to_thread(self._lock.take)  # a node that was given up may have let go of it by now
+        await self._readers.call(lambda db: schema.check_epoch(db, self.epoch))
 
     async def close(self) -> None:
         """Finishes what was asked for before, then lets go of the folder."""

@@ -1,7 +1,8 @@
 """One thread owns the writing connection. All changes that wait are committed together, with one fsync.
 
 Each change runs in a savepoint: one that raises is undone alone. When the disk itself fails, nothing of the batch has
-happened and everyone in it is told so; the next batch starts afresh.
+happened and everyone in it is told so; the next batch starts afresh. Once another server has counted a later epoch,
+nothing is written any more.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from rollyard.errors import Unavailable
+from rollyard.errors import Superseded, Unavailable
 from rollyard.store.base import WatchEvent
 from rollyard.store.blobs import PackWriter
+from rollyard.store.schema import check_epoch
 
 T = TypeVar("T")
 MAX_BATCH = 1024
@@ -44,8 +46,9 @@ class _Request:
 class Writer:
     """Runs changes in order of arrival; `published` is called on the loop, before the answers, with what was committed."""
 
-    def __init__(self, unit: Unit, published: Callable[[list[WatchEvent]], None]) -> None:
+    def __init__(self, unit: Unit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
+        self._epoch = epoch
         self._published = published
         self._loop = asyncio.get_running_loop()
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -98,13 +101,16 @@ class Writer:
         unit = self._unit
         try:
             unit.db.execute("BEGIN IMMEDIATE")
+            check_epoch(unit.db, self._epoch)
             for request in batch:
                 self._apply(request)
             unit.packs.sync()
             unit.db.execute("COMMIT")
             unit.packs.keep()
-        except (sqlite3.Error, OSError) as error:
+        except Superseded as error:
             self._abandon(batch, error)
+        except (sqlite3.Error, OSError) as error:
+            self._abandon(batch, Unavailable(f"nothing was stored: {error}", retry_after=5))
 
     def _apply(self, request: _Request) -> None:
         unit = self._unit
@@ -121,7 +127,7 @@ class Writer:
             del unit.events[events:]
         unit.db.execute("RELEASE change")
 
-    def _abandon(self, batch: list[_Request], error: Exception) -> None:
+    def _abandon(self, batch: list[_Request], error: Unavailable) -> None:
         unit = self._unit
         # SQLite may have rolled back by itself (a full disk, an I/O error); if neither works, the next BEGIN fails too.
         with contextlib.suppress(sqlite3.Error):
@@ -131,7 +137,7 @@ class Writer:
         unit.events.clear()
         for request in batch:
             # Also where the change itself raised: it may have judged by what another of the batch had written.
-            request.error = Unavailable(f"nothing was stored: {error}", retry_after=5)
+            request.error = error
 
     def _settle(self, batch: list[_Request], events: list[WatchEvent]) -> None:
         self._published(events)

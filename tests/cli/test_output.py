@@ -15,7 +15,7 @@ from rollyard.kinds.pools import InferencePool, RolloutPool
 
 
 def pool(name: str, namespace: str = "default", **status: Any) -> RolloutPool:
-    made = datetime.now(UTC) - timedelta(minutes=5)
+    made = datetime.now(UTC) - timedelta(hours=5)
     metadata = {"name": name, "namespace": namespace, "creationTimestamp": made}
     return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": status})
 
@@ -34,8 +34,8 @@ def test_a_table_has_its_columns_in_line() -> None:
     lines = table(RolloutPool, [pool("swe"), BUSY], wide=False, namespaces=False)
     assert [line.split() for line in lines] == [
         ["NAME", "READY", "STATUS", "QUEUED", "INIT", "RUN", "EVAL", "AGE"],
-        ["swe", "0/0", "Unknown", "0", "0/0", "0/0", "0/0", "5m"],
-        ["a-longer-name", "1/2", "Starting", "3", "0/0", "4/8", "0/0", "5m"],
+        ["swe", "0/0", "Unknown", "0", "0/0", "0/0", "0/0", "5h"],
+        ["a-longer-name", "1/2", "Starting", "3", "0/0", "4/8", "0/0", "5h"],
     ]
     assert len({line.index(word) for line, word in zip(lines, ("READY", "0/0", "1/2"), strict=True)}) == 1
     assert not any(line.endswith(" ") for line in lines)

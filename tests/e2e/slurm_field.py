@@ -63,7 +63,7 @@ class Field:
 
     async def all_is_well(self, *, jobs: int = 4, seconds: float = 120.0) -> None:
         """More work is done too; then as many jobs live as are declared, and each is one of an allocation."""
-        await self.submit("after", 4)
+        await self.submit(f"after-{len(self.ids)}", 4)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
         assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]

@@ -1,42 +1,86 @@
-"""`rollyard doctor` about the cluster that it finds."""
+"""`rollyard doctor` about the cluster that it finds, and about a node of it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cluster import Cluster, NewCluster
 
-
-def doctor(cluster: Cluster, **more: str) -> tuple[int, str]:
-    """(exit status, the line about the cluster)."""
-    command = [sys.executable, "-m", "rollyard.cli.main", "doctor"]
-    done = subprocess.run(
-        command, env={**os.environ, **cluster.env, **more}, capture_output=True, text=True, timeout=120
-    )
-    return done.returncode, next(line for line in done.stdout.splitlines() if line.split()[1] == "cluster")
+from rollyard.doctor.cluster import judge
+from rollyard.doctor.shared import clocks
 
 
-def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(nodes=2)
-    status, line = doctor(cluster)
+def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict[str, str]]:
+    """(exit status, what was asked about -> level and detail)."""
+    command = [sys.executable, "-m", "rollyard.cli.main", "doctor", *options]
+    env = {**os.environ, **cluster.env, **variables}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    return done.returncode, {line[6:26].strip(): line[:6] + line[27:] for line in done.stdout.splitlines()}
+
+
+def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster: NewCluster, tmp_path: Path) -> None:
+    cluster = new_cluster(nodes=2, conf=("KillWait=3",))
+    status, found = doctor(cluster)
     assert status == 0
-    assert line.startswith("OK")
-    assert "driver cli, not pyslurm (pyslurm: ModuleNotFoundError: No module named 'pyslurm')" in line
-    assert "partitions low, main are up, by default main; 2 of 2 nodes usable" in line
-    cluster.run("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=test")
-    assert "0 of 2 nodes usable" in doctor(cluster)[1]
-    cluster.stop_daemon("slurmctld")
-    status, line = doctor(cluster)
+    assert found["cluster"].startswith("OK")
+    assert "by the driver cli; not pyslurm: ModuleNotFoundError: No module named 'pyslurm'" in found["cluster"]
+    assert "partitions low, main are up, by default main; 2 of 2 nodes usable" in found["cluster"]
+    assert found["KillWait"].startswith("WARN  3 s between TERM and KILL")
+
+    status, found = doctor(cluster, "--node", "--data", str(tmp_path))
+    assert status == 0, found
+    here = os.uname().nodename
+    assert found[f"{here}: sandbox"].endswith("a sandbox started and ran a command")
+    assert found[f"{here}: network"].startswith("OK")
+    assert found[f"{here}: clock"].startswith("OK    within")
+    assert list(tmp_path.iterdir()) == []
+    assert cluster.run("squeue", "-h", "-t", "pending,running") == ""
+
+    status, found = doctor(cluster, "--node", "--data", str(tmp_path), "--advertise", "nowhere.invalid")
     assert status == 1
-    assert line.startswith("FAIL")
-    assert "does not answer" in line
+    assert found[f"{here}: network"].startswith("FAIL  nowhere.invalid:")
+    assert "name another address or interface by --advertise" in found[f"{here}: network"]
+
+    cluster.run("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=test")
+    status, found = doctor(cluster, "--node", "--data", str(tmp_path), "--wait", "3")
+    assert "0 of 2 nodes usable" in found["cluster"]
+    assert "is PENDING" in found["node"]
+    cluster.stop_daemon("slurmctld")
+    status, found = doctor(cluster)
+    assert status == 1
+    assert found["cluster"].startswith("FAIL")
+    assert "does not answer" in found["cluster"]
 
 
 @pytest.mark.heavy
 def test_it_names_the_driver_that_fits(new_cluster: NewCluster) -> None:
     cluster = new_cluster(nodes=1, sid=True)
     python = f"{cluster.wrapper[0]} /opt/pyslurm/bin/python"
-    assert ", driver pyslurm; partitions" in doctor(cluster, ROLLYARD_PYSLURM_PYTHON=python)[1]
+    assert " by the driver pyslurm; partitions" in doctor(cluster, ROLLYARD_PYSLURM_PYTHON=python)[1]["cluster"]
+
+
+@pytest.mark.parametrize(
+    ("config", "warned"),
+    [
+        ({"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/affinity,task/cgroup", "KillWait": "30 sec"}, set()),
+        ({"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/cgroup"}, {"processes"}),
+        (
+            {"TaskPlugin": "task/none", "MinJobAge": "2 sec", "MaxArraySize": "8"},
+            {"confinement", "MinJobAge", "MaxArraySize"},
+        ),
+    ],
+)
+def test_settings_that_matter_are_warned_of(config: dict[str, str], warned: set[str]) -> None:
+    assert {found.what for found in judge(config) if found.level == "WARN"} == warned
+
+
+def test_a_clock_that_is_off_is_a_failure() -> None:
+    assert clocks("clock", 0.4, "this node").level == "OK"
+    found = clocks("clock", -90.0, "this node")
+    assert found.level == "FAIL"
+    assert "this node is 90 s behind us" in found.detail

@@ -195,17 +195,18 @@ async def test_a_record_that_slurm_has_purged_is_missed(
 
 async def test_what_slurm_refuses_is_said_in_its_words(field: Field) -> None:
     await field.begin()
-    with pytest.raises(Invalid, match="the largest node of partition main has 4 GPUs"):
-        await field.apply(demo={"allocation": {"gpusPerNode": 64}})
-    with pytest.raises(Invalid, match="there is no partition nowhere; write one of low, main"):
-        await field.apply(demo={"allocation": {"partition": "nowhere"}})
-    await field.apply(
-        demo={"allocation": {"extraDirectives": {"gres": "gpu:64"}}}
-    )  # what is free text Slurm has to judge
+    for wrong, message in (
+        ({"gpusPerNode": 64}, "the largest node of partition main has 4 GPUs"),
+        ({"gres": "gpu:64"}, "the largest node of partition main has 4 GPUs"),
+        ({"partition": "nowhere"}, "there is no partition nowhere; write one of low, main"),
+    ):
+        with pytest.raises(Invalid, match=message):
+            await field.apply(demo={"allocation": wrong})
+    await field.apply(demo={"allocation": {"gres": "shard:64"}})  # of what nothing is known Slurm has to judge
 
     async def told() -> bool:
         events, _ = await field.client.list_objects("Event")
-        return any("Requested node configuration is not available" in getattr(e, "message", "") for e in events)
+        return any("Invalid generic resource (gres) specification" in getattr(e, "message", "") for e in events)
 
     await field.yard.until(told)
     await field.yard.gather(field.client, field.ids)  # the old ones stay until there are new ones

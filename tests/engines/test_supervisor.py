@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.engines import process
 from rollyard.engines import supervisor as module
 from rollyard.engines.command import EngineCommand, engine_command
 from rollyard.engines.supervisor import EngineFailed, Supervisor
@@ -76,7 +77,7 @@ async def test_an_engine_that_hangs_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.05)
     monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(module, "STOP_SECONDS", 0.2)  # TERM does not reach what is stopped
+    monkeypatch.setattr(process, "STOP_SECONDS", 0.2)  # TERM does not reach what is stopped
     uds = tmp_path / "e"
     supervisor = Supervisor(embedded(model_dir, uds), uds)
     async with running(supervisor):

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.reconcilers.pending import is_limit, meaning, waiting
+from rollyard.kinds.reasons import is_limit, meaning
+from rollyard.reconcilers.pending import waiting
 
 
 def allocation(index: int, state: str, reason: str = "", start: datetime | None = None) -> Allocation:
@@ -43,8 +44,8 @@ def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> Non
     assert found is not None
     assert found.reason == "QOSMaxGRESPerUser"
     assert found.message == (
-        "3 of 4 jobs pending: 2 QOSMaxGRESPerUser (a limit of the QOS is reached), 1 Priority (other jobs are before it); "
-        "the first is expected to start at 2030-01-02 03:04:05 UTC"
+        "3 of 4 jobs pending: 2 QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres), "
+        "1 Priority (other jobs are before it); the first is expected to start at 2030-01-02 03:04:05 UTC"
     )
 
 
@@ -54,6 +55,8 @@ def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> Non
         ("QOSMaxJobsPerUserLimit", True),
         ("AssocGrpGRES", True),
         ("PartitionTimeLimit", True),
+        ("MaxSubmitJobs", True),
+        ("QOSNotAllowed", False),
         ("Priority", False),
         ("Resources", False),
         ("JobHeldAdmin", False),
@@ -67,3 +70,22 @@ def test_limits_are_told_from_the_order_of_the_queue(reason: str, limit: bool) -
 def test_a_word_that_nobody_knows_stands_for_itself() -> None:
     assert meaning("SomethingNew") == ""
     assert meaning("ReqNodeNotAvail, UnavailableNodes:n[1-4]") == "nodes that it needs are down, drained or reserved"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxGRESPerUser", "the QOS allows a user no more GPUs or other gres"),
+        ("QOSMaxJobsPerUserLimit", "the QOS allows a user no more running jobs"),
+        ("QOSGrpGRESMinutes", "the QOS allows all its jobs together no more minutes of GPUs or other gres"),
+        ("QOSMinCpuNotSatisfied", "the QOS takes no job that asks for so few CPUs"),
+        ("AssocMaxWallDurationPerJobLimit", "the account allows one job no more walltime"),
+        ("AssocGrpNodeLimit", "the account allows all its jobs together no more nodes"),
+        (
+            "(launch_failed_requeued_held)",
+            "it could not be started on its node and is held; `scontrol release` lets it go on",
+        ),
+    ],
+)
+def test_limits_are_said_in_words(reason: str, words: str) -> None:
+    assert meaning(reason) == words

@@ -301,7 +301,7 @@ async def test_without_accounting_nothing_is_known_and_nothing_is_wrong(ground: 
 
 
 async def test_what_is_preempted_or_limited_says_so(accounted: Ground) -> None:
-    low = await accounted.submit("sleep 100", nodes=4, extra_directives={"exclusive": ""})
+    low = await accounted.submit("sleep 100", nodes=4, exclusive=True)
     await accounted.state(low, JobState.RUNNING)
     high = await accounted.submit("sleep 100", nodes=4, qos="high")
     assert (await accounted.ended(low)).state is JobState.PREEMPTED

@@ -87,7 +87,7 @@ async def test_a_child_that_fails_is_ended_in_time_and_holds_up_nobody(script: s
     ticking.cancel()
     ticks.append(time.monotonic())
     assert ticks[-1] - ticks[0] < LIMIT_SECONDS + 2
-    assert max(after - before for before, after in itertools.pairwise(ticks)) < LIMIT_SECONDS / 2
+    assert max(after - before for before, after in itertools.pairwise(ticks)) < LIMIT_SECONDS * 0.75
     assert child.pid is None
     await child.close()
 

@@ -8,14 +8,16 @@ import pytest
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import Node, Partition, Site
-from rollyard.slurm.site_check import check
+from rollyard.slurm.site_check import check, doubts
 from rollyard.slurm.site_text import read_site
 
 GIB = 1 << 30
 NODES = {
-    "c1": Node("c1", "idle", cpus=64, memory_bytes=256 * GIB),
+    "c1": Node("c1", "idle", cpus=64, memory_bytes=256 * GIB, features=frozenset({"avx"})),
     "c2": Node("c2", "down*", cpus=64, memory_bytes=256 * GIB),
-    "g1": Node("g1", "drained", cpus=32, memory_bytes=128 * GIB, gpus=8),
+    "g1": Node(
+        "g1", "drained", "fan", 32, 128 * GIB, gpus=8, features=frozenset({"a100"}), gpu_types=frozenset({"a100"})
+    ),
 }
 PARTITIONS = {
     "cpu": Partition("cpu", True, frozenset({"c1", "c2"}), default=True, max_seconds=86_400, max_nodes=2),
@@ -53,11 +55,41 @@ def test_what_can_start_somewhere_some_day_is_let_through(fields: dict[str, Any]
         ({"memory": "300G"}, "memory: the largest node of partition cpu has 256.0G of memory"),
         ({"gpusPerNode": 1}, "gpusPerNode: the largest node of partition cpu has 0 GPUs"),
         ({"partition": "gpu", "account": "bio"}, "account: partition gpu takes ml, rl, not bio"),
+        ({"partition": "gpu", "gres": "gpu:9"}, "gres: the largest node of partition gpu has 8 GPUs"),
+        (
+            {"memoryPerCpu": "200G", "cpusPerTask": 2},
+            "memoryPerCpu: the largest node of partition cpu has 256.0G of memory",
+        ),
+        ({"nodelist": ["c9"]}, "nodelist: there is no node c9; there are c1, c2, g1"),
+        ({"exclude": ["c[1-9]"]}, "exclude: there is no node c3, c4, c5, c6, c7, c8, c9; there are c1, c2, g1"),
+        ({"nodelist": ["g1"]}, "nodelist: g1: not in partition cpu"),
+        ({"exclude": ["c1,c2"]}, "exclude: names every node of partition cpu; leave one out of it"),
+        ({"constraint": "avx&fast"}, "constraint: no node has the feature fast; there are a100, avx"),
+        ({"partition": "gpu", "gpusPerNode": 1, "gpuType": "h100"}, "gpuType: partition gpu has a100, not h100"),
         ({"nodes": 2, "exclude": ["c1"]}, "nodes: partition cpu has 1 nodes, and too few of this size"),
     ],
 )
 def test_what_can_never_start_is_refused(fields: dict[str, Any], message: str) -> None:
     assert f"spec.allocation.{message}" in wrong(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, []),
+        (
+            {"nodelist": ["c2"]},
+            ["no node that could run it is usable now: c2 is down*; jobs wait until one comes back"],
+        ),
+        (
+            {"partition": "gpu"},
+            ["no node that could run it is usable now: g1 is drained (fan); jobs wait until one comes back"],
+        ),
+        ({"partition": "gpu,cpu"}, []),
+    ],
+)
+def test_what_has_to_wait_for_a_node_is_a_warning(fields: dict[str, Any], words: list[str]) -> None:
+    assert doubts(AllocationTemplate.model_validate(fields), SITE) == words
 
 
 def test_where_nothing_is_known_nothing_is_refused() -> None:
@@ -81,5 +113,7 @@ def test_scontrols_lines_are_read() -> None:
     assert site.partitions["gpu"] == Partition(
         "gpu", True, frozenset({"g1"}), default=True, max_seconds=172_800, max_nodes=4, accounts=frozenset({"rl", "ml"})
     )
-    assert site.nodes["g1"] == Node("g1", "idle+drain", "a fan is broken", 32, GIB, 6, frozenset({"a100", "ib"}))
+    assert site.nodes["g1"] == Node(
+        "g1", "idle+drain", "a fan is broken", 32, GIB, 6, frozenset({"a100", "ib"}), frozenset({"a100"})
+    )
     assert not site.nodes["g1"].usable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import stat
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 from store_samples import pool
 
-from rollyard.errors import Unavailable
-from rollyard.store import journal
+from rollyard.errors import Superseded, Unavailable
+from rollyard.store import database, journal
 from rollyard.store.base import BlobRef
 from rollyard.store.blobs import PackWriter, read_blob
+from rollyard.store.lock import JobRun
 from rollyard.store.schema import MIGRATIONS
 from rollyard.store.sqlite import SqliteStore
 
@@ -148,3 +150,59 @@ def test_a_reference_reaches_no_other_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "1-1.pack").symlink_to("/etc/passwd")
     with pytest.raises(Unavailable, match="cannot be read"):
         read_blob(tmp_path, BlobRef("1-1.pack", 0, 1, ""))
+
+
+async def test_a_later_run_of_a_job_takes_the_folder_from_one_that_lives_on(tmp_path: Path) -> None:
+    """Slurm has given its node up and started the next; the process there still holds the lock, and still writes."""
+    old = await SqliteStore.open(tmp_path, run=JobRun("server", 7))
+    await old.create(pool("one"))
+    opening = asyncio.create_task(SqliteStore.open(tmp_path, run=JobRun("server", 8)))
+    with pytest.raises(Superseded):
+        await _confirm_for_ever(old)
+    with pytest.raises(Superseded, match="a newer server has this data folder"):
+        await old.create(pool("two"))
+    await old.close()
+    new = await opening
+    await new.create(pool("three"))
+    assert [o.metadata.name for o in (await new.list_objects("RolloutPool"))[0]] == ["one", "three"]
+    await new.close()
+
+
+async def test_a_lock_that_a_lost_node_keeps_is_gone_without_until_it_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "TAKE_OVER_SECONDS", 0.2)
+    old = await SqliteStore.open(tmp_path, run=JobRun("server", 7))
+    new = await SqliteStore.open(tmp_path, run=JobRun("server", 7, restart=1))
+    await new.create(pool("one"))
+    with pytest.raises(Superseded):
+        await old.create(pool("two"))
+    await old.close()
+    await new.confirm()
+    with pytest.raises(Unavailable, match=r"in use by pid .*, run 7\.1 of job server; stop that server first"):
+        await SqliteStore.open(tmp_path)
+    await new.close()
+
+
+@pytest.mark.parametrize(
+    ("holder", "newcomer"),
+    [
+        (None, JobRun("server", 8)),
+        (JobRun("server", 8), JobRun("server", 7, restart=3)),
+        (JobRun("server", 8), JobRun("server", 8)),
+        (JobRun("server", 8), JobRun("another", 9)),
+        (JobRun("server", 8), None),
+    ],
+)
+async def test_nobody_else_is_driven_out(tmp_path: Path, holder: JobRun | None, newcomer: JobRun | None) -> None:
+    store = await SqliteStore.open(tmp_path, run=holder)
+    with pytest.raises(Unavailable, match="is in use by"):
+        await SqliteStore.open(tmp_path, run=newcomer)
+    await store.confirm()
+    await store.create(pool())
+    await store.close()
+
+
+async def _confirm_for_ever(store: SqliteStore) -> None:
+    while True:
+        await store.confirm()

@@ -1,0 +1,75 @@
+"""`rollyard diff`: what an apply would change, in the objects and in what is submitted for them."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+import click
+import yaml
+
+from rollyard.cli.manifests import read_manifests
+from rollyard.cli.options import with_client
+from rollyard.client.client import LAST_APPLIED, AsyncClient
+from rollyard.errors import NotFound, RollyardError
+from rollyard.kinds.base import KindObject
+from rollyard.kinds.pools import Pool
+
+DIFFERENT, FAILED = 1, 2
+_OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizers")
+
+
+@click.command()
+@click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
+@with_client
+async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
+    """Show what apply would change, in objects and in batch scripts.
+
+    Exits 0 when nothing would change, 1 when something would, and with more when that cannot be told.
+    """
+    changed = False
+    try:
+        for obj in read_manifests(files, namespace):
+            lines = await _difference(client, obj)
+            changed = changed or bool(lines)
+            if lines:
+                click.echo("\n".join(lines))
+    except (RollyardError, OSError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(FAILED)
+    sys.exit(DIFFERENT if changed else 0)
+
+
+async def _difference(client: AsyncClient, obj: KindObject) -> list[str]:
+    live = await _live(client, obj)
+    _, after = await client.apply(obj, dry_run=True)
+    name = f"{obj.SINGULAR}/{obj.metadata.namespace}/{obj.metadata.name}"
+    lines = _unified(name, _text(live), _text(after))
+    if not lines or not isinstance(after, Pool):
+        return lines
+    now = (await client.submission(live.key)).script if live is not None else ""
+    then = await client.submission(after)
+    return [*lines, *_unified(f"{name}/batch.sh", now.splitlines(), then.script.splitlines()), then.summary]
+
+
+async def _live(client: AsyncClient, obj: KindObject) -> KindObject | None:
+    try:
+        return await client.get(obj.key)
+    except NotFound:
+        return None
+
+
+def _text(obj: KindObject | None) -> list[str]:
+    """What of it a user writes, as YAML."""
+    if obj is None:
+        return []
+    data = obj.dump()
+    metadata = {k: v for k, v in data["metadata"].items() if k not in _OURS}
+    metadata["annotations"] = {k: v for k, v in metadata.get("annotations", {}).items() if k != LAST_APPLIED}
+    shown = {**{k: data[k] for k in ("apiVersion", "kind")}, "metadata": metadata, "spec": data["spec"]}
+    return str(yaml.safe_dump(shown, sort_keys=False)).splitlines()
+
+
+def _unified(name: str, before: Sequence[str], after: Sequence[str]) -> list[str]:
+    return list(difflib.unified_diff(before, after, f"live/{name}", f"applied/{name}", lineterm=""))

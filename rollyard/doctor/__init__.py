@@ -1,0 +1,1 @@
+"""Probes of a site: real actions, each with what to change where it fails."""

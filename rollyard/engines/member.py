@@ -1,0 +1,45 @@
+"""The process of a gang on any node but the first: the engine's part there, for as long as the first one lives."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from rollyard.engines.command import engine_command
+from rollyard.engines.gang import Gang
+from rollyard.engines.process import end_engine, how_it_ended, start_engine
+from rollyard.kinds.pools import InferencePoolSpec
+
+
+async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
+    """Exit status: 0 after SIGTERM or when rank 0 has left, 1 when the engine's part here has died.
+
+    Raises EngineFailed, Unavailable.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopped = asyncio.create_task(stop.wait())
+    meeting = asyncio.create_task(gang.join())
+    try:
+        await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not meeting.done():
+            return 0
+        process = await start_engine(engine_command(spec, uds, meeting.result()))
+        death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
+        try:
+            await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if over.done() or stop.is_set():
+                return 0
+            how = how_it_ended(death.result())
+        finally:
+            await end_engine(process)
+            over.cancel()
+        print(f"error: rank {gang.rank} of the engine has died: {how}", file=sys.stderr)  # noqa: T201 - the job's log
+        return 1
+    finally:
+        stopped.cancel()
+        meeting.cancel()
+        await asyncio.gather(stopped, meeting, return_exceptions=True)

@@ -1,0 +1,52 @@
+"""Keeps one successor queued behind the server's job: it starts when this one ends, for whatever reason."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from rollyard.clock import Clock
+from rollyard.errors import SlurmUnreachable, SubmitRefused
+from rollyard.in_slurm.place import Place
+from rollyard.slurm.base import Driver, JobState, Snapshot
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+REFUSED_SECONDS = 60.0
+
+
+class SuccessorKeeper:
+    """Level-triggered, from the snapshot that everybody shares; `latest` gives it, None while Slurm cannot be read."""
+
+    def __init__(self, place: Place, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock) -> None:
+        self._place, self._driver, self._latest, self._clock = place, driver, latest, clock
+        self._asked_at = float("-inf")
+
+    async def run(self) -> None:
+        while True:
+            pause = LOOK_SECONDS
+            try:
+                await self.look()
+            except SlurmUnreachable as error:
+                log.warning("no successor is queued yet: %s", error)
+            except SubmitRefused as error:
+                log.error("no successor can be queued, so this server ends with its job: %s", error)
+                pause = REFUSED_SECONDS
+            await asyncio.sleep(pause)
+
+    async def look(self) -> None:
+        """Submit where none waits. Raises SlurmUnreachable, SubmitRefused."""
+        snapshot = self._latest()
+        # A look-up that began before the last submit, or a submit whose answer was lost, decides nothing.
+        if snapshot is None or snapshot.taken_at <= self._asked_at:
+            return
+        if any(job.state is JobState.PENDING for job in self._place.live(snapshot)):
+            return
+        script = await asyncio.to_thread(self._place.wanted)
+        if script is not None:
+            self._asked_at = self._clock.time()
+            ids = await self._driver.submit(script)
+            self._asked_at = self._clock.time()
+            log.info("job %s waits to take over from this one", ids[0])

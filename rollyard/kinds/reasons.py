@@ -1,0 +1,98 @@
+"""Slurm's reasons for which a job waits, in words for people. Pure. (man squeue, JOB REASON CODES)"""
+
+from __future__ import annotations
+
+import re
+
+UNKNOWN = "None"
+"""Slurm's own word for no reason yet."""
+_MEANINGS = {
+    UNKNOWN: "Slurm has not looked at it yet",
+    "BadConstraints": "no node can ever fulfil what spec.allocation asks for",
+    "BeginTime": "its start time has not come",
+    "Cleaning": "its last run is still being cleaned up",
+    "Dependency": "it starts when the job that it replaces has ended",
+    "DependencyNeverSatisfied": "what it waits for can no longer happen",
+    "InvalidAccount": "spec.allocation.account is not known to Slurm",
+    "InvalidQOS": "spec.allocation.qos is not known to Slurm, or not allowed there",
+    "JobArrayTaskLimit": "its array may run no more tasks at once",
+    "JobHeldAdmin": "held by an administrator; that is not undone here",
+    "JobHeldUser": "held by hand; `scontrol release` lets it go on",
+    "JobHoldMaxRequeue": "it was requeued too often and is held by Slurm; `scontrol release` lets it go on",
+    "Licenses": "no licence is free",
+    "NodeDown": "a node that it needs is down",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition takes no jobs",
+    "PartitionNodeLimit": "spec.allocation.nodes is outside of what its partition allows",
+    "PartitionTimeLimit": "spec.allocation.timeLimit is above what its partition allows",
+    "Priority": "other jobs are before it",
+    "Prolog": "its node is being prepared",
+    "QOSNotAllowed": "spec.allocation.qos is not allowed for its account or partition",
+    "QOSUsageThreshold": "the QOS wants more unused share than is left",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "Reservation": "its reservation has not begun or is full",
+    "ReservationDeleted": "its reservation was deleted",
+    "Resources": "nodes that it could run on are busy",
+    "launch failed requeued held": "it could not be started on its node and is held; `scontrol release` lets it go on",
+}
+_SENTENCES = {"Nodes required for job are DOWN": "ReqNodeNotAvail"}
+"""Where Slurm says a sentence in place of a word."""
+_LIMIT = re.compile(
+    r"(QOS(?!NotAllowed)|Assoc|Max)\w*|PartitionTimeLimit|PartitionNodeLimit|Licenses|JobArrayTaskLimit"
+)
+_WHAT = (
+    (r"Billing", "billing"),
+    (r"Energy", "energy"),
+    (r"GRES", "GPUs or other gres"),
+    (r"BB", "burst buffer"),
+    (r"Licen", "licences"),
+    (r"Mem", "memory"),
+    (r"Node", "nodes"),
+    (r"CPU|Cpu", "CPUs"),
+    (r"Submit", "submitted jobs"),
+    (r"Wall|TimeLimit", "walltime"),
+    (r"Job(s|Limit)", "running jobs"),
+)
+_WHOM = (
+    ("PerUser", "a user "),
+    ("PerAccount", "an account "),
+    ("PerJob", "one job "),
+    ("Grp", "all its jobs together "),
+)
+
+
+def word(reason: str) -> str:
+    """Of `ReqNodeNotAvail, UnavailableNodes:n[1-4]` the first word, which is from a fixed set; of nothing, `None`."""
+    first = reason.strip("() ").partition(",")[0]
+    spaced = first.replace("_", " ")
+    return _SENTENCES.get(spaced, spaced if spaced in _MEANINGS else first) or UNKNOWN
+
+
+def is_limit(reason: str) -> bool:
+    """Whether it is a limit that stands in the way, and not merely the order of the queue."""
+    return _LIMIT.fullmatch(word(reason)) is not None
+
+
+def meaning(reason: str) -> str:
+    """Half a sentence for people; empty where Slurm's word says it all."""
+    name = word(reason)
+    return _MEANINGS.get(name) or (_limit(name) if is_limit(name) else "")
+
+
+def explained(reason: str) -> str:
+    """`Priority (other jobs are before it)`."""
+    why = meaning(reason)
+    return f"{reason or UNKNOWN}{f' ({why})' if why else ''}"
+
+
+def _limit(name: str) -> str:
+    """`QOSMaxGRESPerUser` -> `the QOS allows a user no more GPUs or other gres`."""
+    whose = "the account" if name.startswith("Assoc") else "the QOS"
+    what = next((words for pattern, words in _WHAT if re.search(pattern, name)), None)
+    if what is None:
+        return f"a limit of {whose} is reached"
+    if re.match(r"(QOS|Assoc)Min", name):
+        return f"{whose} takes no job that asks for so few {what}"
+    amount = f"minutes of {what}" if "Minutes" in name else what
+    whom = next((words for part, words in _WHOM if part in name), "")
+    return f"{whose} allows {whom}no more {amount}"

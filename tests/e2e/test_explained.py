@@ -1,0 +1,117 @@
+"""What one is told before anything is submitted, and of what waits, runs and has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+from cluster import Cluster
+from e2e_yard import MODEL, ROOT, merge
+from slurm_field import Field, field_on
+
+
+@pytest.fixture
+async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_on(cluster, tmp_path_factory) as found:
+        yield found
+
+
+async def rollyard(field: Field, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
+    """(standard output, standard error)"""
+    env = {**os.environ, "HOME": str(field.yard.folder)}
+    command = [sys.executable, "-m", "rollyard.cli.main", *words]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=text, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def manifest(**changes: dict[str, Any]) -> str:
+    objects = list(yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()))
+    for found in objects:
+        if found["kind"] == "InferencePool":
+            found["spec"]["model"]["path"] = str(MODEL)
+        merge(found["spec"], changes.get(found["metadata"]["name"], {}))
+    return yaml.safe_dump_all(objects)
+
+
+AWAY: dict[str, Any] = {"policy": {"replicas": 1}, "demo": {"replicas": 1}}
+
+
+async def test_a_change_is_shown_before_it_is_made(field: Field) -> None:
+    out, _ = await rollyard(field, "apply", "--dry-run=server", "-f", "-", text=manifest())
+    assert "rolloutpool/demo created (server dry run)" in out
+    assert "#SBATCH --time=01:00:00" in out
+    assert "would submit 2 jobs of 1 node, 1 CPUs" in out
+    assert "in partition main, the default" in out
+    out, _ = await rollyard(field, "diff", "-f", "-", text=manifest(), code=1)
+    assert "+++ applied/rolloutpool/default/demo\n" in out
+    assert await field.yard.jobs() == []
+
+    await rollyard(field, "apply", "-f", "-", text=manifest(**AWAY))
+    assert await rollyard(field, "diff", "-f", "-", text=manifest(**AWAY)) == ("", "")
+    await field.yard.ready(field.client)
+    longer = manifest(**{**AWAY, "demo": {"replicas": 1, "allocation": {"timeLimit": "02:00:00"}}})
+    out, _ = await rollyard(field, "diff", "-f", "-", text=longer, code=1)
+    assert "-    timeLimit: 01:00:00" in out
+    assert "-#SBATCH --time=01:00:00\n+#SBATCH --time=02:00:00" in out
+    assert "would replace 1 job by as many of 1 node, 1 CPUs, 0 GPUs" in out
+    out, _ = await rollyard(field, "diff", "-f", "-", text=manifest(demo={"allocation": {"gpusPerNode": 64}}), code=2)
+    assert "timeLimit" not in out
+    _, err = await rollyard(field, "diff", "-f", "nowhere.yaml", code=2)
+    assert "does not exist" in err
+
+
+async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Field) -> None:
+    await field.slurm("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=fan")
+    await field.yard.until(lambda: drained(field))
+    waits = manifest(policy={"replicas": 0}, demo={"replicas": 1, "allocation": {"nodelist": ["n3"]}})
+    _, err = await rollyard(field, "apply", "-f", "-", text=waits)
+    assert err.startswith("Warning: no node that could run it is usable now: n3 is ")
+
+    async def pending() -> bool:
+        return any(job.state == "PENDING" and job.reason for job in await field.yard.jobs())
+
+    await field.yard.until(pending)
+    (allocation,) = await field.yard.until(lambda: known(field))
+    name = allocation.metadata.name
+    _, err = await rollyard(field, "logs", name, code=1)
+    assert f"allocation '{name}' has no output yet: job {allocation.status.job_id} is PENDING" in err
+    out, _ = await rollyard(field, "describe", f"allocation/{name}")
+    assert "Expected start:" in out
+    following = asyncio.create_task(rollyard(field, "logs", "-f", name))
+    await field.slurm("scontrol", "update", "NodeName=n3", "State=RESUME")
+    await field.yard.until(lambda: registered(field))
+    field.yard.stop()  # who follows goes on where it was
+    field.yard.start()
+    await field.connect()
+    await field.slurm("scancel", str(allocation.status.job_id))
+    out, err = await asyncio.wait_for(following, 60)
+    assert f"{name}: job {allocation.status.job_id} is PENDING" in err
+    log = await asyncio.to_thread(next(field.yard.data.glob(f"allocations/*{name}/job.log")).read_text)
+    assert out == log != ""
+    out, _ = await rollyard(field, "logs", "rp/demo", "--previous", "--tail=1")
+    assert out == log.splitlines(keepends=True)[-1]
+    out, _ = await rollyard(field, "describe", f"allocation/{name}")
+    assert "CANCELLED" in out
+
+
+async def drained(field: Field) -> bool:
+    site = await field.yard.driver.site()
+    return not site.nodes["n3"].usable
+
+
+async def registered(field: Field) -> bool:
+    return (await field.allocations())[0].status.ready
+
+
+async def known(field: Field) -> list[Any] | None:
+    found = await field.allocations()
+    return found if found and found[0].status.job_state == "PENDING" and found[0].status.reason else None

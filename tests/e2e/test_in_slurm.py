@@ -1,0 +1,230 @@
+"""The server as a Slurm job on real daemons: it moves under load, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, NewCluster
+from e2e_yard import ROOT, Yard, alive, end, kill, requests
+
+from rollyard.client.client import AsyncClient
+from rollyard.in_slurm.place import Place
+from rollyard.kinds.rollout import Status
+
+ROLLOUTS = 16
+
+
+class JobYard(Yard):
+    """A yard whose server is a job."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        super().__init__(folder, cluster)
+        self.slurm = cluster
+
+    def serve(self, *options: str) -> dict[str, Any]:
+        """The line that `rollyard serve --in-slurm` prints."""
+        done = self.run(*options)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, **self.slurm.env, "HOME": str(self.folder)}
+        env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+        command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-slurm", "--data", str(self.data)]
+        command += ["--lease-seconds", "8", "--mem", "100M", "--wait", "60", *options]
+        return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=90)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.data)
+
+    def endpoint(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.data / "endpoint.json").read_text())
+        return found
+
+    def server_pid(self) -> int:
+        return int((self.data / "lock").read_text().split()[1])
+
+    def server_jobs(self, *states: str) -> list[str]:
+        rows = self.slurm.run("squeue", "-h", "-t", ",".join(states), "-n", self.place.name, "-o", "%i").split()
+        return sorted(rows, key=int)
+
+    async def until_served_by(self, *jobs: str, seconds: float = 30.0) -> dict[str, Any]:
+        async def moved() -> dict[str, Any] | None:
+            found = self.endpoint()
+            return found if found["job"] in jobs else None
+
+        found: dict[str, Any] = await self.until(moved, seconds)
+        return found
+
+    async def until_followed(self) -> str:
+        """The id of the job that waits behind the one that runs."""
+
+        async def queued() -> list[str]:
+            return await asyncio.to_thread(self.server_jobs, "PENDING")
+
+        (waiting,) = await self.until(queued)
+        return str(waiting)
+
+    async def clean_up(self) -> None:
+        if self.data.exists():
+            await asyncio.to_thread(self.run, "--stop")
+        await super().clean_up()
+
+
+@pytest.fixture
+async def yard(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[JobYard]:
+    conf = ("SlurmdTimeout=5", "MessageTimeout=5", "KillWait=5", "ReturnToService=1")
+    made = JobYard(tmp_path_factory.mktemp("yard"), new_cluster(conf=conf))
+    made.place.folder.mkdir(parents=True, exist_ok=True)
+    (made.folder / "server.log").symlink_to(made.place.log)
+    yield made
+    await end(made)
+
+
+async def begin(yard: JobYard, client: AsyncClient) -> list[str]:
+    """Both pools ready, away from the server's node; rollouts under way."""
+    away = {"allocation": {"exclude": ["n1"]}}
+    await yard.apply(client, policy=away, demo=away)
+    await yard.ready(client)
+    return await client.submit(requests(ROLLOUTS, 0))
+
+
+async def all_is_well(yard: JobYard, client: AsyncClient, ids: list[str], allocations: set[str | None]) -> None:
+    """Every rollout ended once, on the jobs that were there before."""
+    trajectories = await yard.gather(client, ids)
+    assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
+    counts = await client.counts(pool="demo")
+    assert counts["Completed"] == len(ids)
+    assert {a.status.job_id for a in await yard.allocations(client)} == allocations
+
+
+async def jobs(yard: JobYard, client: AsyncClient) -> set[str | None]:
+    return {a.status.job_id for a in await yard.allocations(client)}
+
+
+async def test_one_job_serves_and_the_command_finds_it_again_and_stops_it(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    again = await asyncio.to_thread(yard.serve)
+    assert again == first
+    assert first["event"] == "serving"
+    assert first["kubeconfig"] == str(yard.data / "admin.kubeconfig")
+    successor = await yard.until_followed()
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 0}, demo={"replicas": 1})
+        await yard.until(lambda: running(yard))
+        stopped = await asyncio.to_thread(yard.serve, "--stop")
+        assert stopped == {"event": "stopped", "jobs": stopped["jobs"]}
+        assert set(stopped["jobs"]) == {first["job"], successor}
+        assert yard.server_jobs("PENDING", "RUNNING") == []
+        (kept,) = await yard.jobs()
+        assert kept.state == "RUNNING", "the allocation outlives the server"
+        await asyncio.to_thread(yard.serve)
+        (allocation,) = await yard.allocations(client)
+        assert allocation.status.job_id == kept.id
+
+
+async def running(yard: JobYard) -> bool:
+    return any(job.state == "RUNNING" and job.name != yard.place.name for job in await yard.jobs())
+
+
+async def test_a_server_whose_process_dies_comes_back_within_its_job(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    before = yard.endpoint()
+    kill(yard.server_pid())
+
+    async def back() -> bool:
+        return bool(yard.endpoint()["epoch"] > before["epoch"])
+
+    await yard.until(back)
+    assert yard.endpoint()["job"] == first["job"]
+    async with yard.client() as client:
+        await client.list_objects("RolloutPool")
+
+
+async def test_a_server_that_moves_to_another_node_under_load_loses_nothing(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    assert first["node"] == "n1"
+    async with yard.client() as client:
+        ids = await begin(yard, client)
+        allocations = await jobs(yard, client)
+        successor = await yard.until_followed()
+        yard.slurm.run("scontrol", "update", "NodeName=n1", "State=drain", "Reason=test")
+        yard.slurm.run("scancel", first["job"])
+        moved = await yard.until_served_by(successor)
+        assert moved["url"] != first["url"]
+        await all_is_well(yard, client, ids, allocations)
+        node = yard.slurm.run("squeue", "-h", "-j", successor, "-o", "%N")
+        assert node != "n1"
+        assert await yard.until_followed() not in (first["job"], successor)
+
+
+async def test_a_walltime_that_ends_is_met_by_a_clean_stop_and_a_successor(yard: JobYard) -> None:
+    """Slurm's warning, sent by hand: with limits of whole minutes it would be waited for a minute and more."""
+    first = await asyncio.to_thread(yard.serve)
+    successor = await yard.until_followed()
+    yard.slurm.run("scancel", "--batch", "--signal=USR1", first["job"])
+    await yard.until_served_by(successor)
+    assert yard.slurm.state(first["job"]) == "COMPLETED"
+
+
+async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYard) -> None:
+    """It is frozen when its node is lost, so that it keeps the lock, and thaws when the next one has taken over."""
+    await asyncio.to_thread(yard.serve)
+    async with yard.client() as client:
+        ids = await begin(yard, client)
+        allocations = await jobs(yard, client)
+        successor = await yard.until_followed()
+        old = yard.server_pid()
+        os.kill(old, signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(yard.slurm.stop_daemon, "slurmd-n1")
+            await yard.until_served_by(successor, seconds=90)
+            assert yard.server_pid() == old, "the lock is still its own"
+            await all_is_well(yard, client, ids, allocations)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(old, signal.SIGCONT)
+
+        async def gone() -> bool:
+            return not alive(old) and yard.server_pid() != old
+
+        await yard.until(gone)
+        assert "error: a newer server has this data folder" in yard.place.log.read_text()
+        assert yard.endpoint()["job"] == successor
+        await yard.gather(client, await client.submit(requests(2, 0, prefix="after")))
+    await asyncio.to_thread(yard.slurm.start_daemon, "slurmd-n1")
+
+
+async def test_a_folder_that_is_served_from_a_shell_gets_no_job(yard: JobYard) -> None:
+    yard.start()
+    done = await asyncio.to_thread(yard.run)
+    assert done.returncode == 1
+    assert "is in use by pid" in done.stderr
+    assert yard.slurm.run("squeue", "-h") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--partition", "nowhere"], "invalid partition"),
+        (["--sbatch", "dependency=afterok:1"], "set by rollyard itself"),
+        (["--sbatch", "--licenses=x"], "is no option of sbatch"),
+        (["--cluster", "local"], "needs a cluster"),
+    ],
+)
+async def test_what_cannot_be_is_refused_in_words(yard: JobYard, options: list[str], word: str) -> None:
+    done = await asyncio.to_thread(yard.run, *options)
+    assert done.returncode == 1
+    assert word in done.stderr
