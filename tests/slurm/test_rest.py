@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import os
 import re
 import signal
 import time
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, NewCluster
-from driver_cases import HERE, SID, Clusters, Ground, open_rest
+from driver_cases import HERE, SID, Clusters, Ground, open_cli, open_rest
 from throwaway import rest
 
 from rollyard.errors import Invalid, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, JobState
-from rollyard.slurm.rest.address import Address, Identity, claims
+from rollyard.slurm.choose import choose_driver
+from rollyard.slurm.rest.address import TOKEN_FILE_VARIABLE, URL_VARIABLE, Address, Identity, claims
 from rollyard.slurm.rest.codec import array_tasks
 from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.rest.negotiate import negotiated
@@ -89,6 +91,25 @@ async def test_a_slurmrestd_that_was_killed_is_asked_again_once_it_is_back(
     await ground.close()
 
 
+async def test_it_is_chosen_by_name_and_where_there_are_no_commands(
+    clusters: Clusters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = clusters(**HERE)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    with pytest.raises(Invalid, match=f"set {URL_VARIABLE} to where slurmrestd listens"):
+        await choose_driver("rest", tmp_path)
+    token = tmp_path / "token"
+    token.write_text(cluster.token())
+    monkeypatch.setenv(URL_VARIABLE, cluster.env["SLURMRESTD_URL"])
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(token))
+    for word, path in (("rest", os.environ["PATH"]), ("auto", str(tmp_path))):
+        monkeypatch.setenv("PATH", path)
+        driver = await choose_driver(word, tmp_path)
+        assert driver.name == "slurmrestd"
+        assert set((await driver.site()).nodes) == {"n1", "n2", "n3", "n4"}
+        await driver.close()
+
+
 def test_where_slurmrestd_is_may_be_a_socket_or_a_url() -> None:
     assert Address.parse("unix:/run/restd.sock") == Address("http://slurmrestd", "/run/restd.sock")
     assert Address.parse("unix:///run/restd.sock").socket == "/run/restd.sock"
@@ -143,10 +164,44 @@ async def test_what_no_table_knows_is_refused_by_its_name(rest_cluster: Cluster,
     for option, value in (("hint", "nomultithread"), ("export", "A=b")):
         with pytest.raises(SubmitRefused, match=f"--{option}"):
             await ground.submit("true", extra_directives={option: value})
+
+
+async def test_a_job_may_have_the_environment_of_a_login_on_its_node(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = clusters(**HERE)  # not 26.05: whoever logs in there finds another tree
+    ground = Ground(open_rest(cluster, 10.0), tmp_path, cluster)
     id = await ground.submit("echo ${ROLLYARD_ALLOCATION-none} ${SLURM_JWT-none}", extra_directives={"export": "NONE"})
     assert (await ground.ended(id)).state is JobState.COMPLETED
     assert (tmp_path / "job.log").read_text() == f"{tmp_path} none\n"
     await ground.close()
+
+
+SBATCHS_OWN = {"SLURM_SUBMIT_HOST", "SLURM_PRIO_PROCESS", "SLURM_TRES_PER_TASK", "SLURM_SUBMIT_DIR", "OLDPWD", "PATH"}
+OF_ONE_JOB = {
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "SLURM_TASK_PID",
+    "SLURM_JOB_START_TIME",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_SLUID",
+}
+
+
+async def test_a_job_sees_what_sbatch_would_show_it(rest_cluster: Cluster, tmp_path: Path) -> None:
+    template = {"cpus_per_task": 2, "memory": "200M", "gpus_per_node": 1}
+    seen = []
+    for number, open_driver in enumerate((open_cli, open_rest)):
+        ground = Ground(open_driver(rest_cluster, 30.0), tmp_path, rest_cluster)
+        id = await ground.submit(f"env -0 > {number}; umask", **template)
+        assert (await ground.ended(id)).state is JobState.COMPLETED
+        seen.append(set((tmp_path / str(number)).read_text().split("\0")))
+    differ = {pair.partition("=")[0] for pair in seen[0] ^ seen[1]} - SBATCHS_OWN - OF_ONE_JOB
+    assert {name for name in differ if not name.startswith(MPI)} == set()
+    first, second = (tmp_path / "job.log").read_text().split()
+    assert first == second
+
+
+MPI = ("HYDRA_", "I_MPI_", "OMPI_", "PRTE_")
+"""For the mpirun of others, since 25.05."""
 
 
 # what the table of options means to Slurm

@@ -14,7 +14,7 @@ from typing import Any
 from rollyard.slurm.base import BatchScript, Job, JobState, Node, Partition, Site
 from rollyard.slurm.rest.options import job_fields
 from rollyard.slurm.script import JOB_PREFIX, directives
-from rollyard.slurm.site_text import MIB, gpus_of_gres
+from rollyard.slurm.site_text import MIB, gpu_types_of_gres, gpus_of_gres
 
 Body = Mapping[str, Any]
 
@@ -146,6 +146,7 @@ class Codec(ABC):
             cpus=int(record["cpus"]),
             memory_bytes=int(record["real_memory"]) * MIB,
             gpus=gpus_of_gres(record["gres"] or ""),
+            gpu_types=gpu_types_of_gres(record["gres"] or ""),
             features=self.features(record),
         )
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rollyard.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
@@ -17,6 +19,7 @@ from rollyard.slurm.rest.address import Address, Identity
 from rollyard.slurm.rest.codec import Body, array_tasks, complaints
 from rollyard.slurm.rest.link import Link
 from rollyard.slurm.rest.negotiate import Dialect, negotiated
+from rollyard.slurm.rest.options import job_variables
 from rollyard.slurm.script import directives
 
 LIMIT_SECONDS = 30.0
@@ -43,6 +46,7 @@ class RestDriver:
         """`env`: what jobs see; this process's own when left out."""
         source = os.environ if env is None else env
         self._env = {k: v for k, v in source.items() if not k.startswith(LEFT_OUT)}
+        self._umask = umask()
         self._link = Link(address, identity, limit_seconds)
         self._dialect: Dialect | None = None
         self._asking = asyncio.Lock()
@@ -66,15 +70,14 @@ class RestDriver:
 
     async def submit(self, script: BatchScript) -> list[str]:
         codec = (await self._negotiate()).codec
-        options = directives(script.text)
-        job = codec.job(script, self._variables(options.get("export", "ALL")))
+        job = codec.job(script, self._variables(script))
         body = await self._call("POST", f"/slurm/{codec.version}/job/submit", body=job)
         with _reading("its answer to a submit"):
             # Not by its complaints: a job that is there may come with some, "Job is in held state" for one.
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
             raise SubmitRefused(_words(wrong)) if _decided(wrong) or _unreadable(wrong) else self._silence(wrong)
-        array = options.get("array")
+        array = directives(script.text).get("array")
         return [str(id)] if array is None else [f"{id}_{task}" for task in array_tasks(array)]
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
@@ -141,15 +144,23 @@ class RestDriver:
         """slurmrestd speaks, and what it asked does not: it says next to nothing of why."""
         return SlurmUnreachable(f"slurmrestd: {_words(wrong) or 'no job and no complaint'}{self._link.doubt()}")
 
-    def _variables(self, export: str) -> Mapping[str, str]:
+    def _variables(self, script: BatchScript) -> Mapping[str, str]:
         """The job's environment, as sbatch would make it. Raises SubmitRefused."""
-        match export.upper():
+        options = directives(script.text)
+        own = {"SLURM_SUBMIT_DIR": script.directory, "SLURM_UMASK": self._umask, **job_variables(options)}
+        match options.get("export", "ALL").upper():
             case "ALL":
-                return self._env
+                return self._env | own
             case "NONE":  # as sbatch says it: the user's own, as a login on the node makes it
-                return {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1"}
-            case _:
-                raise SubmitRefused(f"--export={export}: write ALL or NONE, and put variables into `env`")
+                return {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1", **own}
+            case word:
+                raise SubmitRefused(f"--export={word}: write ALL or NONE, and put variables into `env`")
+
+
+def umask() -> str:
+    """This process's; asking the system for it would set it for all threads."""
+    found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return found[1] if found else "0022"
 
 
 @contextlib.contextmanager

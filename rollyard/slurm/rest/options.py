@@ -40,6 +40,11 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
     return fields
 
 
+def job_variables(directives: Mapping[str, str]) -> dict[str, str]:
+    """What sbatch itself leaves in a job's environment: `srun` in the script reads it there."""
+    return {variable: directives[option] for option, variable in VARIABLES.items() if option in directives}
+
+
 def _fields_of(option: str, value: str, column: int, version: str) -> Fields | None:
     write = TABLE.get(option, (None, None))[column]
     try:
@@ -139,9 +144,9 @@ def warning_signal(value: str) -> Fields:
 
 
 def old_warning_signal(value: str) -> Fields:
-    """v0.0.38 knows no letters."""
+    """v0.0.38 takes no letters."""
     if ":" in value:
-        raise ValueError("this slurmrestd signals the job's steps alone; leave out what stands before the colon")
+        raise ValueError("it can be sent to the job's steps alone, not to its script; use --cluster cli for that")
     return {"signal": value}
 
 
@@ -274,3 +279,19 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
     "cpu-freq": both("cpu_frequency"),
 }
 """Option of sbatch -> (how v0.0.38 takes it, how v0.0.40 and later do); None where that has no field for it."""
+
+VARIABLES = {
+    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+    "ntasks-per-core": "SLURM_NTASKS_PER_CORE",
+    "ntasks-per-socket": "SLURM_NTASKS_PER_SOCKET",
+    "cpus-per-task": "SLURM_CPUS_PER_TASK",
+    "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+    "gpus": "SLURM_GPUS",
+    "gpus-per-node": "SLURM_GPUS_PER_NODE",
+    "gpus-per-socket": "SLURM_GPUS_PER_SOCKET",
+    "gpus-per-task": "SLURM_GPUS_PER_TASK",
+    "mem-per-gpu": "SLURM_MEM_PER_GPU",
+    "distribution": "SLURM_DISTRIBUTION",
+    "threads-per-core": "SLURM_THREADS_PER_CORE",
+}
+"""Of those options that Slurm's daemons do not tell a job themselves."""
