@@ -216,7 +216,7 @@ async def silent(own: Ground) -> None:
     done = await asyncio.gather(*(call() for call in calls), return_exceptions=True)
     assert [type(error) for error in done] == [SlurmUnreachable] * len(calls), done
     assert all(str(error) for error in done)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20
 
 
 async def test_the_limits_of_a_site_and_what_is_wrong_with_it(own: Ground) -> None:
@@ -267,7 +267,7 @@ async def test_accounting_knows_how_jobs_ended(accounted: Ground) -> None:
     seen[task] = await accounted.ended(task)
     known: Mapping[str, Job] = {}
     async with asyncio.timeout(30):  # slurmctld tells slurmdbd when it finds the time to, and the end before the start
-        while not (len(known) == 2 and all(job.state.ended and job.comment for job in known.values())):
+        while not (len(known) == 2 and all(job.state.ended and job.name == "rollyard-t-0" for job in known.values())):
             known = await accounted.driver.accounting([ended, task, "999999", "999999_1"])
             await asyncio.sleep(0.1)
     for id, job in known.items():

@@ -5,7 +5,6 @@ It hands over all jobs of everybody with everything about them, so on a large cl
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -49,7 +48,6 @@ class RestDriver:
         self._umask = umask()
         self._link = Link(address, identity, limit_seconds)
         self._dialect: Dialect | None = None
-        self._asking = asyncio.Lock()
         self._last: tuple[int, dict[str, Job]] | None = None
         """slurmctld's own time of its last change, and our jobs as of then."""
 
@@ -114,13 +112,11 @@ class RestDriver:
 
     async def _negotiate(self) -> Dialect:
         """Once, and again after a silence: it may be another server by then."""
-        async with self._asking:
-            if self._dialect is None:
-                self._last = None
-                body = await self._call("GET", "/openapi/v3")
-                with _reading("its description of itself"):
-                    self._dialect = negotiated(body)
-            return self._dialect
+        if self._dialect is None:
+            body = await self._call("GET", "/openapi/v3")
+            with _reading("its description of itself"):
+                self._dialect, self._last = negotiated(body), None
+        return self._dialect
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Body:
         """A look-up's answer; with a complaint in it, it is none."""

@@ -42,9 +42,7 @@ async def _connected(address: Address) -> AsyncIterator[Streams]:
     try:
         yield reader, writer
     finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        writer.transport.abort()  # nothing is to come: not even a farewell that a frozen server would not answer
 
 
 async def _connect(address: Address) -> Streams:
