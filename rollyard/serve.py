@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -29,7 +30,8 @@ from rollyard.in_slurm.place import Place
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
 from rollyard.inference.external import ExternalProber
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.pools import InferencePool, RolloutPool, Stages
+from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import EndpointFile
 from rollyard.reconcilers.build import build_manager
 from rollyard.reconcilers.preview import Preview
@@ -38,13 +40,14 @@ from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import Dispatcher
 from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose import choose_driver
 from rollyard.slurm.guard import Guarded
 from rollyard.store.lock import JobRun
 from rollyard.store.sqlite import SqliteStore
-from rollyard.telemetry import set_up_logging
+from rollyard.telemetry import STAGE_WORKERS, set_up_logging
 from rollyard.trust.ca import Authority
 from rollyard.trust.endpoint_file import write_endpoint
 from rollyard.trust.kubeconfig import write_kubeconfig
@@ -63,6 +66,8 @@ SUPERSEDED_EXIT = 3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SCALE_SECONDS = 0.2
 """What is submitted in one go is scaled for in one go."""
+SHOWN_SECONDS = 1.0
+"""Widths in a status are at most so old while they change."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class Server:
         leases = Leases(clock, options.lease_seconds)
         self.rollouts = Rollouts(store, clock, self.agents, leases)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
+        self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
         self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
         self.feed = SnapshotFeed(driver, clock)
         self.manager = build_manager(
@@ -194,7 +200,7 @@ class Server:
         """Everything that runs beside the listener, until cancelled."""
         prober = ExternalProber(self.endpoints, self._inference_pools)
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.manager, self.dispatcher, prober):
+            for part in (self.manager, self.dispatcher, self.resizer, prober):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
@@ -220,8 +226,14 @@ class Server:
         def agent_moved(agent: NodeAgent) -> None:
             namespace, pool = agent.pool
             self.dispatcher.wake(agent.pool)
+            self.resizer.wake(agent.pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool))
             self.manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=agent.identity.allocation))
+
+        def agent_resized(agent: NodeAgent) -> None:
+            namespace, pool = agent.pool
+            self.resizer.wake(agent.pool)
+            self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
 
         def endpoint_moved(state: EndpointState) -> None:
             for agent in self.agents.all():
@@ -233,10 +245,14 @@ class Server:
 
         def work_came(pool: tuple[str, str], at: float = 0.0) -> None:
             self.dispatcher.wake(pool, at)
+            self.resizer.wake(pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
 
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+        self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)
+        for stage in Stage:
+            STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
 
     def _job(self) -> str | None:
         return os.environ.get("SLURM_JOB_ID") if self.options.in_job else None
@@ -245,6 +261,9 @@ class Server:
         found = await self.store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
         assert isinstance(found, RolloutPool)
         return found
+
+    async def _stages(self, key: tuple[str, str]) -> Stages:
+        return (await self._rollout_pool(key)).spec.stages
 
     async def _inference_pools(self) -> list[InferencePool]:
         found, _ = await self.store.list_objects("InferencePool")

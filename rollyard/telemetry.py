@@ -16,6 +16,7 @@ ROLLOUT_STAGE_SECONDS = Histogram(
     "rollyard_rollout_stage_seconds", "Time in each stage.", ["stage"], registry=REGISTRY,
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 1800, 3600),
 )  # fmt: skip
+STAGE_WORKERS = Gauge("rollyard_stage_workers", "Stage workers of connected node agents.", ["stage"], registry=REGISTRY)
 LEASES_LOST = Counter("rollyard_leases_lost", "Leases that came back undone.", ["why"], registry=REGISTRY)
 RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)

@@ -14,6 +14,7 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pools import places
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
     NODE_AGENT_ERROR,
@@ -73,6 +74,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     agent = NodeAgent(hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait)
+    agent.places = places(pool.spec.sandbox, allocation.spec.template)
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
         await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")
@@ -88,6 +90,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     expelled = asyncio.Event()
     agent.expel = expelled.set
     services.agents.connect(agent)
+    services.agents.heard(agent, hello.held, hello.widths)
     closer = asyncio.create_task(_expel(socket, expelled))
     writer = asyncio.create_task(_write(socket, outbox))
     try:
@@ -122,13 +125,10 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
         return
     match message:
         case Want():
-            agent.want_init, agent.want_eval, agent.kinds = message.init, message.eval, frozenset(message.kinds)
-            services.agents.room(agent.pool)
+            services.agents.wants(agent, message)
         case Heartbeat():
             lost = services.rollouts.leases.renew(agent.holder, message.held)
-            if agent.widths != message.widths:
-                agent.widths = dict(message.widths)
-                services.agents.moved(agent)
+            services.agents.heard(agent, message.held, message.widths)
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:

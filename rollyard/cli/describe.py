@@ -64,7 +64,7 @@ def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> lis
 def _pool(pool: Pool) -> list[str]:
     replicas = pool.status.replicas
     words = f"{replicas.desired} desired, {replicas.requested} requested, {replicas.observed} observed, {replicas.ready} ready"
-    lines = [f"Replicas:   {words}"]
+    lines = [f"Replicas:   {words}", *_gpu_hours(pool)]
     if isinstance(pool, InferencePool):
         rows = [["ENDPOINT", "READY", "SESSIONS", "WEIGHTS", "URL", "REASON"]]
         rows += [
@@ -114,6 +114,14 @@ def _when(time: datetime | None, now: datetime) -> str:
         return "<unknown>"
     distance = f"in {age(now, time)}" if time > now else f"{age(time, now)} ago"
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({distance})"
+
+
+def _gpu_hours(pool: Pool) -> list[str]:
+    ledger, cap = pool.status.gpu_ledger, pool.spec.max_gpu_hours
+    if not (ledger.past or ledger.spells or cap):
+        return []
+    limit = f", at most {cap:g} (spec.maxGpuHours)" if cap is not None else ""
+    return [f"GPU-hours:  {ledger.hours(datetime.now(UTC).timestamp()):.2f} spent{limit}"]
 
 
 def _conditions(conditions: list[Condition]) -> list[str]:

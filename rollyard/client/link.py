@@ -116,5 +116,7 @@ def address_towards(url: str) -> str:
 
 def _job_id() -> str:
     """As the server knows it: a task of an array by the array's id and its index, though it has an id of its own too."""
+    if step := os.environ.get("ROLLYARD_JOB"):
+        return step  # of a job that somebody holds
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")

@@ -29,11 +29,9 @@ RELAY_SECONDS = 2.0
 """For the last words of an engine that has ended."""
 QUICK_DEATHS = 3
 """Deaths before it was ever ready, in a row, after which no restart will help."""
-_GAUGES = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "kv_usage": "vllm:kv_cache_usage_perc",
-}
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""vLLM's word for it, and the one of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,9 @@ class Health:
     ready: bool
     reason: str
     running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """0 to 1, None when it does not say so; so too `waiting`."""
 
 
 class Supervisor:
@@ -173,9 +172,16 @@ class Supervisor:
 
 
 def _load(metrics: str) -> Health:
-    """vLLM's gauges; one that is missing counts nothing, several engines behind one socket are added up."""
-    found = {name: sum(_gauge(metrics, metric)) for name, metric in _GAUGES.items()}
-    return Health(True, "", int(found["running"]), int(found["waiting"]), found["kv_usage"])
+    """vLLM's gauges: of several engines behind one socket, the sum of requests and the mean of cache use."""
+    running, waiting = _gauge(metrics, RUNNING), _gauge(metrics, WAITING)
+    usage = next((found for name in KV_USAGE if (found := _gauge(metrics, name))), [])
+    return Health(
+        True,
+        "",
+        int(sum(running)),
+        int(sum(waiting)) if waiting else None,
+        sum(usage) / len(usage) if usage else None,
+    )
 
 
 def _gauge(metrics: str, name: str) -> list[float]:

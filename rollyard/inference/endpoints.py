@@ -34,8 +34,9 @@ class EndpointState:
     ready: bool = False
     reason: str = "Registering"
     running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """None until it has said so, and when it has fallen silent; so too `waiting`."""
     heard_at: float = 0.0
     """Monotonic seconds."""
     drain: bool = False
@@ -87,7 +88,7 @@ class Endpoints:
         state = self._states.get(id)
         if state is not None and state.ready:
             log.warning("endpoint %s ejected: %s", id, why)
-            self._put(replace(state, ready=False, reason=f"Ejected: {why}"))
+            self._put(replace(state, ready=False, reason=f"Ejected: {why}", waiting=None, kv_usage=None))
 
     def drain(self, uid: str) -> None:
         for state in [s for s in self._states.values() if uid and s.uid == uid]:

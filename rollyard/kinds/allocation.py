@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from rollyard.kinds.base import Condition, Kinded, KindObject
 from rollyard.kinds.directives import (
@@ -29,11 +30,18 @@ from rollyard.kinds.reasons import explained
 LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 LOG_OFFSET = "Rollyard-Log-Offset"
 """Header of an allocation's output: at which byte of all of it the answer begins; who was cut off asks for what follows."""
+OF_JOBS = (
+    "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
+    "exclusive", "nice", "extra_directives",
+)  # fmt: skip
+"""Fields that say what job to submit; a step has to take what there is."""
 
 
 class AllocationTemplate(Kinded):
     """What to ask of Slurm for one allocation; the same in both pools."""
 
+    within: str | None = Field(default=None, pattern=r"^[1-9][0-9]*$")
+    """Id of a job that you hold already, to run in as steps of it rather than to submit jobs; nothing outlives it."""
     partition: Names | None = None
     """Partition, or several separated by commas; the site's default when left out."""
     account: Name | None = None
@@ -83,6 +91,8 @@ class AllocationTemplate(Kinded):
 
     @model_validator(mode="after")
     def _consistent(self) -> AllocationTemplate:
+        if self.within is not None:
+            self._check_within()
         if self.memory is not None and self.memory_per_cpu is not None:
             raise ValueError("set `memory` for each node or `memoryPerCpu` for each core, not both")
         if self.gpu_type is not None and not self.gpus_per_node:
@@ -100,6 +110,12 @@ class AllocationTemplate(Kinded):
         if both := wanted & {name for hosts in self.exclude for name in expand(hosts)}:
             raise ValueError(f"{', '.join(sorted(both))}: in `nodelist` and in `exclude`; keep one of the two")
         return self
+
+    def _check_within(self) -> None:
+        given = [name for name in OF_JOBS if getattr(self, name) != AllocationTemplate.model_fields[name].default]
+        if given:
+            names = ", ".join(f"`{to_camel(name)}`" for name in given)
+            raise ValueError(f"`within` takes job {self.within} as it is; leave out {names}")
 
     @property
     def gpus(self) -> int:

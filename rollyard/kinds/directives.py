@@ -45,8 +45,8 @@ FIELDS = {
 }
 """sbatch's option -> the field of the template that says it."""
 IDENTITY = {
-    "ROLLYARD_ALLOCATION", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT",
-    "SLURMD_NODENAME",
+    "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
+    "SLURM_RESTART_COUNT", "SLURMD_NODENAME",
 }  # fmt: skip
 """What a job knows itself by."""
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.autoscaling import (
+    MAX_REPLICAS,
+    Autoscaling,
+    GpuLedger,
+    InferenceAutoscaling,
+    ScalingDecision,
+    ScalingRecord,
+)
 from rollyard.kinds.base import Condition, Kinded, KindObject
 from rollyard.kinds.paths import AbsolutePath
-from rollyard.kinds.quantity import Size, walltime_seconds
+from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds
 
-MAX_REPLICAS = 4096
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
 
 
 P = TypeVar("P", bound=KindObject)
-
-
-class Autoscaling(Kinded):
-    """Bounds between which the number of allocations follows the demand."""
-
-    min_replicas: int = Field(default=0, ge=0, le=MAX_REPLICAS)
-    """Fewest allocations."""
-    max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """Most allocations."""
-    idle_timeout_seconds: int = Field(default=900, ge=0)
-    """How long demand must be lower before allocations are given back."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Autoscaling:
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(f"`maxReplicas` must be at least `minReplicas` ({self.min_replicas})")
-        return self
-
-
-class InferenceAutoscaling(Autoscaling):
-    target_sessions_per_replica: int = Field(default=48, ge=1)
-    """Live rollouts one model server should carry."""
 
 
 class Renewal(Kinded):
@@ -131,6 +117,8 @@ class InferencePoolSpec(Kinded):
     """Fixed size; leave out when `autoscaling` is set."""
     autoscaling: InferenceAutoscaling | None = None
     """Size that follows the demand; leave out when `replicas` is set."""
+    max_gpu_hours: float | None = Field(default=None, gt=0)
+    """GPU-hours that the pool may spend in all; then its allocations are given back, until this is raised."""
     suspend: bool = False
     """Keep the pool but give back all its allocations."""
     allocation: AllocationTemplate = AllocationTemplate()
@@ -141,10 +129,14 @@ class InferencePoolSpec(Kinded):
     @model_validator(mode="after")
     def _consistent(self) -> InferencePoolSpec:
         if self.engine.external is not None:
-            if self.replicas is not None or self.autoscaling is not None:
-                raise ValueError("an external engine is started by others; leave out `replicas` and `autoscaling`")
+            given = (self.replicas, self.autoscaling, self.max_gpu_hours)
+            if any(value is not None for value in given):
+                raise ValueError(
+                    "an external engine is started by others; leave out `replicas`, `autoscaling` and `maxGpuHours`"
+                )
             return self
         _one_size(self.replicas, self.autoscaling)
+        _gpus_to_count(self.max_gpu_hours, self.allocation)
         if self.engine.embedded is not None:
             _one_node(self.allocation, "the embedded engine")
         if self.engine.vllm is not None:
@@ -173,11 +165,19 @@ def _one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
         raise ValueError("set `replicas` for a fixed size or `autoscaling` for one that follows demand")
 
 
+def _gpus_to_count(max_gpu_hours: float | None, allocation: AllocationTemplate) -> None:
+    if max_gpu_hours is not None and allocation.gpus == 0:
+        raise ValueError(
+            "`maxGpuHours` counts the GPUs that `allocation` asks for, and it asks for none; "
+            "set `allocation.gpusPerNode`, or leave out `maxGpuHours`"
+        )
+
+
 class Workers(Kinded):
     min: int = Field(default=1, ge=1, le=4096)
-    """Stage workers at the start."""
+    """Stage workers at the start, and always."""
     max: int = Field(default=4, ge=1, le=4096)
-    """Most stage workers."""
+    """Most stage workers while there is work for them, as far as the allocation's cores and memory go."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
@@ -209,12 +209,41 @@ class SandboxTemplate(Kinded):
     """Image when a task names none: a .sif file or a folder; left out: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
     """Sandboxes have no network."""
-    cpus: float = Field(default=1, gt=0)
-    """CPU cores one sandbox counts for."""
+    cpus: float = Field(default=0.25, gt=0)
+    """CPU cores one sandbox counts for; a share of one is fair where sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Most memory of one process in the sandbox."""
+    """Most memory of one process in the sandbox, and what a sandbox counts for where the allocation asks for memory."""
     disk: Size = "1G"
     """Most that may be written in the sandbox."""
+
+
+def places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
+    """Sandboxes that fit into one allocation: by its cores, and by its memory where that is asked for by number."""
+    by_cores, by_memory = _places(sandbox, allocation)
+    return by_cores if by_memory is None else min(by_cores, by_memory)
+
+
+def _places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
+    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 6 / 0.1 is not quite 60
+    if not allocation.memory_bytes:
+        return by_cores, None
+    return by_cores, allocation.memory_bytes // max(1, size_bytes(sandbox.memory))
+
+
+def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: AllocationTemplate) -> None:
+    least = [stages.init.workers.min, stages.run.workers.min, stages.eval.workers.min]
+    total, (by_cores, by_memory) = sum(least), _places(sandbox, allocation)
+    wanted = []
+    if by_cores < total:
+        cores = math.ceil(total * sandbox.cpus - 1e-9)
+        wanted.append(f"`allocation.cpusPerTask` {cores} or a `sandbox.cpus` below {sandbox.cpus:g}")
+    if by_memory is not None and by_memory < total:
+        wanted.append(f"more memory in `allocation` or a `sandbox.memory` below {sandbox.memory}")
+    if wanted:
+        raise ValueError(
+            f"the stages have {' + '.join(map(str, least))} = {total} workers at least, and an allocation has room for "
+            f"{places(sandbox, allocation)} sandboxes: lower `stages.*.workers.min`, or write {', and '.join(wanted)}"
+        )
 
 
 class RolloutPoolSpec(Kinded):
@@ -230,6 +259,8 @@ class RolloutPoolSpec(Kinded):
     """Fixed size; leave out when `autoscaling` is set."""
     autoscaling: Autoscaling | None = None
     """Size that follows the demand; leave out when `replicas` is set."""
+    max_gpu_hours: float | None = Field(default=None, gt=0)
+    """GPU-hours that the pool may spend in all; then its allocations are given back, until this is raised."""
     suspend: bool = False
     """Keep the pool but give back all its allocations."""
     allocation: AllocationTemplate = AllocationTemplate()
@@ -240,7 +271,9 @@ class RolloutPoolSpec(Kinded):
     @model_validator(mode="after")
     def _consistent(self) -> RolloutPoolSpec:
         _one_size(self.replicas, self.autoscaling)
+        _gpus_to_count(self.max_gpu_hours, self.allocation)
         _one_node(self.allocation, "a node agent")
+        _workers_fit(self.stages, self.sandbox, self.allocation)
         if (limit := walltime_seconds(self.allocation.time_limit)) < self.budget_seconds:
             raise ValueError(
                 f"`allocation.timeLimit` ({limit} s) must cover the budgets of the stages ({self.budget_seconds} s in all), "
@@ -281,13 +314,6 @@ class StageStatus(Kinded):
     """Stage workers over all ready allocations."""
 
 
-class ScalingDecision(Kinded):
-    time: datetime
-    desired: int
-    message: str
-    """The numbers it was made from."""
-
-
 class PoolStatus(Kinded):
     observed_generation: int = 0
     replicas: Replicas = Replicas()
@@ -301,8 +327,10 @@ class PoolStatus(Kinded):
     failures: int = 0
     """Allocations that ended by themselves since the last one that was ready; drives the back-off."""
     last_failure_time: datetime | None = None
-    demand_below_since: datetime | None = None
-    """Since when the demand has asked for fewer allocations than there are."""
+    scaling: ScalingRecord = ScalingRecord()
+    gpu_hours: float = 0
+    """GPU-hours spent so far; of allocations that run, up to the last full ten minutes."""
+    gpu_ledger: GpuLedger = GpuLedger()
     decisions: list[ScalingDecision] = []
     """The last scaling decisions, newest last."""
 

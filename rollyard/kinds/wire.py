@@ -114,6 +114,8 @@ class Hello(Message):
     identity: Identity
     held: list[LeaseRef] = []
     """Everything in hand, unacknowledged results included."""
+    widths: dict[str, int] = {}
+    """Stage -> stage workers; empty at the first hello."""
 
 
 class Want(Message):
@@ -124,6 +126,8 @@ class Want(Message):
     eval: int = 0
     kinds: list[str] = []
     """Task kinds this node agent has handlers for."""
+    grants: int | None = None
+    """How many Grants have arrived on this connection; one that is still on its way makes this word void."""
 
 
 class Heartbeat(Message):
@@ -178,6 +182,16 @@ class Cancel(Message):
 
 class Drain(Message):
     type: Literal["drain"] = "drain"
+
+
+class Resize(Message):
+    """How wide the stages should be from now on; heartbeats tell how wide they are."""
+
+    type: Literal["resize"] = "resize"
+    widths: dict[str, int]
+    """Stage -> stage workers; a stage that is not named stays."""
+    places: int
+    """Sandboxes that fit into the allocation."""
 
 
 # over plain HTTP, so that heartbeats never queue behind them
@@ -235,8 +249,10 @@ class EngineHeartbeat(Message):
     """Why it is not ready."""
     weights_version: str = ""
     running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    waiting: int | None = None
+    """Requests that wait in the engine; null when it does not say so."""
+    kv_usage: float | None = None
+    """Filled share of its key-value cache, 0 to 1; null when it does not say so."""
 
 
 class EngineOrders(Message):
@@ -246,7 +262,7 @@ class EngineOrders(Message):
 
 
 FromNode = Hello | Want | Heartbeat | HandBack
-ToNode = Welcome | Grant | Renewed | Cancel | Drain
+ToNode = Welcome | Grant | Renewed | Cancel | Drain | Resize
 _FROM_NODE: dict[str, type[Message]] = {"hello": Hello, "want": Want, "heartbeat": Heartbeat, "hand_back": HandBack}
 _TO_NODE: dict[str, type[Message]] = {
     "welcome": Welcome,
@@ -254,6 +270,7 @@ _TO_NODE: dict[str, type[Message]] = {
     "renewed": Renewed,
     "cancel": Cancel,
     "drain": Drain,
+    "resize": Resize,
 }
 
 

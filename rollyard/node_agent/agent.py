@@ -27,12 +27,13 @@ from rollyard.kinds.wire import (
     Lease,
     LeaseRef,
     Renewed,
+    Resize,
     ToNode,
     Want,
     Welcome,
 )
 from rollyard.node_agent.policy import LeasedPolicy
-from rollyard.node_agent.stages import StagePool
+from rollyard.node_agent.stages import StagePools
 from rollyard.node_agent.uploads import Uploads
 from rollyard.node_agent.work import Work, Workshop
 from rollyard.sandbox.runtimes import find_runtime
@@ -64,6 +65,8 @@ class NodeAgent:
         self._sandboxes: Sandboxes | None = None
         self._lease_seconds = 30.0
         self._renewed_at = asyncio.get_running_loop().time()
+        self._grants = 0
+        """Received on this connection."""
         self._poke = asyncio.Event()
         self._drain = False
         self._drained = asyncio.Event()
@@ -92,6 +95,7 @@ class NodeAgent:
             case Welcome():
                 await self._welcome(message)
             case Grant(leases=leases):
+                self._grants += 1
                 for lease in leases:
                     self._take(lease)
             case Renewed(sent_at=sent_at, lost=lost):
@@ -102,8 +106,14 @@ class NodeAgent:
             case Drain():
                 self._drain = True
                 self._changed()
+            case Resize(widths=widths, places=places):
+                if self._shop is not None:
+                    known = {stage: widths[stage] for stage in Stage if stage in widths}
+                    self._shop.pools.ask(known, places)
+                    self._changed()
 
     async def _welcome(self, welcome: Welcome) -> None:
+        self._grants = 0
         self._lease_seconds = welcome.lease_seconds
         self._renewed_at = asyncio.get_running_loop().time()
         self._drop(welcome.lost, "the server gave it to another")
@@ -112,7 +122,7 @@ class NodeAgent:
             self._sandboxes = Sandboxes(runtime)
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._shop = Workshop(
-                pools={stage: StagePool(width) for stage, width in widths.items()},
+                pools=StagePools(widths),
                 sandboxes=self._sandboxes,
                 handlers=self._handlers,
                 uploads=self._uploads,
@@ -167,7 +177,8 @@ class NodeAgent:
     # what we say
 
     def _hello(self) -> Hello:
-        return Hello(identity=self._identity, held=[work.ref for work, _ in self._works.values()])
+        held = [work.ref for work, _ in self._works.values()]
+        return Hello(identity=self._identity, held=held, widths=_widths(self._shop.pools) if self._shop else {})
 
     def _changed(self) -> None:
         self._poke.set()
@@ -184,22 +195,25 @@ class NodeAgent:
             if self._shop is None:
                 continue
             pools = self._shop.pools
+            pools.settle(self._early())
             held = [work.ref for work, _ in self._works.values()]
-            widths = {stage.value: pool.width for stage, pool in pools.items()}
-            await self._line.say(Heartbeat(held=held, widths=widths, sent_at=loop.time()))
+            await self._line.say(Heartbeat(held=held, widths=_widths(pools), sent_at=loop.time()))
             await self._line.say(self._want(pools))
             if self._drain and not self._works:
                 self._drained.set()
             await asyncio.sleep(0.02)  # what moves together is told together
 
-    def _want(self, pools: dict[Stage, StagePool]) -> Want:
-        """INIT works ahead of RUN by its own width, so that RUN never waits for a sandbox."""
+    def _want(self, pools: StagePools) -> Want:
         if self._drain:
             return Want()
-        early = sum(work.stage is not Stage.EVAL for work, _ in self._works.values())
+        early = self._early()
         late = len(self._works) - early
-        init = max(0, pools[Stage.INIT].width + pools[Stage.RUN].width - early)
-        return Want(init=init, eval=max(0, pools[Stage.EVAL].width - late), kinds=sorted(self._handlers))
+        evals = max(0, pools[Stage.EVAL].limit - late)
+        return Want(init=pools.room(early), eval=evals, kinds=sorted(self._handlers), grants=self._grants)
+
+    def _early(self) -> int:
+        """Rollouts that are not in EVAL yet: what they do takes a sandbox, now or soon."""
+        return sum(work.stage is not Stage.EVAL for work, _ in self._works.values())
 
     async def _watch_clock(self) -> None:
         """Stop by our own clock what was not renewed: the server gives it to another at about the same time."""
@@ -228,6 +242,10 @@ class NodeAgent:
         return LeasedPolicy(
             self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
         )
+
+
+def _widths(pools: StagePools) -> dict[str, int]:
+    return {stage.value: width for stage, width in pools.widths.items()}
 
 
 async def _plain(part: Coroutine[Any, Any, Any]) -> None:

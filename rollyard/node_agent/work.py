@@ -18,7 +18,7 @@ from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings
 from rollyard.kinds.wire import Lease, LeaseRef
 from rollyard.node_agent.outcome import StageTimeout, failed
 from rollyard.node_agent.policy import ROLE, LeasedPolicy
-from rollyard.node_agent.stages import StagePool
+from rollyard.node_agent.stages import StagePools
 from rollyard.node_agent.uploads import Uploads
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox, Sandboxes
@@ -33,7 +33,7 @@ AGENTS_SHARE = 0.8
 class Workshop:
     """What all rollouts of a node agent share."""
 
-    pools: dict[Stage, StagePool]
+    pools: StagePools
     sandboxes: Sandboxes
     handlers: dict[str, TaskHandler]
     uploads: Uploads

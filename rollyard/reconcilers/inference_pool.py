@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.endpoints import Endpoints, EndpointState
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import EndpointStatus, InferencePool, Pool, RolloutPool
+from rollyard.reconcilers.demand import Report, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
+from rollyard.reconcilers.trade import Look
 from rollyard.rollouts.service import Rollouts
 
 
@@ -20,45 +21,36 @@ class InferenceTrade:
         self._rollouts = rollouts
         self._rollout_pools = rollout_pools
 
-    def member(self, allocation: Allocation) -> Member:
-        state = self._endpoints.of_allocation(allocation.metadata.uid)
-        return Member(allocation, ready=state is not None and state.ready, load=state.running if state else 0)
+    async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look:
+        assert isinstance(pool, InferencePool)
+        meta = pool.metadata
+        held = await self._rollouts.sessions()
+        bounds = pool.spec.autoscaling
+        live = await self._sessions_asked(pool) if bounds is not None else 0
+        states = self._endpoints.of_pool((meta.namespace, meta.name))
+        by_uid = {state.uid: state for state in states if state.uid}
+        members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
+        return Look(
+            members=members,
+            metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
+            details={"endpoints": [_status(state, held) for state in states]},
+            problem=self._problem(pool, states),
+        )
 
-    async def demand(self, pool: Pool) -> int | None:
-        """Live sessions, and what waits in the queues of the RolloutPools that use this pool."""
+    async def _sessions_asked(self, pool: InferencePool) -> int:
+        """Held and asked for, by the rollouts of all RolloutPools that use this pool; one for each role it plays there."""
         meta, total = pool.metadata, 0
         for user in self._rollout_pools():
-            if user.metadata.namespace == meta.namespace and meta.name in user.spec.inference.values():
+            roles = list(user.spec.inference.values()).count(meta.name)
+            if roles and user.metadata.namespace == meta.namespace:
                 queued = await self._rollouts.queued(meta.namespace, user.metadata.name)
                 in_flight = self._rollouts.leases.in_flight(meta.namespace, user.metadata.name)
-                total += sum(queued.values()) + sum(in_flight.values())
+                total += roles * sessions(user.spec, queued, in_flight)
         return total
 
-    def capacity(self, pool: Pool) -> int:
-        assert isinstance(pool, InferencePool)
-        return pool.spec.autoscaling.target_sessions_per_replica if pool.spec.autoscaling else 1
-
-    async def details(self, pool: Pool, members: Sequence[Member]) -> dict[str, Any]:
-        sessions = await self._rollouts.sessions()
-        states = self._endpoints.of_pool((pool.metadata.namespace, pool.metadata.name))
-        return {
-            "endpoints": [
-                EndpointStatus(
-                    id=s.endpoint.id,
-                    url=s.endpoint.url,
-                    sessions=sessions.get(s.endpoint.id, 0),
-                    weights_version=s.endpoint.weights_version,
-                    ready=s.ready,
-                    reason=s.reason,
-                )
-                for s in states
-            ]
-        }
-
-    def problem(self, pool: Pool, members: Sequence[Member]) -> tuple[str, str] | None:
+    @staticmethod
+    def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
         """What the engines say of themselves."""
-        assert isinstance(pool, InferencePool)
-        states = self._endpoints.of_pool((pool.metadata.namespace, pool.metadata.name))
         if pool.spec.engine.external is not None and not any(s.ready for s in states):
             return "NoEndpointReady", "; ".join(f"{s.endpoint.url}: {s.reason}" for s in states) or "not probed yet"
         complaints = [s for s in states if not s.ready and ":" in s.reason]
@@ -72,3 +64,26 @@ class InferenceTrade:
 
     async def deleted(self, pool: Pool) -> None:
         """Rollouts in hand go on while their endpoint drains; the queue waits for another pool of this name."""
+
+
+def _member(allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
+    """By sessions and not by requests: between two turns an engine is idle, and the rollout's cache is on it."""
+    live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
+    return Member(allocation, state is not None and state.ready, max(live, state.running if state is not None else 0))
+
+
+def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[Report]:
+    """One for each that counts and has once been ready: it has something to say, whether or not it is heard now."""
+    heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
+    return [Report() if state is None else Report(state.waiting, state.kv_usage) for state in heard]
+
+
+def _status(state: EndpointState, held: Mapping[str, int]) -> EndpointStatus:
+    return EndpointStatus(
+        id=state.endpoint.id,
+        url=state.endpoint.url,
+        sessions=held.get(state.endpoint.id, 0),
+        weights_version=state.endpoint.weights_version,
+        ready=state.ready,
+        reason=state.reason,
+    )

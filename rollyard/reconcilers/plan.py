@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import get_condition
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.kinds.reasons import is_limit, meaning
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup, usable
 from rollyard.slurm.base import Job, Snapshot
 
+EMPTY_SECONDS = 3.0
+"""After the order to drain; times in conditions are cut to whole seconds."""
 HISTORY = 3
 """Ended allocations kept for people to look at."""
 BACKOFF_CAP_SECONDS = 60.0
@@ -141,15 +144,16 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
     create = tuple(range(plan.next_index, plan.next_index + missing))
     renew = () if wait or desired == 0 else _renewals(view, desired, plan.next_index + missing)
     going = [*_surplus(view, desired), *_relieved(view), *_unborn(view)]
-    busy = {m.name for m in going if m.started and m.load > 0}
+    drain = {m.name for m in going if m.started and (m.ready or m.load > 0)}
+    emptied, empty_in = _emptied(members, now)
     return replace(
         plan,
         create=create,
         renew=renew,
-        drain=tuple(sorted(busy)),
-        delete=tuple(sorted({m.name for m in going if m.name not in busy} | _old(members))),
+        drain=tuple(sorted(drain)),
+        delete=tuple(sorted({m.name for m in going if m.name not in drain} | emptied | _old(members))),
         next_index=plan.next_index + len(create) + len(renew),
-        again_after=wait or None,
+        again_after=min((seconds for seconds in (wait, empty_in) if seconds), default=None),
     )
 
 
@@ -185,7 +189,8 @@ def _renewals(view: _View, desired: int, next_index: int) -> tuple[Successor, ..
     running = sorted((m for m in view.counted if m.started and m.ends is not None), key=lambda m: m.ends or 0.0)
     before, round_seconds = before_expiry(view.pool), startup(view.pool)
     due = due_times([m.ends or 0.0 for m in running], before + round_seconds, round_seconds, free + len(view.pairs))
-    soon = [m for m, at in zip(running, due, strict=True) if at <= view.now]
+    held = view.pool.spec.allocation.within is not None  # all steps of it end with it: there is nowhere to go
+    soon = [] if held else [m for m, at in zip(running, due, strict=True) if at <= view.now]
     old = [m for m in view.counted if m.started and view.outdated(m) and m not in soon]
     replace_only = view.pool.spec.renewal.strategy == "Replace"
     return tuple(
@@ -224,6 +229,8 @@ def _spent(view: _View, old: Member) -> bool:
 
 def blocked(pool: Pool, members: Sequence[Member], now: float) -> tuple[str, str] | None:
     """(reason, message) where a successor cannot be ready before what it replaces has to end."""
+    if not any(m.allocation.spec.successor_of for m in members):
+        return None
     for old, successor in _View.of(pool, members, now).pairs:
         status = successor.allocation.status
         if successor.ready or successor.started or old.ends is None:
@@ -245,6 +252,23 @@ def blocked(pool: Pool, members: Sequence[Member], now: float) -> tuple[str, str
 def _unborn(view: _View) -> list[Member]:
     """Out of date before they started: nothing is lost when they make room."""
     return [m for m in view.counted if view.outdated(m) and not m.started]
+
+
+def _emptied(members: Sequence[Member], now: float) -> tuple[set[str], float]:
+    """Those that drain, have nothing in hand and live on, and seconds until there are more of them.
+
+    What is ready drains even where it looks idle: a lease may be on its way to it. Soon after it was told, none is.
+    """
+    empty = [m for m in members if m.allocation.spec.drain and m.live and m.load == 0]
+    waits = {m.name: at + EMPTY_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}
+    return {name for name, wait in waits.items() if wait <= 0}, min((w for w in waits.values() if w > 0), default=0.0)
+
+
+def _draining_since(member: Member) -> float | None:
+    condition = get_condition(member.allocation.status.conditions, "Draining")
+    return (
+        condition.last_transition_time.timestamp() if condition is not None and member.allocation.spec.drain else None
+    )
 
 
 def _old(members: Sequence[Member]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rollyard.clock import Clock, as_datetime
 from rollyard.controller.crash_points import crash_point
@@ -15,6 +15,7 @@ from rollyard.controller.manager import Again, Done
 from rollyard.controller.recorder import Recorder
 from rollyard.errors import AlreadyExists, Conflict, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
+from rollyard.kinds.autoscaling import GpuLedger, ScalingDecision
 from rollyard.kinds.base import (
     FINALIZER,
     Condition,
@@ -24,11 +25,13 @@ from rollyard.kinds.base import (
     get_condition,
     set_condition,
 )
-from rollyard.kinds.pools import InferencePool, Pool, PoolStatus, Replicas, ScalingDecision
+from rollyard.kinds.pools import InferencePool, Pool, PoolStatus, Replicas
 from rollyard.reconcilers.pending import waiting
 from rollyard.reconcilers.plan import Member, PoolPlan, blocked, plan_pool, template_hash
-from rollyard.reconcilers.scaling import Scale, autoscale
+from rollyard.reconcilers.scaling import Memory, Metric, Scale
+from rollyard.reconcilers.sizing import SPENT, reckon, shown_hours, size
 from rollyard.reconcilers.snapshots import SnapshotFeed
+from rollyard.reconcilers.trade import Look, Trade
 from rollyard.store.base import Store
 
 log = logging.getLogger(__name__)
@@ -37,30 +40,6 @@ DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
 """Numbers in status that nothing announces (queues, sessions) are at most so old: while they move, and when they rest."""
 CRASH_LOOP = 2
-
-
-class Trade(Protocol):
-    """What one kind of pool knows and the other does not."""
-
-    def member(self, allocation: Allocation) -> Member: ...
-
-    async def demand(self, pool: Pool) -> int | None: ...
-
-    def capacity(self, pool: Pool) -> int:
-        """What one allocation takes of the demand."""
-        ...
-
-    async def details(self, pool: Pool, members: Sequence[Member]) -> dict[str, Any]:
-        """Further fields of the status."""
-        ...
-
-    def problem(self, pool: Pool, members: Sequence[Member]) -> tuple[str, str] | None:
-        """(reason, message) of what keeps the pool from being ready that allocations alone do not tell."""
-        ...
-
-    async def deleted(self, pool: Pool) -> None:
-        """The pool is going: end what waits for it."""
-        ...
 
 
 class PoolReconciler:
@@ -83,6 +62,8 @@ class PoolReconciler:
         self._trade = trade
         self._looks: dict[ObjectKey, tuple[str, float]] = {}
         """Key -> (resourceVersion at the last look, seconds to the next)."""
+        self._memories: dict[ObjectKey, Memory] = {}
+        """What the autoscaler remembers of each pool that follows its demand."""
 
     async def reconcile(self, key: ObjectKey) -> Done | Again:
         try:
@@ -90,6 +71,7 @@ class PoolReconciler:
         except NotFound:
             self._expectations.forget(key)
             self._looks.pop(key, None)
+            self._memories.pop(key, None)
             return Done()
         assert isinstance(pool, Pool)
         if pool.metadata.deletion_timestamp is None and FINALIZER not in pool.metadata.finalizers:
@@ -98,13 +80,14 @@ class PoolReconciler:
             return Again(0.0)
         if (wait := self._expectations.remaining(key)) > 0:
             return Again(min(wait, 1.0))  # the picture is old: what we did last is not in it yet
-        now = self._clock.time()
-        members = [self._trade.member(a) for a in self._allocations.of(pool.metadata.uid)]
-        scale = await self._scale(pool, now)
+        look = await self._trade.look(pool, self._allocations.of(pool.metadata.uid))
+        now, members = self._clock.time(), look.members
+        ledger = reckon(pool.status.gpu_ledger, (m.allocation for m in members), now)
+        scale = self._scale(pool, look.metrics, ledger, now)
         plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None)
         if pool.metadata.deletion_timestamp is not None:
             await self._trade.deleted(pool)
-        pool = await self._write_status(pool, members, plan, scale, now)
+        pool = await self._write_status(pool, look, plan, scale, ledger, now)
         crash_point("after-pool-status")
         await self._act(pool, members, plan, now)
         if plan.removable:
@@ -132,23 +115,12 @@ class PoolReconciler:
 
     # decide
 
-    async def _scale(self, pool: Pool, now: float) -> Scale:
-        spec = pool.spec
-        if spec.suspend:
-            return Scale(0, None, "suspended")
-        if isinstance(pool, InferencePool) and pool.spec.engine.external is not None:
-            return Scale(0, None, "its servers are started by others")
-        if spec.autoscaling is None:
-            return Scale(spec.replicas or 0, None, f"spec.replicas is {spec.replicas}")
-        since = pool.status.demand_below_since
-        return autoscale(
-            spec.autoscaling,
-            current=pool.status.replicas.desired,
-            demand=await self._trade.demand(pool),
-            capacity=self._trade.capacity(pool),
-            below_since=since.timestamp() if since else None,
-            now=now,
-        )
+    def _scale(self, pool: Pool, metrics: Sequence[Metric], ledger: GpuLedger, now: float) -> Scale:
+        memory = self._memories.pop(pool.key, None) if pool.status.observed_generation else None
+        scale = size(pool, memory, metrics, ledger, now)
+        if scale.memory is not None:
+            self._memories[pool.key] = scale.memory
+        return scale
 
     # act
 
@@ -205,10 +177,10 @@ class PoolReconciler:
     # tell
 
     async def _write_status(
-        self, pool: Pool, members: Sequence[Member], plan: PoolPlan, scale: Scale, now: float
+        self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, ledger: GpuLedger, now: float
     ) -> Pool:
         before = pool.status
-        active = [m for m in members if m.active]
+        active = [m for m in look.members if m.active]
         replicas = Replicas(
             desired=scale.desired,
             requested=sum(m.allocation.status.intents > 0 for m in active),
@@ -227,10 +199,12 @@ class PoolReconciler:
             "startup_seconds": round(plan.startup, 3) if plan.startup is not None else None,
             "startup_measured_at": as_datetime(plan.startup_at) if plan.startup_at is not None else None,
             "last_failure_time": as_datetime(plan.last_failure) if plan.last_failure is not None else None,
-            "demand_below_since": as_datetime(scale.below_since) if scale.below_since is not None else None,
+            "scaling": scale.record,
             "decisions": decisions,
-            "conditions": self._conditions(pool, members, plan, replicas),
-            **await self._trade.details(pool, members),
+            "gpu_ledger": ledger,
+            "gpu_hours": shown_hours(ledger, now),
+            "conditions": self._conditions(pool, look, plan, scale, replicas),
+            **look.details,
         }
         changed = _with_status(pool, update)
         if changed.status == before:
@@ -256,9 +230,9 @@ class PoolReconciler:
         )
         await self._recorder.say(pool, new.reason, new.message, "Warning" if bad else "Normal")
 
-    def _conditions(self, pool: Pool, members: Sequence[Member], plan: PoolPlan, replicas: Replicas) -> list[Condition]:
-        conditions = pool.status.conditions
-        ready, reason, message = self._readiness(pool, members, plan, replicas)
+    def _conditions(self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, replicas: Replicas) -> list[Condition]:
+        conditions, members = pool.status.conditions, look.members
+        ready, reason, message = self._readiness(pool, look, plan, scale, replicas)
         conditions = self._condition(pool, conditions, "Ready", ready, reason, message)
         moving = replicas.ready != replicas.desired or any(not m.active and m.live for m in members)
         words = f"{replicas.ready} of {replicas.desired} allocations ready, {replicas.observed} seen in Slurm"
@@ -275,21 +249,24 @@ class PoolReconciler:
         elif self._feed.latest is not None:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
         conditions = self._renewal(pool, members, conditions)
+        conditions = self._limited(pool, scale, conditions)
         words = "all allocations are given back" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
 
     def _readiness(
-        self, pool: Pool, members: Sequence[Member], plan: PoolPlan, replicas: Replicas
+        self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, replicas: Replicas
     ) -> tuple[bool, str, str]:
+        members = look.members
         counted = f"{replicas.ready} of {replicas.desired} allocations ready"
         if pool.metadata.deletion_timestamp is not None:
             return False, "Deleting", f"{len(members)} allocations left"
         if pool.spec.suspend:
             return False, "Suspended", "spec.suspend is true"
-        problem = self._trade.problem(pool, members)
-        if problem is not None:
-            return False, *problem
+        if scale.limit is not None and scale.limit.reason == SPENT:
+            return False, SPENT, scale.limit.message
+        if look.problem is not None:
+            return False, *look.problem
         if replicas.ready >= replicas.desired:
             return True, "AllReady", counted
         failure = _last_failure(members)
@@ -308,6 +285,14 @@ class PoolReconciler:
         if found is not None:
             return self._condition(pool, conditions, "RenewalBlocked", True, *found)
         return self._condition(pool, conditions, "RenewalBlocked", False, "NotBlocked", "") if known else conditions
+
+    def _limited(self, pool: Pool, scale: Scale, conditions: list[Condition]) -> list[Condition]:
+        """What keeps the size from what is asked for."""
+        if scale.limit is not None:
+            return self._condition(pool, conditions, "ScalingLimited", True, scale.limit.reason, scale.limit.message)
+        if pool.spec.autoscaling is None and get_condition(conditions, "ScalingLimited") is None:
+            return conditions
+        return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
 
     def _condition(
         self, pool: Pool, conditions: list[Condition], type: str, status: bool, reason: str, message: str

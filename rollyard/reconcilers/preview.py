@@ -61,9 +61,11 @@ class Preview:
         if template.memory_per_cpu is not None:
             each.append(f"{template.memory_per_cpu} of memory for each CPU")
         nodes = "1 node" if template.nodes == 1 else f"{template.nodes} nodes, on each"
-        return f"of {nodes}, {', '.join(each)} for up to {template.time_limit} in {self._partition(template)}"
+        return f"of {nodes}, {', '.join(each)} for up to {template.time_limit} in {self._where(template)}"
 
-    def _partition(self, template: AllocationTemplate) -> str:
+    def _where(self, template: AllocationTemplate) -> str:
+        if template.within is not None:
+            return f"job {template.within}, as a step"
         if template.partition is not None:
             return f"partition {' or '.join(template.partition.split(','))}"
         site = self._feed.site

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool, StageStatus
 from rollyard.kinds.rollout import Stage
+from rollyard.reconcilers.demand import rollout_metrics
 from rollyard.reconcilers.plan import Member
+from rollyard.reconcilers.trade import Look
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts
 
@@ -22,37 +23,30 @@ class RolloutTrade:
         self._rollouts = rollouts
         self._inference_pool = inference_pool
 
-    def member(self, allocation: Allocation) -> Member:
-        agent = self._agents.of_allocation(allocation.metadata.uid)
-        # By leases, not by connection: after a restart of ours it is busy before its node agent has dialled in again.
-        load = len(self._rollouts.leases.of_allocation(allocation.metadata.uid))
-        return Member(allocation, ready=agent is not None, load=load)
-
-    async def demand(self, pool: Pool) -> int | None:
-        """Queued and in flight."""
-        queued = await self._rollouts.queued(pool.metadata.namespace, pool.metadata.name)
-        return sum(queued.values()) + sum(self._in_flight(pool).values())
-
-    def capacity(self, pool: Pool) -> int:
+    async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look:
         assert isinstance(pool, RolloutPool)
-        return pool.spec.stages.run.workers.min
-
-    async def details(self, pool: Pool, members: Sequence[Member]) -> dict[str, Any]:
-        queued = await self._rollouts.queued(pool.metadata.namespace, pool.metadata.name)
-        in_flight = self._in_flight(pool)
-        agents = [a for m in members if (a := self._agents.of_allocation(m.allocation.metadata.uid)) is not None]
+        meta = pool.metadata
+        queued = await self._rollouts.queued(meta.namespace, meta.name)
+        in_flight = self._rollouts.leases.in_flight(meta.namespace, meta.name)
+        # By leases, not by connection: after a restart of ours it is busy before its node agent has dialled in again.
+        loads = self._rollouts.leases.by_allocation()
+        agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
         stages = {
             stage.value: StageStatus(
                 queued=queued.get(stage, 0),
                 in_flight=in_flight[stage],
-                width=sum(a.widths.get(stage.value, 0) for a in agents),
+                width=sum(agent.widths.get(stage, 0) for agent in agents.values() if agent is not None),
             )
             for stage in Stage
         }
-        return {"stages": stages}
+        return Look(
+            members=[Member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
+            metrics=rollout_metrics(pool.spec, queued, in_flight) if pool.spec.autoscaling is not None else [],
+            details={"stages": stages},
+            problem=self._problem(pool),
+        )
 
-    def problem(self, pool: Pool, members: Sequence[Member]) -> tuple[str, str] | None:
-        assert isinstance(pool, RolloutPool)
+    def _problem(self, pool: RolloutPool) -> tuple[str, str] | None:
         for role, name in pool.spec.inference.items():
             key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=name)
             if self._inference_pool(key) is None:
@@ -67,6 +61,3 @@ class RolloutTrade:
         await self._rollouts.cancel_queued(
             (meta.namespace, meta.name), "PoolDeleted", f"its pool {meta.name} was deleted"
         )
-
-    def _in_flight(self, pool: Pool) -> dict[Stage, int]:
-        return self._rollouts.leases.in_flight(pool.metadata.namespace, pool.metadata.name)

@@ -92,7 +92,10 @@ class Submitter:
                     continue  # decided on an older picture
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job)
+                alone = (
+                    meta.uid if allocation.spec.template.within is not None else None
+                )  # a step is no task of an array
+                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, alone)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
             for burst in _portions(sorted(allocations, key=lambda a: a.spec.index)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rollyard.kinds.wire import Drain, Identity, ToNode
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.wire import Drain, Identity, LeaseRef, ToNode, Want
 
 PoolKey = tuple[str, str]
 """(namespace, RolloutPool name)."""
@@ -22,7 +24,14 @@ class NodeAgent:
     want_init: int = 0
     want_eval: int = 0
     kinds: frozenset[str] = frozenset()
-    widths: dict[str, int] = field(default_factory=dict)
+    places: int = 0
+    """Sandboxes that fit into its allocation; its widths are left alone where that is not known."""
+    widths: dict[Stage, int] = field(default_factory=dict)
+    """As it said last; empty until then."""
+    in_hand: Mapping[Stage, int] = field(default_factory=dict)
+    """Rollouts that it holds, by stage, as it said last."""
+    grants: int = 0
+    """Grants sent on this connection."""
     draining: bool = False
     ends: float | None = None
     """When its walltime is over (Unix seconds), once that is known."""
@@ -46,7 +55,11 @@ class Agents:
         self.room: Callable[[PoolKey], None] = lambda pool: None
         """Called when a node agent may have room for more."""
         self.moved: Callable[[NodeAgent], None] = lambda agent: None
-        """Called when a node agent comes, goes, drains, or changes its widths."""
+        """Called when a node agent comes, goes, or drains."""
+        self.worked: Callable[[NodeAgent], None] = lambda agent: None
+        """Called when the work of a node agent moved between stages."""
+        self.resized: Callable[[NodeAgent], None] = lambda agent: None
+        """Called when its stages became wider or narrower."""
 
     def connect(self, agent: NodeAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
@@ -62,6 +75,27 @@ class Agents:
             if self._by_uid.get(agent.identity.uid) is agent:
                 del self._by_uid[agent.identity.uid]
             self.moved(agent)
+
+    def heard(self, agent: NodeAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
+        """What it has in hand, and how wide its stages are."""
+        in_hand = Counter(ref.stage for ref in held)
+        known = {stage: widths[stage] for stage in Stage if stage in widths}
+        if agent.in_hand != in_hand:
+            agent.in_hand = in_hand
+            self.worked(agent)
+        if agent.widths != known:
+            agent.widths = known
+            self.resized(agent)
+
+    def wants(self, agent: NodeAgent, want: Want) -> None:
+        """What it has room for; said before our last grant arrived, it does not count that, and is said again after."""
+        if want.grants is None or want.grants == agent.grants:
+            agent.want_init, agent.want_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
+            self.room(agent.pool)
+
+    def width(self, stage: Stage) -> int:
+        """Stage workers of all node agents."""
+        return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
     def drain(self, uid: str) -> None:
         """Give this allocation nothing more and tell its node agent; also when it connects later."""

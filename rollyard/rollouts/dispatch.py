@@ -129,6 +129,7 @@ class Dispatcher:
             for g in own:
                 self._leases.add(g.record)
             if own:
+                agent.grants += 1
                 agent.send(Grant(leases=[_lease(g) for g in own]))
         if len(granted) >= MAX_PER_GRANT:
             self.wake(key)

@@ -6,6 +6,7 @@ silent holder's work is given to another.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -81,6 +82,10 @@ class Leases:
             if lease.pool[0] == namespace and pool in (None, lease.pool[1]):
                 counts[lease.stage] += 1
         return counts
+
+    def by_allocation(self) -> Counter[str]:
+        """How many each allocation holds, by its uid."""
+        return Counter(lease.holder.partition("/")[0] for lease in self._live.values())
 
     def of_allocation(self, uid: str) -> list[tuple[Key, LiveLease]]:
         return [(k, v) for k, v in self._live.items() if v.holder.partition("/")[0] == uid]

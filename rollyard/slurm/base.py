@@ -106,6 +106,8 @@ class BatchScript:
     text: str
     directory: str
     """Working folder; stdout and stderr are named in the script's directives."""
+    within: str | None = None
+    """Job to run in as a step, in place of submitting one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, unfit
 from rollyard.slurm.rest.address import URL_VARIABLE, Address, Identity
 from rollyard.slurm.rest.driver import RestDriver
+from rollyard.slurm.within import Within
 
 CLUSTERS = ("auto", "slurm", "local", "cli", "pyslurm", "rest")
 PROBE_SECONDS = 15.0
@@ -34,15 +35,20 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
         case "local":
             return LocalDriver(folder)
         case "cli" | "slurm":
-            return Budgeted(_cli(cluster))
+            return _ready(_cli(cluster), folder)
         case "pyslurm":
-            return Budgeted(await _pyslurm(cluster))
+            return _ready(await _pyslurm(cluster), folder)
         case "rest":
-            return Budgeted(_rest())
+            return _ready(_rest(), folder)
         case "auto":
-            return Budgeted((await slurm_driver())[0]) if await slurm_is_here() else LocalDriver(folder)
+            return _ready((await slurm_driver())[0], folder) if await slurm_is_here() else LocalDriver(folder)
         case _:
             raise Invalid(f"--cluster {cluster}: write one of {', '.join(CLUSTERS)}")
+
+
+def _ready(driver: Driver, folder: Path) -> Driver:
+    """With steps of held jobs beside it, and every call within the budget."""
+    return Budgeted(Within(driver, CliDriver(), folder))
 
 
 def _cli(cluster: str) -> CliDriver:

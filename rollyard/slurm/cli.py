@@ -109,6 +109,15 @@ class CliDriver:
         partitions = await self._ask("scontrol", "-o", "show", "partition")
         return read_site(config, partitions, await self._ask("scontrol", "-o", "show", "node"))
 
+    async def show_job(self, id: str) -> dict[str, str]:
+        """Slurm's facts of one job, by its own names; empty where there is none. Raises SlurmUnreachable."""
+        code, out, err = await self._run(("scontrol", "-o", "show", "job", id), self._asking)
+        if code != 0:
+            if _PAST.search(err):
+                return {}
+            raise SlurmUnreachable(f"scontrol: {_words(err)}")
+        return dict(re.findall(r"(\w+)=(\S*)", out))
+
     async def close(self) -> None:
         pass
 

@@ -66,6 +66,10 @@ class LocalDriver:
         pass
 
     def _submit(self, script: BatchScript) -> list[str]:
+        if script.within is not None:
+            raise SubmitRefused(
+                f"job {script.within}: steps of a job take Slurm; leave spec.allocation.within out here"
+            )
         options = directives(script.text)
         limit = _time_limit(options.get("time", "0"))
         tasks = _tasks(options.get("array"))

@@ -162,6 +162,7 @@ def node(one: Any) -> dict[str, Any]:
         "cpus": one.total_cpus,
         "memory_bytes": (one.real_memory or 0) << 20,
         "gpus": sum(count for name, count in one.configured_gres.items() if name.split(":")[0] == "gpu"),
+        "gpu_types": [name.split(":")[1] for name in one.configured_gres if name.startswith("gpu:")],
         "features": one.available_features,
         "partitions": one.partitions,
     }

@@ -114,7 +114,8 @@ def read_site(answer: Any) -> Site:
             given = dict(fields)
             for partition in given.pop("partitions"):
                 members.setdefault(partition, set()).add(given["name"])
-            nodes[given["name"]] = Node(**{**given, "features": frozenset(given["features"])})
+            names = {field: frozenset(given[field]) for field in ("features", "gpu_types")}
+            nodes[given["name"]] = Node(**{**given, **names})
         partitions = [_partition(one, members.get(one["name"], set())) for one in answer["partitions"]]
         return Site(str(answer["version"]), {p.name: p for p in partitions}, nodes)
     except (TypeError, KeyError, ValueError, AttributeError) as error:

@@ -64,7 +64,7 @@ def batch_script(
         lines.append(f'staged=$({shlex.join(stage)}) && export PYTHONPATH="$staged${{PYTHONPATH:+:$PYTHONPATH}}"')
     words = (f'"{FOLDER}"' if word == FOLDER else shlex.quote(word) for word in command)
     lines += [f"exec {' '.join(words)}", ""]
-    return BatchScript(name=name, comment=comment, text="\n".join(lines), directory=directory)
+    return BatchScript(name=name, comment=comment, text="\n".join(lines), directory=directory, within=template.within)
 
 
 def _log_pattern(path: str, tasks: int | None) -> str:

@@ -22,7 +22,7 @@ MOST_NAMES = 12
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
     """What is wrong, by field, with what one can do instead. Nothing, where the site tells nothing of partitions."""
-    if not site.partitions:
+    if not site.partitions or template.within is not None:
         return []
     unknown = [name for name in _asked(template) if name not in site.partitions]
     if unknown:
@@ -41,7 +41,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
 
 def doubts(template: AllocationTemplate, site: Site) -> list[str]:
     """Why jobs of a template that is not wrong are going to wait, as things are now."""
-    partitions = _partitions(template, site)
+    partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
     if partitions and not up:
         names = ", ".join(p.name for p in partitions)

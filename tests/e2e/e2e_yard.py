@@ -110,7 +110,7 @@ class Yard:
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                    command = (entry / "cmdline").read_bytes()
+                    command = (entry / "cmdline").read_bytes().lower()  # "Apptainer runtime parent"
                     if parent in agents and (b"bwrap" in command or b"apptainer" in command or b"starter" in command):
                         found.append(int(entry.name))
         return found

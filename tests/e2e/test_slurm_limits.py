@@ -45,7 +45,7 @@ async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:
     await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 2)
 
     async def told() -> bool:
-        words = "1 of 2 jobs pending: QOSMaxJobsPerUserLimit (a limit of the QOS is reached)"
+        words = "1 of 2 jobs pending: QOSMaxJobsPerUserLimit (the QOS allows a user no more running jobs)"
         return words in await field.condition("Ready", "False")
 
     await field.yard.until(told)

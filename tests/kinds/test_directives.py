@@ -50,6 +50,8 @@ def pool(**allocation: Any) -> RolloutPool:
         ({"nodelist": ["n[1-2]"]}, "", "2, and `nodes` is 1"),
         ({"nodelist": ["n1"], "exclude": ["n[1-3]"]}, "", "n1: in `nodelist` and in `exclude`"),
         ({"scratch": "tmp"}, "scratch", "write an absolute path"),
+        ({"within": "7", "partition": "main", "qos": "x"}, "", "takes job 7 as it is; leave out `partition`, `qos`"),
+        ({"within": "7; id"}, "within", "^[1-9][0-9]*$"),
         ({"nodes": 2}, "", "write `replicas: 2` instead: a node agent works on one node"),
     ],
 )

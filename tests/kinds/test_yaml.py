@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollyard.errors import Invalid
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.pools import InferencePool, RolloutPool, SandboxTemplate, places
 from rollyard.kinds.yaml import load_manifests
 
 HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"
@@ -112,6 +113,21 @@ def test_all_mistakes_are_told_together_in_order() -> None:
         ("{suspend: true}", "set `replicas` for a fixed size or `autoscaling`"),
         ("{autoscaling: {minReplicas: 3, maxReplicas: 2}}", "`maxReplicas` must be at least `minReplicas` (3)"),
         ("{replicas: 1, allocation: {extraDirectives: {job-name: x}}}", "set by rollyard itself"),
+        (
+            "{replicas: 1, stages: {run: {workers: {min: 6, max: 8}}}}",
+            "1 + 6 + 1 = 8 workers at least, and an allocation has room for 4 sandboxes: lower `stages.*.workers.min`, or "
+            "write `allocation.cpusPerTask` 2 or a `sandbox.cpus` below 0.25",
+        ),
+        (
+            "{replicas: 1, allocation: {cpusPerTask: 8, memory: 4G}}",
+            "room for 2 sandboxes: lower `stages.*.workers.min`, or write more memory in `allocation` or a `sandbox.memory` "
+            "below 2G",
+        ),
+        (
+            "{replicas: 1, sandbox: {cpus: 1, memory: 8G}, allocation: {memory: 16G}}",
+            "`allocation.cpusPerTask` 3 or a `sandbox.cpus` below 1, and more memory in `allocation`",
+        ),
+        ("{replicas: 1, maxGpuHours: 8}", "set `allocation.gpusPerNode`, or leave out `maxGpuHours`"),
     ],
 )
 def test_contradictions_are_told(spec: str, advice: str) -> None:
@@ -176,3 +192,19 @@ def test_a_mistake_in_a_list_names_its_item() -> None:
 
 
 API = "rollyard.dev/v1alpha1"
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "allocation", "room"),
+    [
+        ({}, {}, 4),
+        ({"cpus": 0.1}, {"cpusPerTask": 6}, 60),
+        ({"cpus": 2, "memory": "8G"}, {"cpusPerTask": 32, "memory": "128G"}, 16),
+        ({"memory": "2G"}, {"cpusPerTask": 64, "memory": "15G"}, 7),
+        ({"cpus": 3}, {"cpusPerTask": 10}, 3),
+    ],
+)
+def test_an_allocation_s_places_are_counted_by_cores_and_by_memory(
+    sandbox: dict[str, object], allocation: dict[str, object], room: int
+) -> None:
+    assert places(SandboxTemplate.model_validate(sandbox), AllocationTemplate.model_validate(allocation)) == room

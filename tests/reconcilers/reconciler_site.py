@@ -136,7 +136,7 @@ class Site:
     # declare
 
     async def apply(
-        self, *, replicas: int = 2, setup: str = "exec sleep 600", name: str = "swe", **spec: Any
+        self, *, replicas: int | None = 2, setup: str = "exec sleep 600", name: str = "swe", **spec: Any
     ) -> RolloutPool:
         pool = {"metadata": {"name": name}, "spec": {"replicas": replicas, "allocation": {"setup": setup}, **spec}}
         made = await self.store.create(RolloutPool.model_validate(pool))
@@ -174,6 +174,20 @@ class Site:
         self.manager.add(allocation.key)
         return agent
 
+    async def connect_again(self, *agents: NodeAgent) -> None:
+        """As node agents do when the server has come back."""
+        for agent in agents:
+            agent.draining = False
+            self.agents.connect(agent)
+
+    async def submit(self, count: int, pool: str = "swe") -> None:
+        """Rollouts that nobody takes; the pool is told as the server tells it."""
+        await self.rollouts.submit("default", [RolloutRequest(pool=pool, task=Task(kind="null")) for _ in range(count)])
+        self.manager.add(ObjectKey(kind="RolloutPool", namespace="default", name=pool))
+
+    async def cancel_queued(self, pool: str = "swe") -> None:
+        await self.rollouts.cancel_queued(("default", pool), "Test", "not wanted any more")
+
     async def lease(self, agent: NodeAgent) -> None:
         """Give this node agent a rollout to work on."""
         request = RolloutRequest(pool=agent.pool[1], task=Task(kind="null"))
@@ -193,6 +207,9 @@ class Site:
                 await self.rollouts.cancel("default", record.id)
 
     # look
+
+    def now(self) -> float:
+        return SystemClock().time()
 
     async def pool(self, name: str = "swe") -> RolloutPool:
         found = await self.store.get(ObjectKey(kind="RolloutPool", namespace="default", name=name))

@@ -14,6 +14,7 @@ from rollyard.kinds.pools import RolloutPool
 from rollyard.reconcilers.plan import (
     BACKOFF_CAP_SECONDS,
     CALM_SECONDS,
+    EMPTY_SECONDS,
     GONE,
     HISTORY,
     MISSES,
@@ -94,14 +95,33 @@ def test_what_is_as_wanted_is_left_alone() -> None:
     assert (found.create, found.drain, found.delete) == ((), (), ())
 
 
-def test_victims_are_not_started_then_idle_then_the_least_loaded() -> None:
-    members = [member(0, load=5), member(1, load=2), member(2), member(3, state="PENDING"), member(4, state=None)]
-    assert plan(members, 4).delete == ("swe-4",)
-    assert plan(members, 3).delete == ("swe-3", "swe-4")
-    assert plan(members, 2).delete == ("swe-2", "swe-3", "swe-4")
-    least = plan(members, 1)
-    assert (least.drain, least.delete) == (("swe-1",), ("swe-2", "swe-3", "swe-4"))
-    assert set(plan(members, 0).drain) == {"swe-0", "swe-1"}
+def test_victims_are_not_started_then_idle_then_the_least_loaded_then_the_first_to_end() -> None:
+    members = [
+        member(0, load=5),
+        member(1, load=2, end_time=at(NOW + 900)),
+        member(2, load=2, end_time=at(NOW + 600)),
+        member(3, ready=False),
+        member(4, state="PENDING"),
+        member(5, state=None),
+    ]
+    found = [plan(members, n) for n in (5, 4, 3, 2, 1, 0)]
+    assert [len(p.delete) for p in found] == [1, 2, 3, 3, 3, 3]
+    assert found[2].delete == ("swe-3", "swe-4", "swe-5")
+    assert [p.drain for p in found[2:]] == [(), ("swe-2",), ("swe-1", "swe-2"), ("swe-0", "swe-1", "swe-2")]
+
+
+def told(index: int, seconds_ago: float, **more: Any) -> Member:
+    drained = {"type": "Draining", "status": "True", "reason": "Drain", "last_transition_time": at(NOW - seconds_ago)}
+    return member(index, drain=True, conditions=[drained], **more)
+
+
+def test_what_is_ready_drains_even_where_it_looks_idle() -> None:
+    assert (plan([member(0)], 0).drain, plan([member(0)], 0).delete) == (("swe-0",), ())
+    first = plan([told(0, 1.0)], 0)
+    assert (first.delete, first.again_after) == ((), EMPTY_SECONDS - 1.0), "a lease may be on its way to it"
+    assert plan([told(0, EMPTY_SECONDS)], 0).delete == ("swe-0",), "it should have ended by itself"
+    assert plan([told(0, 999.0, load=1)], 0).delete == ()
+    assert plan([member(0, drain=True)], 0).delete == (), "nobody has told it yet"
 
 
 def test_what_drains_counts_no_more_and_is_told_once() -> None:
@@ -117,7 +137,7 @@ def test_an_outdated_one_goes_only_when_its_successor_is_ready() -> None:
     assert (first.create, first.renew, first.drain, first.delete) == ((), (Successor(2, "swe-1"),), (), ())
     waiting = plan([*old, member(2, ready=False, of="swe-1")], 2)
     assert (waiting.create, waiting.renew, waiting.drain, waiting.delete) == ((), (), (), ())
-    assert plan([*old, member(2, of="swe-1")], 2).delete == ("swe-1",)
+    assert plan([*old, member(2, of="swe-1")], 2).drain == ("swe-1",)
     busy = [member(0, hash="old", load=1), member(1, hash="old", load=1), member(2, of="swe-1")]
     assert plan(busy, 2).drain == ("swe-1",)
     assert plan([member(0), member(1, hash="old", state="PENDING")], 2).delete == ("swe-1",), "nothing is lost by it"
@@ -286,6 +306,31 @@ def test_without_outdated_ones_a_plan_never_goes_above_what_is_wanted(world: Wor
     active = sum(m.active for m in fresh)
     assert len(found.create) + active <= max(active, desired)
     assert not (found.create and (found.drain or any(m.active and m.name in found.delete for m in fresh)))
+
+
+@given(worlds(), st.lists(st.integers(25_000, 28_000), min_size=6, max_size=6), st.integers(0, 5))
+@settings(deadline=None)
+def test_nothing_busy_is_ended_and_no_one_goes_before_a_better_victim(
+    world: World, ends: list[int], desired: int
+) -> None:
+    members = [
+        replace(m, allocation=_changed(m.allocation, "spec", template_hash=FRESH))
+        if not m.started or m.allocation.status.ended
+        else replace(
+            m,
+            allocation=_changed(
+                _changed(m.allocation, "spec", template_hash=FRESH), "status", end_time=at(NOW + ends[i])
+            ),
+        )
+        for i, m in enumerate(world.members)
+    ]
+    found = plan(members, desired)
+    assert not [m for m in members if m.name in found.delete and m.live and (m.ready or m.load)]
+    goes = {*found.drain, *found.delete}
+    rank = {m.name: (m.started, m.load, m.ends or float("inf")) for m in members if m.active}
+    stays = [r for name, r in rank.items() if name not in goes]
+    assert all(rank[name] <= min(stays, default=rank[name]) for name in goes & rank.keys())
+    assert len(stays) == min(len(rank), desired)
 
 
 @given(worlds(), st.integers(0, 5))

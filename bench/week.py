@@ -1,0 +1,304 @@
+"""A week of two pools that follow their demand, in seconds: what was asked of them, what they had, and what it cost.
+
+The deciding is the server's own; Slurm, node agents and model servers are simulated (`bench.simulation`), with waits in the
+queue, walltimes, nodes that break and a server that is restarted. The patterns are written down after how trainers behave.
+
+    python -m bench.week [PATTERN ...] [--days 7] [--look 16] [--csv FILE] [--svg FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bench.simulation import START, Demand, SimulatedPool, Yard
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.reconcilers.scaling import FLAP_BUDGET
+
+HOUR, DAY = 3600.0, 86400.0
+SERVED_DAYS = 3.0
+"""After the last rollout was submitted, until all must have ended."""
+
+
+def inference_pool(**autoscaling: Any) -> InferencePool:
+    spec = {
+        "model": {"path": "/models/policy"},
+        "engine": {"vllm": {"tensorParallelSize": 2}},
+        "autoscaling": {"minReplicas": 1, "maxReplicas": 8, **autoscaling},
+        "allocation": {"gpusPerNode": 2, "timeLimit": "08:00:00"},
+    }
+    return InferencePool.model_validate({"metadata": {"name": "policy", "uid": "ip"}, "spec": spec})
+
+
+def rollout_pool(**autoscaling: Any) -> RolloutPool:
+    stages = {"init": (2, 8), "run": (4, 16), "eval": (2, 8)}
+    spec = {
+        "inference": {"policy": "policy"},
+        "stages": {name: {"workers": {"min": low, "max": high}} for name, (low, high) in stages.items()},
+        "autoscaling": {"maxReplicas": 24, **autoscaling},
+        "allocation": {"cpusPerTask": 16, "timeLimit": "08:00:00"},
+    }
+    return RolloutPool.model_validate({"metadata": {"name": "swe", "uid": "rp"}, "spec": spec})
+
+
+# who submits
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """So many rollouts at these times (seconds from the start), whatever became of those before."""
+
+    at: Sequence[tuple[float, int]]
+
+    def begin(self, yard: Yard) -> None:
+        for seconds, count in self.at:
+            yard.clock.after(seconds, lambda n=count: yard.submit(n))  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Steps of so many rollouts, each submitted when the one before is complete and has been trained on."""
+
+    begins: float
+    ends: float
+    rollouts: int
+    train_seconds: float
+
+    def begin(self, yard: Yard) -> None:
+        yard.clock.after(self.begins, lambda: self._step(yard))
+
+    def _step(self, yard: Yard) -> None:
+        if yard.clock.now - START >= self.ends:
+            return
+        left = self.rollouts
+
+        def done() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                yard.clock.after(self.train_seconds, lambda: self._step(yard))
+
+        yard.submit(self.rollouts, done)
+
+
+@dataclass(frozen=True)
+class Mishaps:
+    """The server is restarted, and a node breaks, every so many seconds."""
+
+    restart_seconds: float
+    break_seconds: float
+
+    def begin(self, yard: Yard) -> None:
+        self._again(yard, self.restart_seconds, yard.restart_server)
+        self._again(yard, self.break_seconds, yard.break_a_node)
+
+    def _again(self, yard: Yard, seconds: float, act: Any) -> None:
+        def happen() -> None:
+            act()
+            yard.clock.after(seconds, happen)
+
+        yard.clock.after(seconds, happen)
+
+
+def _office(days: float) -> Bursts:
+    """People who try things between nine and six: many small bursts, a few large ones."""
+    chance, at = random.Random(9), []
+    for day in range(min(math.ceil(days), 5)):
+        seconds = day * DAY + 9 * HOUR
+        while seconds < day * DAY + 18 * HOUR:
+            at.append((seconds, chance.choice([1, 4, 8, 8, 16, 32, 128])))
+            seconds += chance.expovariate(1 / 600)
+    return Bursts(at)
+
+
+def patterns(days: float) -> dict[str, list[Demand]]:
+    end = days * DAY
+    return {
+        "trainer": [Trainer(end / 20, end - end / 20, 256, 300.0)],
+        "two-trainers": [Trainer(0.0, end, 128, 900.0), Trainer(end / 10, end / 2, 512, 60.0)],
+        "office": [_office(days)],
+        "sweeps": [Bursts([(day * DAY + 2 * HOUR, 2000) for day in range(math.ceil(days))])],
+        "sawtooth": [Bursts([(n * 700.0, 300) for n in range(int(end / 700))])],
+        "weekend": [Bursts([(0.0, 400), (0.9 * end, 400)])],
+    }
+
+
+# what came of it
+
+
+@dataclass
+class Sample:
+    """One moment of the trace; sizes are (desired, started, ready)."""
+
+    hours: float
+    queued: int
+    in_flight: int
+    agents: tuple[int, int, int]
+    engines: tuple[int, int, int]
+
+
+@dataclass
+class Trace:
+    every: float
+    samples: list[Sample] = field(default_factory=list)
+
+    def look(self, yard: Yard) -> None:
+        hours = (yard.clock.now - START) / 3600
+        if self.samples and hours < self.samples[-1].hours + self.every / 3600:
+            return
+        queued, in_flight = yard.side.queued().total(), yard.side.in_flight().total()
+        self.samples.append(Sample(hours, queued, in_flight, _sizes(yard.side), _sizes(yard.engines)))
+
+
+def _sizes(pool: SimulatedPool) -> tuple[int, int, int]:
+    there = [a.status for a in pool.allocations.values()]
+    started = sum(s.job_state == "RUNNING" for s in there)
+    return pool.pool.status.replicas.desired, started, sum(s.ready for s in there)
+
+
+@dataclass(frozen=True)
+class Summary:
+    submitted: int
+    served: int
+    wait_median: float
+    """Seconds from submit to the start of INIT."""
+    wait_p95: float
+    gpu_hours: float
+    used: float
+    """Share of the GPU-hours in which a session that could have been there was there."""
+    changes: int
+    turns: int
+    """Most changes of direction of one pool within an hour."""
+    above_max: float
+    """Minutes."""
+    below_min: float
+    busy_killed: int
+
+
+def run(
+    demands: Iterable[Demand],
+    *,
+    days: float,
+    yard: Yard,
+    trace: Trace | None = None,
+) -> Summary:
+    """Until everything that was submitted has been served, at most SERVED_DAYS longer."""
+    for demand in demands:
+        demand.begin(yard)
+    held, seconds, last = 0, 0.0, START
+
+    def looked() -> None:
+        nonlocal held, seconds, last
+        seconds, last = seconds + held * (yard.clock.now - last), yard.clock.now
+        held = sum(map(yard.engines.load, yard.engines.allocations))
+        if trace is not None:
+            trace.look(yard)
+
+    yard.looked = looked
+    yard.clock.run(START + days * DAY)
+    until = yard.clock.now + SERVED_DAYS * DAY
+    while yard.clock.now < until and any(r.ended is None for r in yard.side.all):
+        yard.clock.run(yard.clock.now + HOUR)
+    rollouts = yard.side.all
+    waits = sorted(r.begun - r.arrived for r in rollouts if r.begun is not None) or [0.0]
+    hours = yard.engines.pool.status.gpu_ledger.hours(yard.clock.now)
+    bounds, template = yard.engines.pool.spec.autoscaling, yard.engines.pool.spec.allocation
+    assert bounds is not None
+    room = hours / max(1, template.nodes * template.gpus) * bounds.target_sessions_per_replica
+    faults = [pool.faults for pool in yard.pools]
+    return Summary(
+        submitted=len(rollouts),
+        served=sum(r.ended is not None for r in rollouts),
+        wait_median=statistics.median(waits),
+        wait_p95=waits[int(0.95 * (len(waits) - 1))],
+        gpu_hours=hours,
+        used=seconds / 3600 / room if room else 0.0,
+        changes=sum(f.changes for f in faults),
+        turns=max(f.most_turns for f in faults),
+        above_max=sum(f.above_max_minutes for f in faults),
+        below_min=sum(f.below_min_minutes for f in faults),
+        busy_killed=sum(f.busy_killed for f in faults),
+    )
+
+
+# to look at
+
+
+def write_csv(file: Path, samples: Sequence[Sample]) -> None:
+    with file.open("w", newline="") as out:
+        rows = csv.writer(out)
+        sizes = [f"{who}_{what}" for who in ("agents", "engines") for what in ("desired", "started", "ready")]
+        rows.writerow(["hours", "queued", "in_flight", *sizes])
+        rows.writerows([f"{s.hours:.3f}", s.queued, s.in_flight, *s.agents, *s.engines] for s in samples)
+
+
+def write_svg(file: Path, title: str, samples: Sequence[Sample]) -> None:
+    """Three panels over time: demand, node agents, model servers."""
+    panels = [
+        ("rollouts: queued and in flight", [("queued + in flight", "#888", [s.queued + s.in_flight for s in samples])]),
+        ("node agents' allocations", _lines([s.agents for s in samples])),
+        ("model servers' allocations", _lines([s.engines for s in samples])),
+    ]
+    width, height, left, top = 1100, 150, 60, 40
+    hours = max(s.hours for s in samples)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + left + 20}" height="{3 * (height + 50) + top}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="18" font-size="15">{title}</text>',
+    ]
+    for number, (name, lines) in enumerate(panels):
+        y0 = top + number * (height + 50) + height
+        most = max(1, *(max(values) for _, _, values in lines))
+        parts.append(f'<text x="{left}" y="{y0 - height - 5}">{name}, at most {most}</text>')
+        parts.append(f'<path d="M{left} {y0 - height}V{y0}H{left + width}" fill="none" stroke="black"/>')
+        for day in range(int(hours / 24) + 1):
+            x = left + width * day * 24 / hours
+            parts.append(f'<text x="{x:.0f}" y="{y0 + 15}">day {day + 1}</text>')
+        for place, (what, colour, values) in enumerate(lines):
+            points = [
+                (left + width * s.hours / hours, y0 - height * v / most) for s, v in zip(samples, values, strict=True)
+            ]
+            steps = f"M{points[0][0]:.1f} {points[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in points[1:])
+            parts.append(f'<path d="{steps}" fill="none" stroke="{colour}"/>')
+            parts.append(f'<text x="{left + 300 + 150 * place}" y="{y0 - height - 5}" fill="{colour}">{what}</text>')
+    file.write_text("\n".join([*parts, "</svg>\n"]))
+
+
+def _lines(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[str, str, list[int]]]:
+    names = (("desired", "#d62728"), ("started", "#1f77b4"), ("ready", "#2ca02c"))
+    return [(name, colour, [size[i] for size in sizes]) for i, (name, colour) in enumerate(names)]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("pattern", nargs="*", choices=[*patterns(7), []], help="all of them when left out")
+    options.add_argument("--days", type=int, default=7)
+    options.add_argument("--look", type=float, default=16.0, help="seconds between looks")
+    options.add_argument("--csv", type=Path, help="writes the trace of the last pattern")
+    options.add_argument("--svg", type=Path, help="draws it")
+    given = options.parse_args()
+    known = patterns(given.days)
+    names = [f.name for f in fields(Summary)]
+    print(f"{'pattern':>13} | {' | '.join(names)} | seconds taken   (turns: budget {FLAP_BUDGET} an hour)")
+    for name in given.pattern or known:
+        began, trace = time.perf_counter(), Trace(every=60.0)
+        yard = Yard(inference_pool(), rollout_pool(), seed=1, look_seconds=given.look)
+        summary = run([*known[name], Mishaps(11 * HOUR, 7 * HOUR)], days=given.days, yard=yard, trace=trace)
+        cells = " | ".join(f"{getattr(summary, column):{len(column)}.5g}" for column in names)
+        print(f"{name:>13} | {cells} | {time.perf_counter() - began:.1f}", flush=True)
+    if given.csv is not None:
+        write_csv(given.csv, trace.samples)
+    if given.svg is not None:
+        write_svg(given.svg, f"{name}, {given.days} days", trace.samples)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What is asked of a pool, in the measures that its autoscaler goes by. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollyard.kinds.autoscaling import InferenceAutoscaling
+from rollyard.kinds.pools import RolloutPoolSpec, places
+from rollyard.kinds.rollout import Stage
+from rollyard.reconcilers.scaling import Metric
+
+Counts = Mapping[Stage, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a model server last said of its load; None where it has not said so."""
+
+    waiting: int | None = None
+    kv_usage: float | None = None
+
+
+def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> list[Metric]:
+    """For each stage that takes its time, what is in it or on its way to it, by its widest width.
+
+    What waits for INIT is on its way to RUN: node agents take in so much ahead of it. To count it by the width of INIT would
+    ask for allocations whose RUN workers stand idle.
+    """
+    total = {stage: queued.get(stage, 0) + in_flight.get(stage, 0) for stage in Stage}
+    return [
+        Metric("INIT and RUN", total[Stage.INIT] + total[Stage.RUN], widest(spec, Stage.RUN)),
+        Metric("EVAL", total[Stage.EVAL], widest(spec, Stage.EVAL)),
+    ]
+
+
+def widest(spec: RolloutPoolSpec, *stages: Stage) -> int:
+    """Most workers of these stages together in one allocation, beside the fewest of the others."""
+    workers = {stage: getattr(spec.stages, stage.value.lower()).workers for stage in Stage}
+    others = sum(w.min for stage, w in workers.items() if stage not in stages)
+    room = places(spec.sandbox, spec.allocation) - others
+    return int(min(sum(workers[stage].max for stage in stages), room))
+
+
+def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
+    """Model sessions that a RolloutPool's rollouts hold or could begin: no more than its largest size has workers for."""
+    live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
+    largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
+    most = 0 if spec.suspend else largest * widest(spec, Stage.INIT, Stage.RUN)
+    return max(live, min(live + queued.get(Stage.INIT, 0), most))
+
+
+def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[Report]) -> list[Metric]:
+    """`live`: sessions held and asked for; `reports`: one for each allocation that has been ready."""
+    return [
+        Metric("sessions", live, targets.target_sessions_per_replica),
+        _reported("requests waiting", [r.waiting for r in reports], targets.target_waiting_per_replica),
+        _reported("KV use", [r.kv_usage for r in reports], targets.target_kv_usage),
+    ]
+
+
+def _reported(name: str, values: Sequence[float | None], target: float) -> Metric:
+    known = [value for value in values if value is not None]
+    total = None if values and not known else sum(known)
+    return Metric(name, total, target, complete=len(known) == len(values))

@@ -1,0 +1,34 @@
+"""What one kind of pool knows and the other does not, as the reconciler of both asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pools import Pool
+from rollyard.reconcilers.plan import Member
+from rollyard.reconcilers.scaling import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a pool."""
+
+    members: list[Member]
+    """One for each allocation."""
+    metrics: list[Metric]
+    """What is asked of it, where its size follows the demand."""
+    details: dict[str, Any]
+    """Further fields of its status."""
+    problem: tuple[str, str] | None
+    """(reason, message) of what keeps it from being ready that allocations alone do not tell."""
+
+
+class Trade(Protocol):
+    async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look: ...
+
+    async def deleted(self, pool: Pool) -> None:
+        """The pool is going: end what waits for it."""
+        ...

@@ -1,0 +1,98 @@
+"""What an InferencePool's size goes by: its servers' own heartbeats, and the sessions in the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reconciler_site import Site
+
+from rollyard.clock import ManualClock
+from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
+from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.trade import Look
+
+KEY = ("default", "policy")
+
+
+def pool() -> InferencePool:
+    spec = {"model": {"path": "/m"}, "engine": {"vllm": {}}, "autoscaling": {"maxReplicas": 8}}
+    return InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec})
+
+
+def allocation(name: str, **status: Any) -> Allocation:
+    return Allocation.model_validate(
+        {
+            "kind": "Allocation",
+            "metadata": {"name": name, "uid": name},
+            "spec": {
+                "pool": {"kind": "InferencePool", "name": "policy", "uid": "u"},
+                "index": 0,
+                "templateHash": "h",
+                "template": {},
+            },
+            "status": {"jobState": "RUNNING", "readyAt": "2026-01-01T00:00:00Z", **status},
+        }
+    )
+
+
+def identity(name: str) -> Identity:
+    return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
+
+
+def register(endpoints: Endpoints, name: str) -> None:
+    endpoint = Endpoint(id=f"default/{name}", url=f"https://{name}", model="policy", weights_version="", tokenizer="/m")
+    endpoints.register(KEY, identity(name), endpoint)
+
+
+def beat(endpoints: Endpoints, name: str, **load: Any) -> None:
+    words = EngineHeartbeat(identity=identity(name), url=f"https://{name}", ready=True, weights_version="1", **load)
+    assert endpoints.heartbeat(f"default/{name}", words)
+
+
+async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock)
+    trade = InferenceTrade(endpoints, site.rollouts, list)
+    loading = allocation("c", readyAt=None)
+
+    async def look() -> Look:
+        return await trade.look(pool(), [allocation("a"), allocation("b"), loading])
+
+    def said(found: Look) -> list[str]:
+        return [m.describe() for m in found.metrics[1:]]
+
+    assert said(await look()) == ["requests waiting not known", "KV use not known"], "the server has just started"
+    register(endpoints, "a")
+    register(endpoints, "b")
+    assert (await look()).metrics[2].missing, "registered, and it has said nothing yet"
+    beat(endpoints, "a", running=3, waiting=1, kv_usage=0.5)
+    assert said(await look()) == ["requests waiting at least 1, 5 each", "KV use at least 0.5, 0.8 each"]
+    beat(endpoints, "b", running=0, waiting=0, kv_usage=0.25)
+    found = await look()
+    assert said(found) == ["requests waiting 1, 5 each", "KV use 0.75, 0.8 each"]
+    assert [(m.ready, m.load) for m in found.members] == [(True, 3), (True, 0), (False, 0)]
+    clock.turn(STALE_SECONDS + 1)
+    beat(endpoints, "a", waiting=1, kv_usage=0.5)
+    endpoints.expire()
+    assert said(await look()) == ["requests waiting at least 1, 5 each", "KV use at least 0.5, 0.8 each"]
+    drained = allocation("b").model_copy(update={"spec": allocation("b").spec.model_copy(update={"drain": True})})
+    assert said(await trade.look(pool(), [allocation("a"), drained])) == [
+        "requests waiting 1, 5 each",
+        "KV use 0.5, 0.8 each",
+    ]
+
+
+async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None:
+    """What is queued counts once for each role, as far as there can be workers for it."""
+    users = [
+        RolloutPool.model_validate({"metadata": {"name": n}, "spec": {"replicas": r, "inference": roles}})
+        for n, r, roles in (("swe", 1, {"policy": "policy"}), ("math", 9, {"policy": "policy", "judge": "policy"}))
+    ]
+    await site.submit(50, "swe")
+    await site.submit(5, "math")
+    trade = InferenceTrade(Endpoints(ManualClock()), site.rollouts, lambda: users)
+    found = (await trade.look(pool(), [])).metrics[0]
+    assert found.describe() == "sessions 13, 48 each", "three on the one small allocation of swe, and two times five"

@@ -1,0 +1,146 @@
+"""The server's side of widths: who is told what, and when, over a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from rollyard.clock import SystemClock
+from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout import RolloutRequest, Stage, Task
+from rollyard.kinds.wire import Identity, LeaseRef, Resize, ToNode, Want
+from rollyard.rollouts.agents import Agents, NodeAgent
+from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.resizer import Resizer
+from rollyard.rollouts.service import Rollouts
+from rollyard.store.sqlite import SqliteStore
+
+KEY = ("default", "swe")
+AT_REST = {"INIT": 2, "RUN": 4, "EVAL": 2}
+SPEC = {
+    "replicas": 2,
+    "allocation": {"cpusPerTask": 4},
+    "stages": {
+        "init": {"workers": {"min": 2, "max": 8}},
+        "run": {"workers": {"min": 4, "max": 8}},
+        "eval": {"workers": {"min": 2, "max": 8}},
+    },
+}
+
+
+class Server:
+    """What of a server decides on widths."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        clock = SystemClock()
+        self.agents = Agents()
+        self.rollouts = Rollouts(store, clock, self.agents, Leases(clock, 30.0))
+        self.pool = RolloutPool.model_validate({"metadata": {"name": KEY[1]}, "spec": SPEC})
+        self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
+        self.agents.worked = self.agents.resized = lambda agent: self.resizer.wake(agent.pool)
+        self.rollouts.wake = lambda pool, at: self.resizer.wake(pool)
+
+    async def _stages(self, key: tuple[str, str]) -> object:
+        assert key == KEY
+        return self.pool.spec.stages
+
+    def connect(self, uid: str, *, places: int = 16) -> tuple[NodeAgent, list[dict[str, int]]]:
+        """A node agent, and what it is asked for."""
+        asked: list[dict[str, int]] = []
+
+        def hear(message: ToNode) -> None:
+            if isinstance(message, Resize):
+                asked.append(message.widths)
+
+        identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
+        agent = NodeAgent(identity, KEY, hear, places=places)
+        self.agents.connect(agent)
+        self.agents.heard(agent, [], AT_REST)
+        return agent, asked
+
+    async def submit(self, n: int) -> None:
+        await self.rollouts.submit("default", [RolloutRequest(pool=KEY[1], task=Task(kind="math"), n=n)])
+
+
+def held(stage: Stage, n: int) -> list[LeaseRef]:
+    return [LeaseRef(namespace="default", id=f"{stage}-{i}", fence=1, stage=stage) for i in range(n)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    store = await SqliteStore.open(tmp_path, SystemClock())
+    made = Server(store)
+    running = asyncio.create_task(made.resizer.run())
+    yield made
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    await store.close()
+
+
+async def test_a_queue_is_shared_by_those_that_may_take_of_it(server: Server) -> None:
+    _, first = server.connect("u1")
+    second, second_asked = server.connect("u2")
+    third, third_asked = server.connect("u3")
+    await until(lambda: first == second_asked == third_asked == [AT_REST])
+    server.agents.drain(third.identity.uid)
+    await server.submit(8)
+    await until(lambda: first[1:] == second_asked[1:] == [{"INIT": 4, "RUN": 4, "EVAL": 2}])
+    server.agents.heard(second, held(Stage.EVAL, 9), AT_REST)
+    await until(lambda: second_asked[2:] == [{"INIT": 4, "RUN": 4, "EVAL": 8}])
+    assert third_asked == [AT_REST], "it takes nothing new"
+
+
+async def test_widths_that_nothing_needs_are_taken_back_without_a_further_word(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.rollouts.widths.HOLD_SECONDS", 0.3)
+    agent, asked = server.connect("u1")
+    server.agents.heard(agent, held(Stage.RUN, 6), AT_REST)
+    await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 6, "EVAL": 2}])
+    server.agents.heard(agent, [], {"INIT": 2, "RUN": 6, "EVAL": 2})
+    await until(lambda: asked[-1] == AT_REST)
+
+
+async def test_one_that_does_not_answer_is_told_once(server: Server) -> None:
+    agent, asked = server.connect("u1")
+    server.agents.heard(agent, held(Stage.EVAL, 5), AT_REST)
+    await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 4, "EVAL": 5}])
+    told = len(asked)
+    for uid in ("u2", "u3", "u4"):
+        _, other = server.connect(uid)
+        await until(lambda: bool(other))  # noqa: B023
+    assert len(asked) == told
+
+
+async def test_an_allocation_of_unknown_size_is_left_alone(server: Server) -> None:
+    _, unknown = server.connect("u1", places=0)
+    _, known = server.connect("u2")
+    await until(lambda: known == [AT_REST])
+    assert unknown == []
+
+
+def test_room_is_not_given_away_twice() -> None:
+    """A word said before the last grant arrived counts the same room again."""
+    agents = Agents()
+    identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
+    agent = NodeAgent(identity, KEY, lambda message: None)
+    agents.connect(agent)
+    agents.wants(agent, Want(init=4, grants=0))
+    agent.want_init, agent.grants = 0, 1  # as the dispatcher does
+    agents.wants(agent, Want(init=4, grants=0))
+    assert agent.want_init == 0
+    agents.wants(agent, Want(init=1, grants=1))
+    assert agent.want_init == 1
+    agents.wants(agent, Want(init=3))
+    assert agent.want_init == 3, "an older node agent does not count"
