@@ -30,7 +30,8 @@ def cluster() -> Iterator[Finding]:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
     yield _offer(driver, site, taken)
-    yield from judge(_config())
+    if config := _config():  # there may be no commands here, and slurmrestd alone
+        yield from judge(config)
     yield from _limits()
 
 

@@ -15,18 +15,21 @@ from rollyard.slurm.budget import Budgeted
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, unfit
+from rollyard.slurm.rest.address import URL_VARIABLE, Address, Identity
+from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.within import Within
 
-CLUSTERS = ("auto", "slurm", "local", "cli", "pyslurm")
+CLUSTERS = ("auto", "slurm", "local", "cli", "pyslurm", "rest")
 PROBE_SECONDS = 15.0
 
 
 async def choose_driver(cluster: str, folder: Path) -> Driver:
     """The driver for `--cluster`; `folder` is where the local one keeps its jobs.
 
-    `auto` takes Slurm where its commands are installed and configured, and pyslurm to read it where that fits, else this
-    machine. A Slurm that is configured and does not answer is waited for, not replaced: its jobs are still there. Raises
-    Invalid for an unknown word, and for a driver that cannot be used here.
+    `auto` takes Slurm where its commands are installed and configured, and pyslurm to read it where that fits; else
+    slurmrestd where the environment says where that is; else this machine. A Slurm that is configured and does not answer
+    is waited for, not replaced: its jobs are still there. Raises Invalid for an unknown word, and for a driver that cannot
+    be used here.
     """
     match cluster:
         case "local":
@@ -35,6 +38,8 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
             return _ready(_cli(cluster), folder)
         case "pyslurm":
             return _ready(await _pyslurm(cluster), folder)
+        case "rest":
+            return _ready(_rest(), folder)
         case "auto":
             return _ready((await slurm_driver())[0], folder) if await slurm_is_here() else LocalDriver(folder)
         case _:
@@ -50,6 +55,11 @@ def _cli(cluster: str) -> CliDriver:
     if shutil.which("sbatch") is None:
         raise Invalid(f"--cluster {cluster}: there is no sbatch on this machine's PATH; use --cluster local")
     return CliDriver()
+
+
+def _rest() -> RestDriver:
+    """Raises Invalid where it is not said where it is."""
+    return RestDriver(Address.of_environment(os.environ), Identity.of_environment(os.environ))
 
 
 async def _pyslurm(cluster: str) -> PyslurmDriver:
@@ -68,6 +78,8 @@ async def _pyslurm(cluster: str) -> PyslurmDriver:
 
 async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
     """What `auto` takes where Slurm is; and, by name, why not a driver that it would rather have."""
+    if not await _commands_are_here():
+        return _rest(), {}
     commands, library = CliDriver(), PyslurmDriver()
     why = f"Slurm did not answer within {PROBE_SECONDS:g} s"
     try:
@@ -81,7 +93,11 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
 
 
 async def slurm_is_here() -> bool:
-    """Whether this machine belongs to a cluster, even to one that is down just now."""
+    """Whether this machine belongs to a cluster, or is told of one, even of one that is down just now."""
+    return await _commands_are_here() or URL_VARIABLE in os.environ
+
+
+async def _commands_are_here() -> bool:
     if shutil.which("sbatch") is None:
         return False
     if "SLURM_CONF" in os.environ or await asyncio.to_thread(os.path.exists, "/etc/slurm/slurm.conf"):

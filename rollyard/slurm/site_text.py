@@ -37,16 +37,20 @@ def _node(line: str) -> Node:
         reason=reason[1] if reason else "",
         cpus=int(_value(line, "CPUTot") or 0),
         memory_bytes=int(_value(line, "RealMemory") or 0) * MIB,
-        gpus=_gpus(_value(line, "Gres")),
+        gpus=gpus_of_gres(_value(line, "Gres")),
         features=_names(_value(line, "AvailableFeatures")) or frozenset(),
-        gpu_types=frozenset(re.findall(r"\bgpu:([A-Za-z][^:,(]*):\d", _value(line, "Gres"))),
+        gpu_types=gpu_types_of_gres(_value(line, "Gres")),
     )
 
 
-def _gpus(gres: str) -> int:
+def gpus_of_gres(gres: str) -> int:
     """Of `gpu:4,gpu:a100:2(S:0-1),shard:8`."""
     plain = re.sub(r"\([^)]*\)", "", gres)
     return sum(int(found[1]) for word in plain.split(",") if (found := re.fullmatch(r"gpu(?::[^:,]+)*?:(\d+)", word)))
+
+
+def gpu_types_of_gres(gres: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\bgpu:([A-Za-z][^:,(]*):\d", gres))
 
 
 def _partition(line: str, nodes: frozenset[str]) -> Partition:

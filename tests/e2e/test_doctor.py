@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, NewCluster
 
+from rollyard.doctor.cluster import cluster as look_at_cluster
 from rollyard.doctor.cluster import judge
 from rollyard.doctor.shared import clocks
 
@@ -62,6 +63,21 @@ def test_it_names_the_driver_that_fits(new_cluster: NewCluster) -> None:
     cluster = new_cluster(nodes=1, sid=True)
     python = f"{cluster.wrapper[0]} /opt/pyslurm/bin/python"
     assert " by the driver pyslurm; partitions" in doctor(cluster, ROLLYARD_PYSLURM_PYTHON=python)[1]["cluster"]
+
+
+def test_it_names_slurmrestd_where_there_are_no_commands(
+    new_cluster: NewCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = new_cluster(nodes=1, rest=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ROLLYARD_SLURMRESTD", f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
+    (found,) = look_at_cluster()
+    assert (found.level, found.what) == ("OK", "cluster")
+    assert " by the driver slurmrestd; partitions low, main are up" in found.detail
+    cluster.stop_daemon("slurmrestd")
+    (found,) = look_at_cluster()
+    assert found.level == "FAIL"
+    assert cluster.env["SLURMRESTD_SOCKET"] in found.detail
 
 
 @pytest.mark.parametrize(

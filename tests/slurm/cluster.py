@@ -58,6 +58,10 @@ class Cluster:
         """The id of a job that runs this shell command; what it prints is dropped unless an option says where to."""
         return self.run("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={command}")
 
+    def token(self, seconds: int = 1800) -> str:
+        """For slurmrestd, of a cluster that has one; ours."""
+        return self.run("scontrol", "token", f"lifespan={seconds}").removeprefix("SLURM_JWT=")
+
     def state(self, job: str) -> str:
         """Slurm's word for the job's state; empty once Slurm has forgotten it."""
         rows = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T").splitlines()

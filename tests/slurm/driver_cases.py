@@ -18,6 +18,8 @@ from rollyard.slurm.base import BatchScript, Driver, Job, JobState
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.pyslurm_driver import PyslurmDriver
+from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.script import batch_script
 
 WAIT_SECONDS = 30.0
@@ -35,6 +37,8 @@ class Case:
     """Of `devcluster up`, and `sid` for Slurm 26.05; cases with the same ones share a cluster."""
     accounting: bool = True
     """Whether such a cluster can have slurmdbd too."""
+    accounting_codes: bool = True
+    """Whether accounting knows exit codes: 22.05's slurmrestd calls them all 0."""
     marks: Sequence[pytest.MarkDecorator] = ()
 
 
@@ -48,11 +52,21 @@ def open_pyslurm(cluster: Cluster, limit_seconds: float) -> PyslurmDriver:
     return PyslurmDriver({**os.environ, **cluster.env}, python=python, limit_seconds=limit_seconds)
 
 
-SID = {"sid": True}
+def open_rest(cluster: Cluster, limit_seconds: float) -> RestDriver:
+    """On its socket; since 26.05 it runs as nobody's and wants a token there too."""
+    address = Address.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
+    identity = Identity(cluster.token()) if cluster.wrapper else Identity()
+    return RestDriver(address, identity, {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
+
+
+HERE = {"rest": True}
+SID = {"rest": True, "sid": True}
 CASES = [
-    Case("cli", open_cli),
+    Case("cli", open_cli, HERE),
+    Case("rest", open_rest, HERE, accounting_codes=False),
     Case("cli-26.05", open_cli, SID, marks=(pytest.mark.heavy,)),
     Case("pyslurm-26.05", open_pyslurm, SID, marks=(pytest.mark.heavy,)),
+    Case("rest-26.05", open_rest, SID, marks=(pytest.mark.heavy,)),
 ]
 """Those that talk to a Slurm; the local driver is none of them."""
 
@@ -63,8 +77,8 @@ EVERYWHERE = [pytest.param(None, id="local"), *ON_SLURM]
 class Ground:
     """A driver, and what a test needs to see what it does. What was submitted is cancelled in the end."""
 
-    def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None) -> None:
-        self.driver, self.folder = driver, folder
+    def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None, case: Case | None = None) -> None:
+        self.driver, self.folder, self.case = driver, folder, case
         self._cluster = cluster
         self._ids: list[str] = []
 
@@ -156,7 +170,7 @@ async def ground_of(
     if case is None or cluster is None:
         made = Ground(LocalDriver(folder / "slurm", kill_wait=0.5), folder, None)
     else:
-        made = Ground(case.open(cluster, limit_seconds), folder, cluster)
+        made = Ground(case.open(cluster, limit_seconds), folder, cluster, case)
     try:
         yield made
     finally:

@@ -21,7 +21,8 @@ def lay_out(place: Place, options: Options, here: conf.Here) -> None:
     _clear(place)
     for name in ("state", "log", "run", "dev", "db", "bin", *(f"spool/n{i + 1}" for i in range(options.nodes))):
         (place.folder / name).mkdir(parents=True)
-    place.folder.chmod(0o755)  # other users submit too, and what is secret in it is closed by itself
+    for name in (".", "run"):
+        (place.folder / name).chmod(0o755)  # other users submit too, and what is secret in it is closed by itself
     for name in ("state", "db"):
         (place.folder / name).chmod(0o700)
     _write_conf(place, options, here)
@@ -49,6 +50,8 @@ def _write_conf(place: Place, options: Options, here: conf.Here) -> None:
     (folder / "slurm.conf").write_text(conf.slurm_conf(place, options, here))
     (folder / "gres.conf").write_text(conf.gres_conf(place, options))
     (folder / "cgroup.conf").write_text(conf.cgroup_conf(here.version))
+    for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
+        (folder / name).chmod(0o644)  # whatever the umask: slurmrestd may run as nobody
     if options.accounting:
         password = secrets.token_hex(16)
         _write_secret(place, "slurmdbd.conf", conf.slurmdbd_conf(place, options, here, password).encode())

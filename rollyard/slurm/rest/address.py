@@ -1,0 +1,113 @@
+"""Where slurmrestd is and who we are to it: a URL, and a token that somebody renews."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import getpass
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rollyard.errors import Invalid, SlurmUnreachable
+
+URL_VARIABLE = "ROLLYARD_SLURMRESTD"
+TOKEN_FILE_VARIABLE = "ROLLYARD_SLURM_JWT_FILE"
+TOKEN_VARIABLE = "SLURM_JWT"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`url` is what requests begin with; with a `socket` its host is of no account."""
+
+    url: str
+    socket: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Of `unix:/path`, `http://host:6820` or `https://host`. Raises Invalid."""
+        kind, _, path = text.partition(":")
+        if kind == "unix" and path.startswith("/"):
+            return cls("http://slurmrestd", path.removeprefix("//"))
+        parts = urlsplit(text)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Invalid(
+                f"{URL_VARIABLE}={text!r}: write unix:/path/of/slurmrestd.socket, http://host:6820 or https://host"
+            )
+        return cls(text.rstrip("/"))
+
+    @classmethod
+    def of_environment(cls, env: Mapping[str, str]) -> Address:
+        """Raises Invalid where it is not said."""
+        text = env.get(URL_VARIABLE, "")
+        if not text:
+            raise Invalid(
+                f"--cluster rest: set {URL_VARIABLE} to where slurmrestd listens, such as unix:/run/slurmrestd.socket or "
+                f"http://host:6820; its token is read from the file that {TOKEN_FILE_VARIABLE} names, or from SLURM_JWT"
+            )
+        return cls.parse(text)
+
+    def __str__(self) -> str:
+        return f"unix:{self.socket}" if self.socket is not None else self.url
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose jobs are ours. `token_file` is read again for each request, so that a token can be renewed under a server."""
+
+    token: str | None = None
+    token_file: Path | None = None
+
+    @classmethod
+    def of_environment(cls, env: Mapping[str, str]) -> Identity:
+        file = env.get(TOKEN_FILE_VARIABLE)
+        return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
+
+    def read(self) -> str | None:
+        """The token of this moment; None where there is none, as on a socket that knows its callers.
+
+        Raises SlurmUnreachable for a file that cannot be read and for a token whose time is over.
+        """
+        token = self.token
+        if self.token_file is not None:
+            try:
+                words = self.token_file.read_text().split()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SlurmUnreachable(f"no token for slurmrestd: {self.token_file}: {error}") from None
+            token = words[-1].removeprefix(f"{TOKEN_VARIABLE}=") if words else ""  # as `scontrol token` prints it
+        expiry = claims(token).get("exp") if token else None
+        if isinstance(expiry, int | float) and expiry <= time.time():
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expiry))
+            raise SlurmUnreachable(f"the token for slurmrestd expired at {at}; {self.renewal()}")
+        return token
+
+    def renewal(self) -> str:
+        """What to do about a token that is no longer good."""
+        if self.token_file is not None:
+            return (
+                f"write a new one to {self.token_file} (scontrol token lifespan=SECONDS prints one): it is read again"
+            )
+        return (
+            f"get another (scontrol token lifespan=SECONDS), write it to a file and name that in {TOKEN_FILE_VARIABLE}: "
+            f"{TOKEN_VARIABLE} is read once, a file for each request"
+        )
+
+    @staticmethod
+    def user(token: str | None) -> str:
+        """Slurm's name for us: the token's, else that of this process."""
+        found = claims(token) if token else {}
+        name = found.get("sun") or found.get("username")
+        return name if isinstance(name, str) else getpass.getuser()
+
+
+def claims(token: str) -> dict[str, object]:
+    """What a JWT says of itself; nothing where it is none. Whether it is genuine is for Slurm to decide."""
+    try:
+        payload = token.split(".")[1]
+        found = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (IndexError, ValueError, binascii.Error):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,191 @@
+"""What all versions of slurmrestd's bodies have in common: records of jobs, tasks of arrays, complaints. Pure.
+
+Anything that is not as it should be raises KeyError, TypeError or ValueError; the driver makes SlurmUnreachable of them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollyard.slurm.base import BatchScript, Job, JobState, Node, Partition, Site
+from rollyard.slurm.rest.options import job_fields
+from rollyard.slurm.script import JOB_PREFIX, directives
+from rollyard.slurm.site_text import MIB, gpu_types_of_gres, gpus_of_gres
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """One version of the bodies."""
+
+    version: str
+    """As it stands in a path, such as v0.0.38."""
+    fields: frozenset[str] | None = None
+    """What the server knows of a job that is submitted, where it would pass over the rest; None where it complains itself."""
+
+    column = 0
+    """Of the table of options."""
+
+    # one by one, as this version writes it
+
+    @abstractmethod
+    def number(self, value: Any) -> int | None:
+        """None where there is none, or no limit."""
+
+    @abstractmethod
+    def state(self, value: Any) -> JobState: ...
+
+    @abstractmethod
+    def exit_code(self, value: Any, state: JobState) -> int | None:
+        """As a shell would say it; None where it is not told."""
+
+    @abstractmethod
+    def environment(self, variables: Mapping[str, str]) -> object: ...
+
+    @abstractmethod
+    def release(self, body: Body) -> str:
+        """Slurm's own version."""
+
+    @abstractmethod
+    def node_state(self, record: Body) -> str: ...
+
+    @abstractmethod
+    def features(self, record: Body) -> frozenset[str]: ...
+
+    @abstractmethod
+    def partition(self, record: Body, nodes: frozenset[str]) -> Partition: ...
+
+    @abstractmethod
+    def changed_at(self, body: Body) -> int | None:
+        """Unix seconds of the queue's last change; 0 where there was none since the time asked for, None if not told."""
+
+    @abstractmethod
+    def signal_flags(self) -> Mapping[str, str]:
+        """Of a signal to the script itself, where this version can say so."""
+
+    # whole bodies
+
+    def job(self, script: BatchScript, variables: Mapping[str, str]) -> Body:
+        """What is posted to submit it. Raises SubmitRefused for what cannot be said."""
+        fields = job_fields(directives(script.text), self.column, self.version, self.fields)
+        own = {"current_working_directory": script.directory, "environment": self.environment(variables)}
+        return {"script": script.text, "job": {"standard_input": "/dev/null", **fields, **own}}
+
+    def jobs(self, body: Body, user: str) -> dict[str, Job]:
+        """Ours, by id, tasks of arrays one by one."""
+        ours = (r for r in body["jobs"] if r["user_name"] == user and (r["name"] or "").startswith(JOB_PREFIX))
+        return {id: self._queued(id, record) for record in ours for id in self._ids(record)}
+
+    def _ids(self, record: Body) -> Iterator[str]:
+        array, tasks = self.number(record["array_job_id"]), record["array_task_string"]
+        if not array:
+            yield str(record["job_id"])
+        elif tasks:  # one record for all that wait
+            yield from (f"{array}_{task}" for task in array_tasks(tasks))
+        else:
+            yield f"{array}_{self.number(record['array_task_id'])}"
+
+    def _queued(self, id: str, record: Body) -> Job:
+        state = self.state(record["job_state"])
+        return Job(
+            id=id,
+            name=record["name"],
+            comment=record["comment"] or "",
+            state=state,
+            reason=_said(record["state_reason"]),
+            node=record["nodes"] or "",
+            restart_count=self.number(record["restart_cnt"]) or 0,
+            exit_code=self.exit_code(record["exit_code"], state) if state.ended else None,
+            submit_time=self._seconds(record["submit_time"]),
+            start_time=self._seconds(record["start_time"]),
+            end_time=self._seconds(record["end_time"]),
+        )
+
+    def accounted(self, body: Body) -> dict[str, Job]:
+        """What slurmdbd holds of jobs, by id; of one that ran several times the last."""
+        found = (self._kept(record) for record in body["jobs"])
+        return {job.id: job for job in sorted(found, key=lambda job: job.submit_time or 0.0)}
+
+    def _kept(self, record: Body) -> Job:
+        array, times = record["array"], record["time"]
+        state = self.state(record["state"]["current"])
+        task = self.number(array["task_id"])
+        return Job(
+            id=f"{array['job_id']}_{task}" if array["job_id"] and task is not None else str(record["job_id"]),
+            name=record["name"] or "",
+            comment=record["comment"]["job"] or "",
+            state=state,
+            reason=_said(record["state"]["reason"]),
+            node=_node_of(record["nodes"]),
+            restart_count=self.number(record.get("restart_cnt")) or 0,
+            exit_code=self.exit_code(record["exit_code"], state) if state.ended else None,
+            submit_time=self._seconds(times["submission"]),
+            start_time=self._seconds(times["start"]),
+            end_time=self._seconds(times["end"]),
+        )
+
+    def site(self, nodes: Body, partitions: Body) -> Site:
+        members: dict[str, set[str]] = {}
+        for record in nodes["nodes"]:
+            for name in record["partitions"]:
+                members.setdefault(name, set()).add(record["name"])
+        known = (self._node(record) for record in nodes["nodes"])
+        found = (self.partition(p, frozenset(members.get(p["name"], ()))) for p in partitions["partitions"])
+        return Site(self.release(nodes), {p.name: p for p in found}, {n.name: n for n in known})
+
+    def _node(self, record: Body) -> Node:
+        return Node(
+            name=record["name"],
+            state=self.node_state(record).lower(),
+            reason=record["reason"] or "",
+            cpus=int(record["cpus"]),
+            memory_bytes=int(record["real_memory"]) * MIB,
+            gpus=gpus_of_gres(record["gres"] or ""),
+            gpu_types=gpu_types_of_gres(record["gres"] or ""),
+            features=self.features(record),
+        )
+
+    def _seconds(self, value: Any) -> float | None:
+        return float(seconds) if (seconds := self.number(value)) else None
+
+
+def array_tasks(text: str) -> Iterator[int]:
+    """Of `0-3,7,10-20:5%2`. Raises ValueError for a list that slurmrestd cut short."""
+    for part in text.partition("%")[0].split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if found is None:
+            raise ValueError(f"the list of tasks {text!r} is cut short; start slurmrestd with SLURM_BITSTR_LEN=0")
+        first, last = int(found[1]), int(found[2] or found[1])
+        yield from range(first, last + 1, int(found[3] or 1))
+
+
+def complaints(body: Body) -> list[tuple[int, str]]:
+    """What is wrong by the server's own account, with Slurm's number for it; an answer of status 200 may hold some too."""
+    found = []
+    for entry in body.get("errors") or ():
+        words = dict.fromkeys(str(entry[key]) for key in ("error", "description") if entry.get(key))
+        number = entry.get("error_number") or entry.get("error_code") or 0  # the latter where 22.05 refuses a submit
+        found.append((int(number), ": ".join(words)))
+    for entry in body.get("status") or ():  # of each job that was to be cancelled
+        error = entry["error"]
+        if error["code"]:
+            found.append((int(error["code"]), str(error["string"])))
+    return found
+
+
+def names(text: str | None) -> frozenset[str] | None:
+    """None for all."""
+    return frozenset(text.split(",")) if text else None
+
+
+def _said(reason: str | None) -> str:
+    return "" if reason in (None, "None") else str(reason)
+
+
+def _node_of(nodes: str | None) -> str:
+    return "" if nodes in (None, "None assigned") else str(nodes)
