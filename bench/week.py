@@ -277,6 +277,10 @@ def _lines(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[str, str, list[i
     return [(name, colour, [size[i] for size in sizes]) for i, (name, colour) in enumerate(names)]
 
 
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("pattern", nargs="*", choices=[*patterns(7), []], help="all of them when left out")
@@ -292,7 +296,7 @@ def main() -> None:
         began, trace = time.perf_counter(), Trace(every=60.0)
         yard = Yard(inference_pool(), rollout_pool(), seed=1, look_seconds=given.look)
         summary = run([*known[name], Mishaps(11 * HOUR, 7 * HOUR)], days=given.days, yard=yard, trace=trace)
-        cells = " | ".join(f"{getattr(summary, column):{len(column)}.5g}" for column in names)
+        cells = " | ".join(f"{_short(getattr(summary, column)):>{len(column)}}" for column in names)
         print(f"{name:>13} | {cells} | {time.perf_counter() - began:.1f}", flush=True)
     if given.csv is not None:
         write_csv(given.csv, trace.samples)
