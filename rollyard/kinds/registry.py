@@ -22,5 +22,8 @@ def find_kind(word: str) -> type[KindObject] | None:
 
 
 def parse_object(data: dict[str, Any]) -> KindObject:
-    """A stored or received JSON object as its model. Raises pydantic.ValidationError, KeyError for an unknown kind."""
-    return KINDS[data["kind"]].model_validate(data)
+    """An object that a server sent, as its model; a newer one may know fields that we do not.
+
+    Raises pydantic.ValidationError, KeyError for an unknown kind.
+    """
+    return KINDS[data["kind"]].model_validate(data, extra="ignore")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,20 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path)
     assert await store.list_objects("RolloutPool") == before == ([changed, kept], "5")
     assert (await store.create(pool("new"))).metadata.resource_version == "6"
+    await store.close()
+
+
+async def test_fields_that_another_release_wrote_are_no_obstacle(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path)
+    await store.create(pool("kept", replicas=3))
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db, db:
+        for path in ("$.status.another", "$.spec.allocation.another"):
+            db.execute(f"UPDATE objects SET body = json_set(body, '{path}', 1)")
+    store = await SqliteStore.open(tmp_path)
+    (kept,), _ = await store.list_objects("RolloutPool")
+    assert isinstance(kept, RolloutPool)
+    assert kept.spec.replicas == 3
     await store.close()
 
 
