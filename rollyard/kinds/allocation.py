@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from rollyard.kinds.base import Condition, Kinded, KindObject
+from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
 from rollyard.kinds.directives import (
     Folder,
     Gres,
@@ -153,7 +153,7 @@ class AllocationSpec(Kinded):
     """Slurm job that must have ended before this one may start, where both at once are not wanted."""
 
 
-class Binding(Kinded):
+class Binding(Observed):
     """The one job identity that may speak for the allocation: the first that registered."""
 
     job_id: str
@@ -164,7 +164,7 @@ class Binding(Kinded):
     registered_at: datetime
 
 
-class AllocationStatus(Kinded):
+class AllocationStatus(Observed):
     observed_generation: int = 0
     intended_at: datetime | None = None
     """When the submit was decided; set before sbatch is called."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rollyard.kinds.base import Kinded
+from rollyard.kinds.base import Kinded, Observed
 
 MAX_REPLICAS = 4096
 MAX_WINDOW_SECONDS = 3600
@@ -84,14 +84,14 @@ class InferenceAutoscaling(Autoscaling):
     """Share of its key-value cache that one model server should fill."""
 
 
-class ScalingDecision(Kinded):
+class ScalingDecision(Observed):
     time: datetime
     desired: int
     message: str
     """The numbers it was made from."""
 
 
-class ScalingRecord(Kinded):
+class ScalingRecord(Observed):
     """What the autoscaler must not forget with a restart of the server."""
 
     idle_since: datetime | None = None
@@ -116,7 +116,7 @@ class GpuSpell(Kinded):
         return self.gpus * max(0.0, end - self.start.timestamp())
 
 
-class GpuLedger(Kinded):
+class GpuLedger(Observed):
     """What a pool's allocations have spent. Each counts once: it is moved from `spells` to `past` when it is gone."""
 
     past: float = 0

@@ -23,6 +23,12 @@ class Kinded(BaseModel):
     )
 
 
+class Observed(Kinded):
+    """A part of a status: what another release wrote there and this one does not know is observed anew or not missed."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class Wire(BaseModel):
     """A message or REST body; snake_case, strict: what a client misspells is refused."""
 
@@ -58,7 +64,7 @@ class ObjectMeta(Kinded):
     owner_references: list[OwnerReference] = []
 
 
-class Condition(Kinded):
+class Condition(Observed):
     """A fact about an object, with the generation it was observed at."""
 
     type: str

@@ -17,7 +17,7 @@ from rollyard.kinds.autoscaling import (
     ScalingDecision,
     ScalingRecord,
 )
-from rollyard.kinds.base import Condition, Kinded, KindObject
+from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
 from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds
 
@@ -287,7 +287,7 @@ class RolloutPoolSpec(Kinded):
         return self.stages.init.timeout_seconds + self.stages.run.timeout_seconds + self.stages.eval.timeout_seconds
 
 
-class Replicas(Kinded):
+class Replicas(Observed):
     """`desired` is the target, `requested` is submitted, `observed` is seen in Slurm, `ready` is healthy."""
 
     desired: int = 0
@@ -296,7 +296,7 @@ class Replicas(Kinded):
     ready: int = 0
 
 
-class EndpointStatus(Kinded):
+class EndpointStatus(Observed):
     id: str
     url: str
     sessions: int = 0
@@ -307,14 +307,14 @@ class EndpointStatus(Kinded):
     """Why it is not ready."""
 
 
-class StageStatus(Kinded):
+class StageStatus(Observed):
     queued: int = 0
     in_flight: int = 0
     width: int = 0
     """Stage workers over all ready allocations."""
 
 
-class PoolStatus(Kinded):
+class PoolStatus(Observed):
     observed_generation: int = 0
     replicas: Replicas = Replicas()
     conditions: list[Condition] = []

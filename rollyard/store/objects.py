@@ -161,7 +161,7 @@ def _normal(obj: KindObject) -> KindObject:
 
 
 def _parse(kind: str, body: str) -> KindObject:
-    return KINDS[kind].model_validate_json(body, extra="ignore")  # another release may have written it
+    return KINDS[kind].model_validate_json(body)
 
 
 def _dump(obj: KindObject) -> str:

@@ -204,12 +204,12 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_fields_that_another_release_wrote_are_no_obstacle(tmp_path: Path) -> None:
+async def test_a_status_that_another_release_wrote_is_no_obstacle(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path)
     await store.create(pool("kept", replicas=3))
     await store.close()
     with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db, db:
-        for path in ("$.status.another", "$.spec.allocation.another"):
+        for path in ("$.status.another", "$.status.replicas.another"):
             db.execute(f"UPDATE objects SET body = json_set(body, '{path}', 1)")
     store = await SqliteStore.open(tmp_path)
     (kept,), _ = await store.list_objects("RolloutPool")
