@@ -42,6 +42,8 @@ class Yard:
         self.folder = folder
         self.data = folder / "data"
         self.cluster = cluster
+        self.driven_by = "slurm" if cluster else "local"
+        """What `serve --cluster` is told."""
         self.server: subprocess.Popen[str] | None = None
         self.env: dict[str, str] = {}
         """Further environment of the server."""
@@ -60,7 +62,7 @@ class Yard:
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
-        command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", "slurm" if self.cluster else "local"]
+        command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", self.driven_by]
         with (self.folder / "server.log").open("a") as log:
             self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
         assert self.server.stdout is not None

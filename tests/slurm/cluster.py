@@ -134,7 +134,12 @@ def start_cluster(*, sid: bool = False, **options: Any) -> Cluster:
         pytest.skip(f"Slurm is not all here: no {', '.join(lacking)}; deploy/slurm/install.sh{level} installs it")
     # short, since Slurm's sockets lie in it and pytest's own folders have long names; a tree has to show it
     parent = asked.prefix / "tmp" if asked.prefix is not None else None
-    daemons, _ = up(Path(tempfile.mkdtemp(prefix="slurm-", dir=parent)), asked)
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
+    try:
+        daemons, _ = up(folder, asked)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
     return Cluster(daemons, asked.wrapper)
 
 

@@ -332,7 +332,7 @@ NOT_TRIED = {"reservation", "licenses", "constraint", "prefer", "mcs-label", "cl
 """Refused where there is no such thing."""
 PASSING = re.compile(
     r"(?s)(JobId|ArrayJobId|SubmitTime|EligibleTime|AccrueTime|LastSchedEval|StartTime|EndTime|Priority|Command|WorkDir"
-    r"|AllocNode:Sid|SubmitLine|Scheduler|SLUID|OOMKillStep|TresPerTask)=.*|Reason=(None|BeginTime|Dependency)"
+    r"|AllocNode:Sid|SubmitLine|Scheduler|SLUID|OOMKillStep|TresPerTask)=.*|Reason=(?!JobHeld).*"
 )
 """What differs between any two jobs, and what sbatch says to itself."""
 

@@ -1,0 +1,40 @@
+"""Pools whose server asks slurmrestd alone, by a port and a token: bursts as arrays, rollouts, cancels."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster import NewCluster
+from e2e_yard import Yard, end, requests
+
+from rollyard.kinds.rollout import Status
+
+
+async def test_pools_live_by_slurmrestd(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cluster = await asyncio.to_thread(lambda: new_cluster(rest=True))
+    yard = Yard(tmp_path_factory.mktemp("yard"), cluster)
+    token = yard.folder / "token"
+    token.write_text(cluster.token())
+    yard.driven_by = "rest"
+    yard.env |= {
+        "ROLLYARD_SLURMRESTD": cluster.env["SLURMRESTD_URL"],
+        "ROLLYARD_SLURM_JWT_FILE": str(token),
+    }
+    yard.start()
+    try:
+        async with yard.client() as client:
+            await yard.apply(client, demo={"replicas": 3})
+            await yard.ready(client)
+            ids = await client.submit(requests(6, 0, prefix="r"))
+            assert {t.status for t in await yard.gather(client, ids, 120.0)} == {Status.COMPLETED}
+            jobs = await yard.jobs()
+            assert len([job for job in jobs if "_" in job.id]) >= 2, jobs
+            await yard.apply(client, demo={"replicas": 1})
+
+            async def fewer() -> bool:
+                return len(await yard.jobs()) == len(jobs) - 2
+
+            await yard.until(fewer, 60)
+    finally:
+        await end(yard)
