@@ -46,6 +46,7 @@ DRAIN_SECONDS = 600.0
 STOP_SECONDS = 5.0
 """For running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that."""
 FINISH_LOOK_SECONDS = 0.2
+ALIKE_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
 """Bytes of sockaddr_un.sun_path, less the end mark."""
 
@@ -184,7 +185,7 @@ class InferenceServer:
             await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
             if beat.done():
                 beat.result()  # Fenced
-            if engine.done():
+            if engine.done() and not await self._stops_too():
                 # The reason must reach the server before the job is gone.
                 self._fatal = _reason(engine.exception())
                 print(f"error: {self._fatal}", file=sys.stderr)  # noqa: T201 - the job's log
@@ -198,6 +199,12 @@ class InferenceServer:
             for task in (engine, beat, stop):
                 task.cancel()
             await asyncio.gather(engine, beat, stop, return_exceptions=True)
+
+    async def _stops_too(self) -> bool:
+        """Whether what ended the engine was meant for all of the job, and for us a moment later."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), ALIKE_SECONDS)
+        return self._stop.is_set()
 
     async def _engine(self) -> None:
         try:

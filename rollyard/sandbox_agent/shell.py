@@ -127,6 +127,13 @@ class Shell:
         return [bash or "bash", *options]
 
 
+def _no_translation() -> None:
+    """Of line ends. Before bash starts: whenever a job of it is killed it goes back to the modes that it found."""
+    mode = termios.tcgetattr(0)
+    mode[1] &= ~termios.OPOST
+    termios.tcsetattr(0, termios.TCSANOW, mode)
+
+
 class _Terminal:
     """The pseudo-terminal with bash on it."""
 
@@ -144,14 +151,13 @@ class _Terminal:
         self._child = children.start(lambda: self._spawn(argv, cwd, env))
         self.fd: int = self._process.fd
         settings.confine(self._child.pid)
-        # No translation of line ends, neither in nor out; kept to undo what a command does to the terminal.
-        self._mode = termios.tcgetattr(self.fd)
+        self._mode = termios.tcgetattr(self.fd)  # kept to undo what a command does to the terminal
         self._mode[1] &= ~termios.OPOST
         self._get_ready()
 
     def _spawn(self, argv: list[str], cwd: str, env: dict[str, str]) -> int:
         self._process = ptyprocess.PtyProcess.spawn(
-            argv, cwd=cwd, env=env, echo=False, dimensions=(50, 160), pass_fds=(_SCRIPT_FD,)
+            argv, cwd=cwd, env=env, echo=False, dimensions=(50, 160), pass_fds=(_SCRIPT_FD,), preexec_fn=_no_translation
         )
         return int(self._process.pid)
 
