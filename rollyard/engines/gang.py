@@ -71,8 +71,9 @@ class Gang:
     async def until_over(self) -> None:
         """The others': until rank 0 has left."""
         while True:
-            if await asyncio.to_thread(self._read) is None:
-                return
+            with contextlib.suppress(OSError, ValueError):  # a shared folder that does not answer says nothing
+                if await asyncio.to_thread(self._read) is None:
+                    return
             await asyncio.sleep(LOOK_SECONDS)
 
     def leave(self) -> None:

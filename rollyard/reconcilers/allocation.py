@@ -16,7 +16,7 @@ from rollyard.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, set_condition
-from rollyard.reconcilers.plan import GONE, AllocationPlan, plan_allocation
+from rollyard.reconcilers.plan import COMPLETING, GONE, AllocationPlan, plan_allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.submitter import Submitter
 from rollyard.reconcilers.workspace import Workspace
@@ -139,7 +139,7 @@ class AllocationReconciler:
         draining = next((c for c in status.conditions if c.type == "Draining"), None)
         since = draining.last_transition_time.timestamp() if draining else self._clock.time()
         limit = allocation.spec.drain_timeout_seconds
-        if status.job_id is not None and self._clock.time() - since > limit:
+        if status.job_id is not None and status.job_state != COMPLETING and self._clock.time() - since > limit:
             await self._recorder.say(
                 allocation, "DrainTimedOut", f"still busy after {limit} s; what is left is handed back"
             )

@@ -9,8 +9,8 @@ from rollyard.controller.manager import Controller, Manager
 from rollyard.controller.recorder import Recorder
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.reconcilers.allocation import AllocationReconciler
 from rollyard.reconcilers.inference_pool import InferenceTrade
 from rollyard.reconcilers.orphans import OrphanSweep
@@ -77,7 +77,10 @@ def build_manager(
     def pool_changed(old: InferencePool | RolloutPool | None, new: InferencePool | RolloutPool | None) -> None:
         seen = new or old
         assert seen is not None
-        manager.add(seen.key)
+        if _declared(old) != _declared(new):  # and not for what its own look wrote
+            manager.add(seen.key)
+        if (_declared(old), _is_ready(old)) == (_declared(new), _is_ready(new)):
+            return
         if isinstance(seen, InferencePool):
             for user in rollout_pools.list():
                 manager.add(user.key)
@@ -98,3 +101,16 @@ def build_manager(
     rollout_pools.subscribe(pool_changed)
     feed.changed = jobs_changed
     return manager
+
+
+def _declared(pool: Pool | None) -> tuple[object, ...] | None:
+    """What of a pool is not its controller's own word."""
+    if pool is None:
+        return None
+    meta = pool.metadata
+    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers
+
+
+def _is_ready(pool: Pool | None) -> bool:
+    ready = get_condition(pool.status.conditions, "Ready") if pool is not None else None
+    return ready is not None and ready.status == "True"

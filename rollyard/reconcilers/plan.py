@@ -16,7 +16,7 @@ from rollyard.kinds.base import get_condition
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.kinds.reasons import is_limit, meaning
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup, usable
-from rollyard.slurm.base import Job, Snapshot
+from rollyard.slurm.base import Job, JobState, Snapshot
 
 EMPTY_SECONDS = 3.0
 """After the order to drain; times in conditions are cut to whole seconds."""
@@ -28,6 +28,7 @@ CALM_SECONDS = 60.0
 SUBMIT_MARGIN_SECONDS = 2.0
 """A snapshot begun so long after a submit was decided shows the job, if there is one."""
 MISSES = 2
+COMPLETING = JobState.COMPLETING.value
 GONE = "GONE"
 """Job state of our own: in no complete snapshot any more, its end is not known."""
 FAILURES = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "COMPLETED", "CANCELLED", "DEADLINE", "REVOKED", GONE}
@@ -74,7 +75,9 @@ class Member:
 
     @property
     def live(self) -> bool:
-        return not self.allocation.status.ended and not self.deleting
+        """Its job waits or runs; one that Slurm only cleans up after can do nothing more."""
+        status = self.allocation.status
+        return not (status.ended or status.job_state == COMPLETING or self.deleting)
 
     @property
     def active(self) -> bool:
@@ -140,7 +143,7 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
         return plan
     view = _View.of(pool, members, now)
     wait = _backoff(failures, last_failure, now)
-    missing = 0 if wait else max(0, desired - len(view.counted))
+    missing = 0 if wait else max(0, min(desired - len(view.counted), _room(view, members, desired)))
     create = tuple(range(plan.next_index, plan.next_index + missing))
     renew = () if wait or desired == 0 else _renewals(view, desired, plan.next_index + missing)
     going = [*_surplus(view, desired), *_relieved(view), *_unborn(view)]
@@ -250,8 +253,20 @@ def blocked(pool: Pool, members: Sequence[Member], now: float) -> tuple[str, str
 
 
 def _unborn(view: _View) -> list[Member]:
-    """Out of date before they started: nothing is lost when they make room."""
-    return [m for m in view.counted if view.outdated(m) and not m.started]
+    """Out of date before they were of any use: nothing is lost when they make room.
+
+    One that has started may yet get ready, unless what it was to replace still serves: a bad template would stay for as
+    long as its jobs hang.
+    """
+    hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
+    return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
+
+
+def _room(view: _View, members: Sequence[Member], desired: int) -> int:
+    """New ones that the pool's size allows beside all that live, those that drain included."""
+    spec = view.pool.spec
+    most = spec.autoscaling.max_replicas if spec.autoscaling is not None else desired
+    return most + spec.renewal.max_surge - sum(m.live for m in members)
 
 
 def _emptied(members: Sequence[Member], now: float) -> tuple[set[str], float]:
@@ -360,7 +375,8 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
     if job is None:
         return _without_job(allocation, snapshot, missed, deleting)
     strays = tuple(c.id for c in copies if c.id != job.id and not c.state.ended)
-    if not job.state.ended and (deleting or _requeued(allocation, job)):
+    over = job.state.ended or job.state is JobState.COMPLETING
+    if not over and (deleting or _requeued(allocation, job)):
         return AllocationPlan(adopt=job, cancel=(job.id, *strays))
     return AllocationPlan(adopt=job, cancel=strays)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,10 @@ MOST_TASKS = 500
 REFUSED = "FAILED"
 """Job state of a submit that Slurm refused."""
 INTENT_MARGIN_SECONDS = 1.0
+
+
+_TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
+"""In Slurm's words for a refusal that fewer at once may not meet."""
 
 
 class Submitter:
@@ -92,10 +97,8 @@ class Submitter:
                     continue  # decided on an older picture
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                alone = (
-                    meta.uid if allocation.spec.template.within is not None else None
-                )  # a step is no task of an array
-                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, alone)
+                step = meta.uid if allocation.spec.template.within is not None else None  # which is no task of an array
+                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
             for burst in _portions(sorted(allocations, key=lambda a: a.spec.index)):
@@ -109,26 +112,33 @@ class Submitter:
         assert isinstance(found, Pool)
         return found
 
-    async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
+    async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
+        """Whether any of them was let in. A burst that is too many at once is tried in halves. Raises SlurmUnreachable."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
         except Invalid as error:  # a value of the template that cannot stand in a script
             for allocation in allocations:
                 await self.refuse(allocation, str(error))
-            return
+            return False
         crash_point("after-prepare")
         intended = await asyncio.gather(*(self._intend(a, burst, task) for task, a in enumerate(allocations)))
         crash_point("after-intent")
         if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
-            return
+            return True
         ours = [a for a in intended if a is not None]
         try:
             ids = await self._driver.submit(script)
         except SubmitRefused as error:
+            if len(ours) > 1 and _TOO_MANY.search(str(error)):
+                half = len(ours) // 2
+                if await self._submit(pool, ours[:half]):
+                    await self._submit(pool, ours[half:])
+                    return True
+                ours = ours[half:]  # where not one has room, the others have none
             for allocation in ours:
                 await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
                 await self.refuse(allocation, f"SubmitRefused: {error}")
-            return
+            return False
         except SlurmUnreachable:
             log.warning("whether %d allocations were submitted is for a later snapshot to tell", len(ours))
             raise
@@ -143,6 +153,7 @@ class Submitter:
         await _all(
             self._recorder.say(allocation, "Submitted", f"submitted as job {id}") for allocation, id in submitted
         )
+        return True
 
     def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
         """Folders and script; the id of the burst where there is more than one. Blocks."""

@@ -105,6 +105,7 @@ def _close(names: Iterable[str], found: dict[str, Distribution]) -> None:
 
 def _fingerprint() -> str:
     """Another one for another Python, another version of a package, another line of ours."""
-    words = [sys.version, *(f"{d.name} {d.version}" for d in _distributions())]
+    # RECORD has the hash of each file: a package that is built again may keep its version.
+    words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
     words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own()]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """Whether a template can be fulfilled here, before anything is submitted. Pure.
 
 What can never start is an error. Nodes and partitions that are down count as what they have, for they come back: that a job
-is going to wait for them is a warning.
+is going to wait for them is a warning, and so is a limit of a partition that a QOS may lift.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
 
 
 def doubts(template: AllocationTemplate, site: Site) -> list[str]:
-    """Why jobs of a template that is not wrong are going to wait, as things are now."""
+    """Why jobs of a template that is not wrong may be refused, or are going to wait, as things are now."""
     partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
     if partitions and not up:
         names = ", ".join(p.name for p in partitions)
         return [f"partition {names} is not up: jobs wait, or are refused, until it is"]
+    bounds = [list(_bounds(template, p)) for p in up]
+    if bounds and all(bounds):
+        return min(bounds, key=len)
     nodes = {n.name: n for p in up for n in _nodes(template, p, site) if _fits(template, n)}
     if nodes and not any(n.usable for n in nodes.values()):
         named = _some(f"{n.name} is {n.state}{f' ({n.reason})' if n.reason else ''}" for n in nodes.values())
@@ -89,14 +92,20 @@ def _refusals(template: AllocationTemplate, partition: Partition, site: Site) ->
 
 def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Cause]:
     name = partition.name
-    if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
-        yield _cause("timeLimit", f'partition {name} allows at most "{walltime_text(partition.max_seconds)}"')
-    if partition.max_nodes is not None and template.nodes > partition.max_nodes:
-        yield _cause("nodes", f"partition {name} allows at most {partition.max_nodes}")
     for field, allowed in (("account", partition.accounts), ("qos", partition.qos)):
         asked = getattr(template, field)
         if asked is not None and allowed is not None and asked not in allowed:
             yield _cause(field, f"partition {name} takes {_some(allowed)}, not {asked}")
+
+
+def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
+    """Limits that a QOS may lift (its flags PartitionTimeLimit and PartitionMaxNodes), which the site does not tell us."""
+    name = partition.name
+    if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
+        limit = walltime_text(partition.max_seconds)
+        yield f'spec.allocation.timeLimit: partition {name} allows at most "{limit}" unless the QOS lifts that'
+    if partition.max_nodes is not None and template.nodes > partition.max_nodes:
+        yield f"spec.allocation.nodes: partition {name} allows at most {partition.max_nodes} unless the QOS lifts that"
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:

@@ -19,11 +19,15 @@ mkdir -p "$base" || die "$base cannot be made"
 [ -O "$base" ] && [ ! -L "$base" ] || die "$base is not ours"
 exec 9> "$folder.lock"
 flock -w "$seconds" 9 || die "another job has been at it for $seconds s"
-if [ ! -e "$folder/.whole" ]; then
-  rm -rf "$folder"  # a job that was killed in the middle of this left it
+count() { find "$folder" -type f ! -name .whole | wc -l; }
+# Not whole: a job was killed in the middle of this, or the site's cleaner of old files has been here.
+if [ "$(cat "$folder/.whole" 2>/dev/null)" != "$(count 2>/dev/null)" ]; then
+  rm -rf "$folder"
   mkdir "$folder"
   tar -xf "$archive" -C "$folder" || { rm -rf "$folder"; die "$archive cannot be unpacked"; }
+  count > "$folder/.whole"
 fi
+find "$folder" -type f -exec touch -ac {} +  # what is not used for some days such a cleaner takes away
 touch "$folder/.whole"
 # Of releases that no job has started with for a month, longer than a job lives.
 find "$base" -mindepth 2 -maxdepth 2 -name .whole -mtime +30 -printf '%h\0' | xargs -0r rm -rf

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rollyard.errors import SubmitRefused
@@ -78,10 +78,10 @@ def _left(id: str, facts: Mapping[str, str]) -> int:
     if state != "RUNNING":
         raise SubmitRefused(f"job {id} of spec.allocation.within is {state}: name one that runs")
     try:
-        end = datetime.fromisoformat(facts["EndTime"]).timestamp()
+        end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # which the driver asks for
     except (KeyError, ValueError):
         return 365 * 86_400  # Unknown: it has no limit
-    return max(1, int(end - time.time()))
+    return max(1, int(end.timestamp() - time.time()))
 
 
 def _wrapped(script: BatchScript, left: int) -> BatchScript:

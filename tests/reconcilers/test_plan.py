@@ -143,6 +143,30 @@ def test_an_outdated_one_goes_only_when_its_successor_is_ready() -> None:
     assert plan([member(0), member(1, hash="old", state="PENDING")], 2).delete == ("swe-1",), "nothing is lost by it"
 
 
+def test_a_successor_that_hangs_is_in_nobodys_way() -> None:
+    """Of a bad template: it runs and never gets ready. Another template, or the old one again, does away with it."""
+    serving, hung = member(0, hash="older"), member(1, hash="bad", ready=False, of="swe-0")
+    assert plan([serving, hung], 1).delete == ("swe-1",)
+    assert plan([member(0), hung], 1).delete == ("swe-1",), "undone"
+    assert plan([member(0), member(1, hash="bad", ready=False, load=1, of="swe-0")], 1).delete == ()
+    assert plan([member(1, hash="bad", ready=False)], 1).delete == (), "nobody else serves: it may yet get ready"
+
+
+def test_what_drains_keeps_its_place_beside_the_surge() -> None:
+    bounds = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
+    of = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": bounds})
+    members = [member(i, load=1, drain=i > 0) for i in range(4)]
+    assert len(plan(members, 4, of).create) == 1, "4 and a surge of 1"
+    assert len(plan(members[:2], 4, of).create) == 3
+
+
+def test_a_job_that_slurm_only_cleans_up_after_holds_no_place_and_is_cancelled_once() -> None:
+    assert len(plan([member(0), member(1, state="COMPLETING")], 2).create) == 1
+    stuck = allocation(0, deleted=True, intents=1, intended_at=at(NOW), job_id="7", job_state="COMPLETING")
+    job = Job("7", "n", COMMENT, JobState.COMPLETING)
+    assert plan_allocation(stuck, COMMENT, Snapshot(NOW + 9, {"7": job}), 0).cancel == ()
+
+
 def test_nothing_is_done_while_slurm_cannot_be_read_but_tearing_down() -> None:
     members = [member(0, hash="old"), member(1), member(2), member(3, state="FAILED")]
     for desired in (0, 1, 9):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from reconciler_site import SERVER_ID, Site
 
-from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import FINALIZER
+from rollyard.kinds.pools import Pool, StageStatus
+from rollyard.reconcilers.rollout_pool import RolloutTrade
+from rollyard.reconcilers.trade import Look
 from rollyard.slurm.base import BatchScript
 from rollyard.slurm.script import batch_script
 
@@ -59,6 +63,33 @@ async def test_a_status_at_rest_is_not_written_again(site: Site, monkeypatch: py
         return site.store._feed.version == before
 
     await site.until(rest)
+
+
+async def test_numbers_that_move_all_the_time_are_written_at_their_own_pace(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a look writes does not wake the next one."""
+    await site.apply(replicas=1)
+    await site.running(1)
+    looks = 0
+    look = RolloutTrade.look
+
+    async def moving(self: RolloutTrade, pool: Pool, allocations: Sequence[Allocation]) -> Look:
+        nonlocal looks
+        looks += 1
+        found = await look(self, pool, allocations)
+        return replace(found, details={"stages": {"RUN": StageStatus(queued=looks)}})
+
+    monkeypatch.setattr(RolloutTrade, "look", moving)
+    begun = site.store._feed.version
+    await site.until(lambda: is_true(looks > 1))  # by itself
+    await asyncio.sleep(1.0)
+    assert looks < 6
+    assert site.store._feed.version - begun < 12
+
+
+async def is_true(value: bool) -> bool:
+    return value
 
 
 async def test_scaling_down_and_deleting_end_the_jobs_and_leave_nothing(site: Site) -> None:

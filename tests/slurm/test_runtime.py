@@ -60,6 +60,14 @@ def test_what_a_killed_job_left_half_done_is_done_again(archive: Path, tmp_path:
     assert all(Path(file).is_relative_to(folder) for file in json.loads(done.stdout)), done.stderr
 
 
+def test_what_a_cleaner_of_old_files_took_is_unpacked_again(archive: Path, tmp_path: Path) -> None:
+    job(archive, tmp_path)
+    folder = tmp_path / f"rollyard-{os.getuid()}-python" / archive.stem
+    (folder / "pydantic" / "networks.py").unlink()
+    job(archive, tmp_path)
+    assert (folder / "pydantic" / "networks.py").exists()
+
+
 @pytest.mark.parametrize("trouble", ["no archive", "scratch is a file"])
 def test_where_it_cannot_be_the_job_says_so_and_imports_as_before(archive: Path, tmp_path: Path, trouble: str) -> None:
     if trouble == "no archive":

@@ -49,8 +49,6 @@ def test_what_can_start_somewhere_some_day_is_let_through(fields: dict[str, Any]
     ("fields", "message"),
     [
         ({"partition": "gp"}, "partition: there is no partition gp; write one of cpu, gpu"),
-        ({"timeLimit": "2-00:00:00"}, 'timeLimit: partition cpu allows at most "1-00:00:00"'),
-        ({"nodes": 3}, "nodes: partition cpu allows at most 2"),
         ({"cpusPerTask": 65}, "cpusPerTask: the largest node of partition cpu has 64 CPUs"),
         ({"memory": "300G"}, "memory: the largest node of partition cpu has 256.0G of memory"),
         ({"gpusPerNode": 1}, "gpusPerNode: the largest node of partition cpu has 0 GPUs"),
@@ -86,9 +84,14 @@ def test_what_can_never_start_is_refused(fields: dict[str, Any], message: str) -
             ["no node that could run it is usable now: g1 is drained (fan); jobs wait until one comes back"],
         ),
         ({"partition": "gpu,cpu"}, []),
+        (
+            {"timeLimit": "2-00:00:00"},
+            ['spec.allocation.timeLimit: partition cpu allows at most "1-00:00:00" unless the QOS lifts that'],
+        ),
+        ({"timeLimit": "2-00:00:00", "partition": "cpu,gpu", "exclude": ["g1"]}, []),
     ],
 )
-def test_what_has_to_wait_for_a_node_is_a_warning(fields: dict[str, Any], words: list[str]) -> None:
+def test_what_has_to_wait_or_may_be_refused_is_a_warning(fields: dict[str, Any], words: list[str]) -> None:
     assert doubts(AllocationTemplate.model_validate(fields), SITE) == words
 
 
