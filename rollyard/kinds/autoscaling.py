@@ -102,7 +102,7 @@ class ScalingRecord(Observed):
     """When the direction changed, as far back as the flap budget looks."""
 
 
-class GpuSpell(Kinded):
+class GpuSpell(Observed):
     """One allocation's time with its GPUs."""
 
     gpus: int
