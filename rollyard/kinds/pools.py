@@ -189,16 +189,29 @@ class Workers(Kinded):
 class StageSpec(Kinded):
     workers: Workers = Workers()
     """Stage workers of one allocation."""
+
+
+class InitStage(StageSpec):
+    timeout_seconds: int = Field(default=300, ge=1)
+    """Budget of the stage, started with the stage."""
+
+
+class RunStage(StageSpec):
+    timeout_seconds: int = Field(default=1800, ge=1)
+    """Budget of the stage, started with the stage."""
+
+
+class EvalStage(StageSpec):
     timeout_seconds: int = Field(default=900, ge=1)
     """Budget of the stage, started with the stage."""
 
 
 class Stages(Kinded):
-    init: StageSpec = StageSpec(timeout_seconds=300)
+    init: InitStage = InitStage()
     """Prepare the sandbox."""
-    run: StageSpec = StageSpec(timeout_seconds=1800)
+    run: RunStage = RunStage()
     """The agent's turns."""
-    eval: StageSpec = StageSpec(timeout_seconds=900)
+    eval: EvalStage = EvalStage()
     """Score the artifact in a fresh sandbox."""
 
 

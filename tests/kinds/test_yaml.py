@@ -135,6 +135,12 @@ def test_contradictions_are_told(spec: str, advice: str) -> None:
     assert advice in line
 
 
+@pytest.mark.parametrize("stages", ["{}", "{init: {}, run: {workers: {max: 8}}, eval: {workers: {min: 1}}}"])
+def test_a_stage_that_leaves_its_budget_out_has_the_default_of_that_stage(stages: str) -> None:
+    found = load(HEAD + f"spec: {{replicas: 1, stages: {stages}}}").spec.stages
+    assert [s.timeout_seconds for s in (found.init, found.run, found.eval)] == [300, 1800, 900]
+
+
 def test_a_contradiction_is_told_beside_a_misspelt_field() -> None:
     lines = mistakes("spec: {replicaz: 1, autoscaling: {maxReplicas: 3}}")
     assert len(lines) == 2
