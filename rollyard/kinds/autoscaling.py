@@ -102,13 +102,13 @@ class ScalingRecord(Observed):
     """When the direction changed, as far back as the flap budget looks."""
 
 
-class GpuSpell(Kinded):
+class GpuSpell(Observed):
     """One allocation's time with its GPUs."""
 
     gpus: int
     start: datetime
     end: datetime | None = None
-    """Left out while it runs."""
+    """When it ended or, as long as that is not known, when its walltime ends; left out where it has no end."""
 
     def seconds(self, now: float) -> float:
         """GPU-seconds up to `now` (Unix seconds)."""

@@ -19,10 +19,14 @@ from rollyard.kinds.autoscaling import (
 )
 from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
 from rollyard.kinds.paths import AbsolutePath
-from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds
+from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
+SPARE_SECONDS = 5
+"""Of a walltime, for what is in no stage's budget: the upload, and the way there. Nothing is placed where it does not fit."""
+STARTUP_SECONDS = 30
+"""Of a walltime, until its node agent is there to take something."""
 
 
 P = TypeVar("P", bound=KindObject)
@@ -189,16 +193,29 @@ class Workers(Kinded):
 class StageSpec(Kinded):
     workers: Workers = Workers()
     """Stage workers of one allocation."""
+
+
+class InitStage(StageSpec):
+    timeout_seconds: int = Field(default=300, ge=1)
+    """Budget of the stage, started with the stage."""
+
+
+class RunStage(StageSpec):
+    timeout_seconds: int = Field(default=1800, ge=1)
+    """Budget of the stage, started with the stage."""
+
+
+class EvalStage(StageSpec):
     timeout_seconds: int = Field(default=900, ge=1)
     """Budget of the stage, started with the stage."""
 
 
 class Stages(Kinded):
-    init: StageSpec = StageSpec(timeout_seconds=300)
+    init: InitStage = InitStage()
     """Prepare the sandbox."""
-    run: StageSpec = StageSpec(timeout_seconds=1800)
+    run: RunStage = RunStage()
     """The agent's turns."""
-    eval: StageSpec = StageSpec(timeout_seconds=900)
+    eval: EvalStage = EvalStage()
     """Score the artifact in a fresh sandbox."""
 
 
@@ -246,6 +263,16 @@ def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: Allocatio
         )
 
 
+def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> None:
+    needed = budget_seconds + SPARE_SECONDS + STARTUP_SECONDS
+    if walltime_seconds(allocation.time_limit) < needed:
+        raise ValueError(
+            f'`allocation.timeLimit`: write "{walltime_text(needed)}" or more, or lower `stages.*.timeoutSeconds`: it must '
+            f"cover the budgets of the stages ({budget_seconds} s in all) and {needed - budget_seconds} s to start and to "
+            "upload, or nothing could ever be placed"
+        )
+
+
 class RolloutPoolSpec(Kinded):
     inference: dict[str, str] = {}
     """Role -> InferencePool in the same namespace; the agent itself uses the role `policy`."""
@@ -274,11 +301,7 @@ class RolloutPoolSpec(Kinded):
         _gpus_to_count(self.max_gpu_hours, self.allocation)
         _one_node(self.allocation, "a node agent")
         _workers_fit(self.stages, self.sandbox, self.allocation)
-        if (limit := walltime_seconds(self.allocation.time_limit)) < self.budget_seconds:
-            raise ValueError(
-                f"`allocation.timeLimit` ({limit} s) must cover the budgets of the stages ({self.budget_seconds} s in all), "
-                "or nothing could ever be placed: lengthen it, or lower `stages.*.timeoutSeconds`"
-            )
+        _walltime_suffices(self.allocation, self.budget_seconds)
         return self
 
     @property

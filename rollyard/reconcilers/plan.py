@@ -15,7 +15,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.kinds.reasons import is_limit, meaning
-from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup, usable
+from rollyard.reconcilers.renewal import Turn, learn, startup, turns, usable
 from rollyard.slurm.base import Job, JobState, Snapshot
 
 EMPTY_SECONDS = 3.0
@@ -189,17 +189,23 @@ def _renewals(view: _View, desired: int, next_index: int) -> tuple[Successor, ..
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
-    running = sorted((m for m in view.counted if m.started and m.ends is not None), key=lambda m: m.ends or 0.0)
-    before, round_seconds = before_expiry(view.pool), startup(view.pool)
-    due = due_times([m.ends or 0.0 for m in running], before + round_seconds, round_seconds, free + len(view.pairs))
     held = view.pool.spec.allocation.within is not None  # all steps of it end with it: there is nowhere to go
-    soon = [] if held else [m for m, at in zip(running, due, strict=True) if at <= view.now]
+    counted = {m.name: m for m in view.counted}
+    due = [name for name, turn in _turns(view).items() if turn.due <= view.now]
+    soon = [] if held else [counted[name] for name in due if name in counted]
     old = [m for m in view.counted if m.started and view.outdated(m) and m not in soon]
     replace_only = view.pool.spec.renewal.strategy == "Replace"
     return tuple(
         Successor(next_index + i, m.name, m.allocation.status.job_id if replace_only else None)
         for i, m in enumerate([*soon, *sorted(old, key=lambda m: -m.index)][:free])
     )
+
+
+def _turns(view: _View) -> dict[str, Turn]:
+    """Of those whose end is known, the first to end first. Who has a successor already still holds a place of the surge."""
+    waiting = [old for old, _ in view.pairs if not view.outdated(old)]
+    ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)
+    return dict(zip((name for _, name in ends), turns(view.pool, [end for end, _ in ends]), strict=True))
 
 
 def _surplus(view: _View, desired: int) -> list[Member]:
@@ -212,8 +218,16 @@ def _surplus(view: _View, desired: int) -> list[Member]:
 
 
 def _relieved(view: _View) -> list[Member]:
-    """Those that may go: their successor is ready, or waits for nothing but their end while they are of no more use."""
-    return [old for old, successor in view.pairs if successor.ready or (_in_the_way(successor) and _spent(view, old))]
+    """Those that may go: their turn is over, or they are of no more use and their successor waits for nothing but their end."""
+    found = _turns(view)
+
+    def over(old: Member, successor: Member) -> bool:
+        if _spent(view, old) and (successor.ready or _in_the_way(successor)):
+            return True
+        turn = None if view.outdated(old) or view.outdated(successor) else found.get(old.name)
+        return successor.ready and (turn is None or turn.relief <= view.now)
+
+    return [old for old, successor in view.pairs if over(old, successor)]
 
 
 def _in_the_way(successor: Member) -> bool:

@@ -2,12 +2,14 @@
 
 The successor of one that ends at `end` has to be submitted by `end - lead`, and `lead` holds the time that allocations of
 this pool lately took from submit to ready. Only so many successors may stand beside what they replace, so when several end
-at about the same time they are renewed one after the other, and the first of them early enough.
+at about the same time they are renewed one after the other, and the first of them early enough. A successor that is ready
+early works beside the one that it replaces, until that one's time has come or its place is wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rollyard.kinds.pools import Pool, RolloutPool
 from rollyard.kinds.quantity import walltime_seconds
@@ -17,9 +19,10 @@ MARGIN_SECONDS = 10
 """Beside the budgets: an allocation takes nothing new a little before they no longer fit."""
 STARTUP_GUESS_SECONDS = 30.0
 """Until the first one was measured."""
-GUESS_SHARE = 0.25
+STARTUP_SHARE = 0.25
 LARGEST_SHARE = 0.5
-"""Of the walltime: a limit shorter than the lead would otherwise have an allocation renewed as soon as it runs."""
+"""Of the walltime: a limit shorter than the lead, as after one long wait in the queue, would otherwise have an allocation
+renewed as soon as it runs."""
 SPARE_SECONDS = 20.0
 """From the order to drain until the job has ended: what it needs to hand back what it has."""
 
@@ -33,10 +36,27 @@ def before_expiry(pool: Pool) -> float:
 
 
 def startup(pool: Pool) -> float:
-    """Seconds from submit to ready: as measured, else a guess."""
+    """Seconds from submit to ready to reckon with: as measured, else a guess."""
     known = pool.status.startup_seconds
-    longest = GUESS_SHARE * walltime_seconds(pool.spec.allocation.time_limit)
-    return min(STARTUP_GUESS_SECONDS, longest) if known is None else known
+    longest = STARTUP_SHARE * walltime_seconds(pool.spec.allocation.time_limit)
+    return min(STARTUP_GUESS_SECONDS if known is None else known, longest)
+
+
+class Turn(NamedTuple):
+    """When one allocation is replaced (Unix seconds)."""
+
+    due: float
+    """Its successor is submitted."""
+    relief: float
+    """It goes, if its successor is ready: when that should be so, or before, when the successor of another needs its place."""
+
+
+def turns(pool: Pool, ends: Sequence[float]) -> list[Turn]:
+    """For ends in rising order. Rounds are cut so far that nobody's turn comes before it runs."""
+    before, start, surge = before_expiry(pool), startup(pool), pool.spec.renewal.max_surge
+    room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
+    due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)
+    return [Turn(due[i], min([end - before, *due[i + surge :][:1]])) for i, end in enumerate(ends)]
 
 
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from rollyard.clock import Clock
 from rollyard.errors import RollyardError
-from rollyard.kinds.pools import RolloutPool, Stages
+from rollyard.kinds.pools import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.wire import Endpoint, Grant, Lease
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
-SPARE_SECONDS = 5.0
-"""Of a walltime, for what is in no stage's budget: the upload, and the way there."""
 
 
 class Checkout(Protocol):

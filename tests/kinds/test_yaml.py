@@ -127,12 +127,27 @@ def test_all_mistakes_are_told_together_in_order() -> None:
             "{replicas: 1, sandbox: {cpus: 1, memory: 8G}, allocation: {memory: 16G}}",
             "`allocation.cpusPerTask` 3 or a `sandbox.cpus` below 1, and more memory in `allocation`",
         ),
+        (
+            '{replicas: 1, allocation: {timeLimit: "00:50:00"}}',
+            '`allocation.timeLimit`: write "00:50:35" or more, or lower `stages.*.timeoutSeconds`: it must cover '
+            "the budgets of the stages (3000 s in all)",
+        ),
         ("{replicas: 1, maxGpuHours: 8}", "set `allocation.gpusPerNode`, or leave out `maxGpuHours`"),
     ],
 )
 def test_contradictions_are_told(spec: str, advice: str) -> None:
     [line] = mistakes(f"spec: {spec}")
     assert advice in line
+
+
+@pytest.mark.parametrize("stages", ["{}", "{init: {}, run: {workers: {max: 8}}, eval: {workers: {min: 1}}}"])
+def test_a_stage_that_leaves_its_budget_out_has_the_default_of_that_stage(stages: str) -> None:
+    found = load(HEAD + f"spec: {{replicas: 1, stages: {stages}}}").spec.stages
+    assert [s.timeout_seconds for s in (found.init, found.run, found.eval)] == [300, 1800, 900]
+
+
+def test_the_shortest_walltime_that_is_advised_is_accepted() -> None:
+    load(HEAD + 'spec: {replicas: 1, allocation: {timeLimit: "00:50:35"}}')
 
 
 def test_a_contradiction_is_told_beside_a_misspelt_field() -> None:

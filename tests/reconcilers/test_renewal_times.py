@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import InferencePool, RolloutPool
 from rollyard.reconcilers.plan import Member, PoolPlan, Successor, blocked, plan_pool, template_hash
-from rollyard.reconcilers.renewal import due_times, learn
+from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup
 
 NOW = 1_700_000_000.0
 LIMIT = 3600.0
@@ -83,6 +84,64 @@ def test_the_old_one_goes_when_the_successor_is_ready_and_not_before() -> None:
     assert plan(pool(), [old, member(1, of="policy-0")]).drain == ("policy-0",)
     last_moment = plan(pool(), [member(0, 5, load=3), member(1, of="policy-0", ready=False)])
     assert (last_moment.drain, last_moment.delete) == ((), ()), "the successor starts without that"
+
+
+def test_a_successor_that_is_ready_early_works_beside_the_old_one_until_its_time_has_come() -> None:
+    successor = member(1, 4 * LIMIT, of="policy-0")
+    early, late = plan(pool(), [member(0, 301), successor]), plan(pool(), [member(0, 299), successor])
+    assert (early.create, early.renew, early.drain, early.delete) == ((), (), (), ())
+    assert late.drain == ("policy-0",)
+    assert plan(pool(), [member(0, 3000, hash="old"), successor]).drain == ("policy-0",), "out of date: at once"
+    wrong = member(1, 4 * LIMIT, of="policy-0", hash="taken back")
+    assert plan(pool(), [member(0, 3000), wrong]).drain == ("policy-0",), "one that is out of date waits for nothing"
+
+
+def test_the_old_one_goes_before_its_time_only_where_its_place_is_wanted() -> None:
+    successor = member(2, 4 * LIMIT, of="policy-0")
+    for next_ends, drained in ((401, ()), (399, ("policy-0",))):
+        assert plan(pool(), [member(0, 350), member(1, next_ends), successor], 2).drain == drained
+        assert plan(pool(surge=2), [member(0, 350), member(1, next_ends), successor], 2).drain == ()
+
+
+def test_one_long_wait_in_the_queue_does_not_renew_what_has_just_begun() -> None:
+    of = pool(startup=3 * LIMIT)
+    assert plan(of, [member(0, 1201)]).renew == ()
+    assert plan(of, [member(0, 1199)]).renew == (Successor(1, "policy-0"),), "a quarter of the walltime earlier at most"
+    assert plan(of, [member(i, LIMIT - 5) for i in range(9)], 9).renew == (), "however many end together"
+
+
+STEP, BOOT = 20.0, 40.0
+
+
+@given(
+    st.lists(st.floats(0.92 * LIMIT, LIMIT), min_size=1, max_size=6), st.integers(1, 3), st.floats(BOOT + 3 * STEP, 2e4)
+)
+@settings(max_examples=20, deadline=None)
+def test_none_goes_long_before_its_end_and_none_ends_before_another_is_there(
+    ends: list[float], surge: int, known: float
+) -> None:
+    of = pool(surge=surge, startup=known)
+    members = {f"policy-{i}": member(i, end) for i, end in enumerate(ends)}
+    booting: dict[str, float] = {}
+    for step in range(int(2.5 * LIMIT / STEP)):
+        now = NOW + step * STEP
+        for name in [name for name, ready_at in booting.items() if ready_at <= now]:
+            members[name] = replace(members[name], ready=True)
+            del booting[name]
+        found = plan_pool(of, list(members.values()), len(ends), now, slurm_known=True)
+        for name in found.drain:
+            left = (members.pop(name).ends or 0.0) - now
+            rounds = max(0.0, len(members) / surge - 1)
+            assert left <= before_expiry(of) + (rounds and (rounds + 1) * startup(of))
+        assert min((m.ends or 0.0) for m in members.values()) > now, "it went before it had to"
+        for made in found.renew:
+            new = member(made.index, now + LIMIT - NOW, of=made.of, ready=False)
+            members[new.name], booting[new.name] = new, now + BOOT
+        assert len(members) <= len(ends) + surge
+        assert sum(m.ready for m in members.values()) >= len(ends)
+        of = of.model_copy(
+            update={"status": of.status.model_copy(update={"next_index": found.next_index or len(ends)})}
+        )
 
 
 def test_no_more_successors_than_the_surge_stand_beside_the_others() -> None:
