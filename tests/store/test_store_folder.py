@@ -6,6 +6,8 @@ import asyncio
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,23 @@ async def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
     second = await SqliteStore.open(tmp_path)
     assert (second.epoch, second.server_id) == (first.epoch + 1, first.server_id)
     await second.close()
+
+
+async def test_a_client_of_the_nfs_server_here_keeps_us_out(tmp_path: Path) -> None:
+    """The kernel's NFS server holds a client's lock as lockf would."""
+    await (await SqliteStore.open(tmp_path)).close()
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB); print(); input()"
+    command = [sys.executable, "-c", hold, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"\n"
+        with pytest.raises(Unavailable, match="in use by another process"):
+            await SqliteStore.open(tmp_path)
+        client.communicate(b"\n")
+    store = await SqliteStore.open(tmp_path)
+    refused = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert "BlockingIOError" in refused.stderr
+    await store.close()
 
 
 async def test_two_folders_are_two_servers(tmp_path: Path) -> None:
@@ -95,6 +114,9 @@ async def test_wal_only_where_the_file_system_is_local(tmp_path: Path, monkeypat
     monkeypatch.undo()
     store = await SqliteStore.open(tmp_path)
     assert [o.metadata.name for o in (await store.list_objects("RolloutPool"))[0]] == ["one", "two"]
+    await store.close()
+    store = await SqliteStore.open(tmp_path, run=JobRun("server", 7))  # the next run may be on another node
+    assert store.journal == "TRUNCATE"
     await store.close()
     assert not list(tmp_path.glob(".probe*"))
 
