@@ -88,7 +88,8 @@ class FolderLock:
 
     def release(self) -> None:
         """The file stays: removing it would let two processes lock two files of one name."""
-        if self.held:
+        # A network file system may have taken the lock from a node it lost: then the name there is the next holder's.
+        if self.held and self._holder() == self._name():
             os.ftruncate(self._fd, 0)
         self.held = False
         os.close(self._fd)

@@ -206,6 +206,13 @@ async def test_a_lock_that_a_lost_node_keeps_is_gone_without_until_it_lets_go(
     await new.close()
 
 
+async def test_one_whose_lock_was_lost_leaves_the_name_of_the_next_holder(tmp_path: Path) -> None:
+    old = await SqliteStore.open(tmp_path, run=JobRun("server", 7))
+    (tmp_path / "lock").write_text("pid 1 on n2, run 8.0 of job server\n")
+    await old.close()
+    assert (tmp_path / "lock").read_text() == "pid 1 on n2, run 8.0 of job server\n"
+
+
 @pytest.mark.parametrize(
     ("holder", "newcomer"),
     [
