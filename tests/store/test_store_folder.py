@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,25 @@ def test_blobs_of_a_failed_batch_give_their_space_back(tmp_path: Path) -> None:
     packs.close()
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) == 9
     assert (read_blob(tmp_path, kept), read_blob(tmp_path, after)) == (b"kept", b"after")
+
+
+async def test_a_pack_that_cannot_be_closed_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close, failed = os.close, []
+
+    def fail(fd: int) -> None:
+        pack = os.readlink(f"/proc/self/fd/{fd}").endswith(".pack")
+        close(fd)
+        if pack:
+            failed.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(database, "PackWriter", partial(PackWriter, limit=1))  # each commit fills its pack
+    monkeypatch.setattr(os, "close", fail)
+    store = await SqliteStore.open(tmp_path)
+    refs = [await store.transact(lambda tx, data=data: tx.add_blob(data)) for data in (b"one", b"two")]
+    assert [await store.read_blob(ref) for ref in refs] == [b"one", b"two"]
+    assert len(failed) == 2
+    await store.close()
 
 
 @pytest.mark.parametrize("name", ["../rollyard.db", "/etc/passwd", "1-1.pack/../x", "1-1.pack\n", "", "1-1.packs"])
