@@ -52,6 +52,8 @@ async def start(request: Request, tell: Tell) -> Serving:
         live = await _live(place, driver)
         if live:
             tell(f"there is job {', '.join(job.id for job in live)} already; what it was submitted with stays as it is")
+            if await asyncio.to_thread(place.wanted) is None:  # a --stop was interrupted: nobody would succeed it
+                await asyncio.to_thread(place.want, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place.data)
             (id,) = await driver.submit(place.want(_script(place, request)))

@@ -184,6 +184,15 @@ async def test_a_successor_that_a_broken_node_ends_at_once_has_one_behind_it(yar
     assert second not in await yard.until_followed()
 
 
+async def test_a_start_after_a_stop_that_was_interrupted_is_followed_again(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    successors = await yard.until_followed()
+    yard.place.unwant()
+    yard.slurm.run("scancel", *successors)
+    assert await asyncio.to_thread(yard.serve) == first
+    assert not {*successors} & {*await yard.until_followed()}
+
+
 async def test_a_walltime_that_ends_is_met_by_a_clean_stop_and_a_successor(yard: JobYard) -> None:
     """Slurm's warning, sent by hand: with limits of whole minutes it would be waited for a minute and more."""
     first = await asyncio.to_thread(yard.serve)
