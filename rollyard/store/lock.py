@@ -73,14 +73,15 @@ class FolderLock:
             time.sleep(POLL_SECONDS)
         return True
 
+    def holder_run(self) -> JobRun | None:
+        """None where its holder is not known, or no run of a job."""
+        found = _HOLDER.search(self._holder())
+        return JobRun(found[3], int(found[1]), int(found[2])) if found else None
+
     def is_left_over(self) -> bool:
         """Whether its holder is an earlier run of our own job, which Slurm has ended."""
-        found = _HOLDER.search(self._holder())
-        return (
-            found is not None
-            and self._run is not None
-            and self._run.succeeds(JobRun(found[3], int(found[1]), int(found[2])))
-        )
+        holder = self.holder_run()
+        return holder is not None and self._run is not None and self._run.succeeds(holder)
 
     def refusal(self) -> Unavailable:
         holder = self._holder() or "another process"

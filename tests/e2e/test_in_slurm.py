@@ -20,6 +20,7 @@ from e2e_yard import ROOT, Yard, alive, end, kill, requests
 from rollyard.client.client import AsyncClient
 from rollyard.in_slurm.place import Place
 from rollyard.kinds.rollout import Status
+from rollyard.store.lock import FolderLock, JobRun
 
 ROLLOUTS = 16
 
@@ -228,6 +229,18 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
         assert yard.endpoint()["job"] == successor
         await yard.gather(client, await client.submit(requests(2, 0, prefix="after")))
     await asyncio.to_thread(yard.slurm.start_daemon, "slurmd-n1")
+
+
+async def test_a_folder_that_a_given_up_node_still_holds_is_served_by_a_new_job(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    await asyncio.to_thread(yard.serve, "--stop")
+    lock = FolderLock(yard.data, JobRun(yard.place.name, int(first["job"])))
+    assert lock.take_within(10)
+    try:
+        again = await asyncio.to_thread(yard.serve)
+        assert int(again["job"]) > int(first["job"])
+    finally:
+        lock.release()
 
 
 async def freeze(server: int) -> None:
