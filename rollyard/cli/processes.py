@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     default=30.0,
     help="how long a silent node agent keeps its rollouts",
 )
-@click.option(
-    "--in-slurm", is_flag=True, help="run it as a Slurm job that its successor follows; return when it serves"
-)
-@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its successor; allocations stay")
+@click.option("--in-slurm", is_flag=True, help="run it as a Slurm job that successors follow; return when it serves")
+@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its successors; allocations stay")
 @click.option("--wait", type=click.FloatRange(min=0), default=600.0, help="with --in-slurm: seconds until it serves")
 @click.option(
     "--setup", default="", help="with --in-slurm: shell lines before the server, such as `module load python`"

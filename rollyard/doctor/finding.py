@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -28,5 +29,5 @@ def findings(probes: Iterable[tuple[str, Probe]]) -> Iterator[Finding]:
         try:
             found = probe()
             yield from [found] if isinstance(found, Finding) else found
-        except (RollyardError, OSError) as error:
+        except (RollyardError, OSError, subprocess.TimeoutExpired) as error:
             yield Finding("FAIL", what, str(error))

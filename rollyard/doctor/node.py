@@ -23,14 +23,16 @@ from rollyard.advertise import advertised
 from rollyard.doctor import machine
 from rollyard.doctor.finding import Finding, findings
 from rollyard.doctor.shared import clocks
-from rollyard.errors import RollyardError, SlurmUnreachable
+from rollyard.errors import RollyardError, SlurmUnreachable, Unavailable
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import Driver, Job
-from rollyard.slurm.choose import choose_driver
+from rollyard.slurm.choose import slurm_driver, slurm_is_here
 from rollyard.slurm.script import JOB_PREFIX, batch_script
 
 LOOK_SECONDS = 0.5
 DIAL_SECONDS = 10.0
+LATE_SECONDS = 60.0
+"""After the job's end; NFS clients may believe what they know of a folder or a file for so long (acdirmax, acregmax)."""
 
 
 @dataclass(frozen=True)
@@ -51,45 +53,62 @@ def ask(question: Question) -> Iterator[Finding]:
         with _listener() as port:
             asked = {"host": advertised(question.advertise, "0.0.0.0"), "port": port, "scratch": str(question.scratch)}
             (folder / "asked.json").write_text(json.dumps(asked))
+            # It is there before it is looked for: an NFS client remembers that a file was missing, but asks at each open
+            # whether one has changed.
+            (folder / "report.json").touch()
             yield from asyncio.run(_ask(question, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _ask(question: Question, folder: Path) -> list[Finding]:
-    driver = await choose_driver("slurm", folder)
+    if not await slurm_is_here():
+        raise Unavailable(
+            "no Slurm is found from here: neither its commands with a configuration, nor ROLLYARD_SLURMRESTD"
+        )
     name = f"{JOB_PREFIX}doctor-{secrets.token_hex(4)}"
     command = [sys.executable, "-m", "rollyard.cli.main", "doctor", "--report", str(folder)]
     script = batch_script(
         question.template,
         name=name, comment=f"rollyard-doctor:{name}", log_path=str(folder / "log"), directory=str(folder), command=command,
     )  # fmt: skip
-    (id,) = await driver.submit(script)
+    driver, _ = await slurm_driver()
     try:
-        return await _answer(driver, id, folder, question.wait_seconds)
+        (id,) = await driver.submit(script)
+        try:
+            return await _answer(driver, id, folder, question.wait_seconds)
+        finally:
+            with contextlib.suppress(RollyardError):
+                await driver.cancel([id])
     finally:
-        with contextlib.suppress(RollyardError):
-            await driver.cancel([id])
         await driver.close()
 
 
 async def _answer(driver: Driver, id: str, folder: Path, seconds: float) -> list[Finding]:
-    report, deadline, job = folder / "report.json", time.monotonic() + seconds, None
+    deadline, job = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
-        if report.exists():
-            said = json.loads(report.read_text())
-            return [Finding(f["level"], f"{said['node']}: {f['what']}", f["detail"]) for f in said["findings"]]
-        with contextlib.suppress(SlurmUnreachable):
-            job = (await driver.snapshot()).jobs.get(id)
-        if job is not None and job.state.ended:
-            # Its last write may be seen later here than the job's end.
-            await asyncio.sleep(LOOK_SECONDS)
-            if not report.exists():
-                return [Finding("FAIL", "node", _silent(job, folder))]
+        if found := _read(folder / "report.json"):
+            return found
+        if job is None or not job.state.ended:
+            with contextlib.suppress(SlurmUnreachable):
+                job = (await driver.snapshot()).jobs.get(id)
+            if job is not None and job.state.ended:
+                deadline = time.monotonic() + LATE_SECONDS
         await asyncio.sleep(LOOK_SECONDS)
+    if job is not None and job.state.ended:
+        return [Finding("FAIL", "node", _silent(job, folder))]
     why = f"is {job.state.value} {job.reason}".rstrip() if job is not None else "is not in the queue"
     words = f"job {id} {why} after {seconds:g} s; ask again with a partition or account where it starts, or with more --wait"
     return [Finding("WARN", "node", words)]
+
+
+def _read(report: Path) -> list[Finding]:
+    """Empty until all of it is there."""
+    text = report.read_text()
+    if not text.endswith("\n"):
+        return []
+    said = json.loads(text)
+    return [Finding(f["level"], f"{said['node']}: {f['what']}", f["detail"]) for f in said["findings"]]
 
 
 def _silent(job: Job, folder: Path) -> str:
@@ -126,9 +145,7 @@ def report(folder: Path) -> None:
         *findings([("network", lambda: _dial(asked["host"], asked["port"]))]),
     ]
     said = {"node": socket.gethostname(), "findings": [asdict(found) for found in made]}
-    part = folder / "report.part"
-    part.write_text(json.dumps(said))
-    part.rename(folder / "report.json")
+    (folder / "report.json").write_text(json.dumps(said) + "\n")
 
 
 def _dial(host: str, port: int) -> Iterator[Finding]:

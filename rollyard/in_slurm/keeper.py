@@ -1,4 +1,7 @@
-"""Keeps one successor queued behind the server's job: it starts when this one ends, for whatever reason."""
+"""Keeps successors queued behind the server's job: the first starts when this one ends, for whatever reason.
+
+Two, since a successor that lands on a node that is broken ends at once and queues nobody; Slurm starts them in order.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rollyard.slurm.base import Driver, JobState, Snapshot
 
 log = logging.getLogger(__name__)
 
+SUCCESSORS = 2
 LOOK_SECONDS = 1.0
 REFUSED_SECONDS = 60.0
 
@@ -30,23 +34,27 @@ class SuccessorKeeper:
             try:
                 await self.look()
             except SlurmUnreachable as error:
-                log.warning("no successor is queued yet: %s", error)
+                log.warning("not all of the %d successors are queued yet: %s", SUCCESSORS, error)
             except SubmitRefused as error:
-                log.error("no successor can be queued, so this server ends with its job: %s", error)
+                log.error(
+                    "not all of the %d successors can be queued; with none this server ends with its job: %s",
+                    SUCCESSORS, error,
+                )  # fmt: skip
                 pause = REFUSED_SECONDS
             await asyncio.sleep(pause)
 
     async def look(self) -> None:
-        """Submit where none waits. Raises SlurmUnreachable, SubmitRefused."""
+        """Submit as many as are missing. Raises SlurmUnreachable, SubmitRefused."""
         snapshot = self._latest()
         # A look-up that began before the last submit, or a submit whose answer was lost, decides nothing.
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
-        if any(job.state is JobState.PENDING for job in self._place.live(snapshot)):
-            return
-        script = await asyncio.to_thread(self._place.wanted)
-        if script is not None:
+        waiting = sum(job.state is JobState.PENDING for job in self._place.live(snapshot))
+        for _ in range(SUCCESSORS - waiting):
+            script = await asyncio.to_thread(self._place.wanted)
+            if script is None:
+                return
             self._asked_at = self._clock.time()
             ids = await self._driver.submit(script)
             self._asked_at = self._clock.time()
-            log.info("job %s waits to take over from this one", ids[0])
+            log.info("job %s waits to take over", ids[0])

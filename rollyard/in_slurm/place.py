@@ -1,6 +1,6 @@
 """`DIR/server-job` in the data folder: what the server's jobs are called, the script they come from, their log.
 
-The script is the wish: while it is there a server shall run, and the one that runs keeps a successor queued. Taking it
+The script is the wish: while it is there a server shall run, and the one that runs keeps successors queued. Taking it
 away is how the server is stopped for good.
 """
 

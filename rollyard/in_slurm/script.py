@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollyard.errors import BadRequest
+from rollyard.kinds import directives
 from rollyard.slurm.script import directive
 
 WARNING_SECONDS = 120
 """Before the walltime ends; Slurm may warn up to half a minute early, and kills up to half a minute late."""
-OURS = {"array", "chdir", "comment", "dependency", "error", "job-name", "no-requeue", "nodes", "ntasks", "open-mode",
-        "output", "requeue", "signal", "wrap"}  # fmt: skip
-_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+OURS = directives.OURS | {"nodes", "signal"}
+"""What else has a field in a pool's template is the person's to set here."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,11 @@ class JobOptions:
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
     """Raises BadRequest for an option that is ours to set, Invalid for a value that does not stand on one line."""
     for option in options.directives:
-        _check(option)
-    directives = {
+        try:
+            directives.check_option(option, OURS)
+        except ValueError as error:
+            raise BadRequest(f"--sbatch {error}") from None
+    asked = {
         **options.directives,
         "job-name": name,
         "comment": comment,
@@ -45,15 +47,8 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
         "no-requeue": "",
         "signal": f"B:USR1@{WARNING_SECONDS}",
     }
-    lines = ["#!/bin/bash", *(directive(option, value) for option, value in directives.items())]
+    lines = ["#!/bin/bash", *(directive(option, value) for option, value in asked.items())]
     lines.append(":  # sbatch looks for directives up to the first command: none in the lines below may replace ours")
     if options.setup.strip():
         lines.append(options.setup.strip("\n"))
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
-
-
-def _check(option: str) -> None:
-    if not _OPTION.fullmatch(option):
-        raise BadRequest(f"{option!r} is no option of sbatch; write a long one without dashes, such as licenses=x:1")
-    if option in OURS:
-        raise BadRequest(f"--{option} of the server's job is set by rollyard itself; leave it out")

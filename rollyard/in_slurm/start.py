@@ -52,8 +52,10 @@ async def start(request: Request, tell: Tell) -> Serving:
         live = await _live(place, driver)
         if live:
             tell(f"there is job {', '.join(job.id for job in live)} already; what it was submitted with stays as it is")
+            if await asyncio.to_thread(place.wanted) is None:  # a --stop was interrupted: nobody would succeed it
+                await asyncio.to_thread(place.want, _script(place, request))
         else:
-            await asyncio.to_thread(_check_free, place.data)
+            await asyncio.to_thread(_check_free, place)
             (id,) = await driver.submit(place.want(_script(place, request)))
             tell(f"submitted job {id}; its log is {place.log}")
         async with asyncio.timeout(request.wait_seconds):
@@ -106,11 +108,14 @@ def _script(place: Place, request: Request) -> str:
     return server_script(request.options, name=place.name, comment=place.comment, log=str(place.log), command=command)
 
 
-def _check_free(data: Path) -> None:
-    """Raises Unavailable when a server that is none of our jobs has the folder."""
-    lock = FolderLock(data)
+def _check_free(place: Place) -> None:
+    """Raises Unavailable when a server that is none of our jobs has the folder.
+
+    One of our jobs on a node that was given up may have it: Slurm has just said that none lives, so the next takes it over.
+    """
+    lock = FolderLock(place.data)
     try:
-        if not lock.take():
+        if not lock.take() and ((holder := lock.holder_run()) is None or holder.name != place.name):
             raise lock.refusal()
     finally:
         lock.release()

@@ -21,7 +21,10 @@ OURS = {
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
 }  # fmt: skip
-"""Options that say what a job is, where it is and how it is found again: set by us, or never."""
+"""Options that say what a job is, where it is and how it is found again: set by us, or never.
+
+Those of an allocation; of the server's job there are two more.
+"""
 FIELDS = {
     "partition": "partition",
     "account": "account",
@@ -59,15 +62,20 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Raises ValueError for an option that is none, that we set, or that has a field; and for a value of several lines."""
     for option, value in options.items():
-        if not OPTION.fullmatch(option):
-            raise ValueError(f"{option!r} is no option of sbatch; write a long option without dashes, such as begin")
-        if meant := _meant(option, OURS):
-            raise ValueError(f"{option}: {meant} is set by rollyard itself; leave it out")
+        check_option(option, OURS)
         if meant := _meant(option, FIELDS):
             raise ValueError(f"{option}: write the field `{FIELDS[meant]}` of the allocation instead")
         if CONTROL.search(value):
             raise ValueError(f"{option}: write it on one line, without control characters")
     return dict(options)
+
+
+def check_option(option: str, ours: Iterable[str]) -> None:
+    """Raises ValueError for an option that is none, or that is one of ours."""
+    if not OPTION.fullmatch(option):
+        raise ValueError(f"{option!r} is no option of sbatch; write a long option without dashes, such as begin")
+    if meant := _meant(option, ours):
+        raise ValueError(f"{option}: {meant} is set by rollyard itself; leave it out")
 
 
 def _meant(option: str, known: Iterable[str]) -> str | None:

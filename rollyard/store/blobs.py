@@ -6,6 +6,7 @@ names, which are harmless. A pack belongs to one opening of the store, so nothin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -80,15 +81,13 @@ class PackWriter:
     def _next_pack(self, cut_at: int | None = None) -> None:
         if self._fd is None:
             return
-        try:
+        fd, self._fd, self._kept = self._fd, None, 0  # first of all: whatever close says, the descriptor is gone
+        self._number += 1
+        with contextlib.suppress(OSError):  # what rows name is on disk since `sync`, and other bytes are harmless
             if cut_at is not None:
-                os.ftruncate(self._fd, cut_at)
-        except OSError:
-            pass  # bytes that no row names are harmless
-        finally:
-            os.close(self._fd)
-            self._fd, self._kept = None, 0
-            self._number += 1
+                os.ftruncate(fd, cut_at)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
     def close(self) -> None:
         self._next_pack()

@@ -55,7 +55,7 @@ def open_database(folder: Path, run: JobRun | None = None) -> Database:
             lock = FolderLock(folder, run)
             undo.callback(lock.release)
             _take(lock, folder)
-            journal = choose_journal(folder)
+            journal = choose_journal(folder, moves=run is not None)
             database = _open(undo, folder / "rollyard.db", blobs, lock, journal)
         except OSError as error:
             raise Unavailable(f"{error.filename or folder} cannot be used: {error.strerror}") from None

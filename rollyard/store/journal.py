@@ -1,7 +1,8 @@
 """Which journal mode the folder's file system can bear, found out by writing there.
 
 WAL is the fastest, but its shared memory does not reach across nodes: on a network file system it corrupts the database
-(sqlite.org/wal.html). It is chosen only where the file system is known to be local and two connections really work.
+(sqlite.org/wal.html). It is chosen only where the file system is known to be local, its server stays on one machine, and two
+connections really work.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ LOCAL = frozenset(
 """File systems of one machine. Whatever is not named here may be shared between nodes (nfs, lustre, gpfs, beegfs, fuse.*)."""
 
 
-def choose_journal(folder: Path) -> Journal:
-    """Probe the folder with real writes. Raises Unavailable when it cannot be written or bears no SQLite database."""
+def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
+    """Probe the folder with real writes. Raises Unavailable when it cannot be written or bears no SQLite database.
+
+    `moves`: the next server may be on another node, to which what is local here is a network file system.
+    """
     _probe_write(folder)
-    local = file_system_of(folder) in LOCAL
-    modes: tuple[Journal, ...] = ("WAL", "TRUNCATE", "DELETE") if local else ("TRUNCATE", "DELETE")
+    alone = not moves and file_system_of(folder) in LOCAL
+    modes: tuple[Journal, ...] = ("WAL", "TRUNCATE", "DELETE") if alone else ("TRUNCATE", "DELETE")
     reason = ""
     for mode in modes:
         try:

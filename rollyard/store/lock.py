@@ -6,17 +6,22 @@ without the lock where Slurm has ended its holder and the holder's node, cut off
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import socket
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.errors import Unavailable
+from rollyard.store.journal import file_system_of
 
 POLL_SECONDS = 0.1
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""struct flock of a 64-bit Linux."""
 _HOLDER = re.compile(r", run (\d+)\.(\d+) of job (\S+)$")
 
 
@@ -39,6 +44,8 @@ class FolderLock:
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
         self.held = False
+        # The kernel does not tell a FUSE file system that a killed holder's byte-range lock is gone (fuse_setlk).
+        self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self) -> bool:
@@ -46,9 +53,7 @@ class FolderLock:
         if self.held:
             return True
         try:
-            # flock, not lockf: a POSIX lock does not exclude its own process and is dropped when any descriptor of the
-            # file is closed. On NFS the kernel turns flock into a byte-range lock, so other nodes are kept out as well.
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except BlockingIOError:
             return False
         except OSError as error:
@@ -68,14 +73,15 @@ class FolderLock:
             time.sleep(POLL_SECONDS)
         return True
 
+    def holder_run(self) -> JobRun | None:
+        """None where its holder is not known, or no run of a job."""
+        found = _HOLDER.search(self._holder())
+        return JobRun(found[3], int(found[1]), int(found[2])) if found else None
+
     def is_left_over(self) -> bool:
         """Whether its holder is an earlier run of our own job, which Slurm has ended."""
-        found = _HOLDER.search(self._holder())
-        return (
-            found is not None
-            and self._run is not None
-            and self._run.succeeds(JobRun(found[3], int(found[1]), int(found[2])))
-        )
+        holder = self.holder_run()
+        return holder is not None and self._run is not None and self._run.succeeds(holder)
 
     def refusal(self) -> Unavailable:
         holder = self._holder() or "another process"
@@ -83,10 +89,24 @@ class FolderLock:
 
     def release(self) -> None:
         """The file stays: removing it would let two processes lock two files of one name."""
-        if self.held:
+        # A network file system may have taken the lock from a node it lost: then the name there is the next holder's.
+        if self.held and self._holder() == self._name():
             os.ftruncate(self._fd, 0)
         self.held = False
         os.close(self._fd)
+
+    def _lock(self) -> None:
+        # A byte-range lock of the open file. Not lockf: that does not exclude its own process, and is dropped when any
+        # descriptor of the file is closed. Nor flock: on the machine whose disk it is, that does not see the byte-range
+        # locks that the kernel's NFS server holds for its clients.
+        if not self._by_fuse:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _holder(self) -> str:
         return os.pread(self._fd, 300, 0).decode(errors="replace").strip()

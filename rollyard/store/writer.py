@@ -106,11 +106,12 @@ class Writer:
                 self._apply(request)
             unit.packs.sync()
             unit.db.execute("COMMIT")
-            unit.packs.keep()
         except Superseded as error:
             self._abandon(batch, error)
         except (sqlite3.Error, OSError) as error:
             self._abandon(batch, Unavailable(f"nothing was stored: {error}", retry_after=5))
+        else:
+            unit.packs.keep()
 
     def _apply(self, request: _Request) -> None:
         unit = self._unit

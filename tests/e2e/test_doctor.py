@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, NewCluster
 
+from rollyard.doctor import node
 from rollyard.doctor.cluster import cluster as look_at_cluster
 from rollyard.doctor.cluster import judge
+from rollyard.doctor.finding import Finding, findings
+from rollyard.doctor.node import Question, ask
 from rollyard.doctor.shared import clocks
+from rollyard.kinds.allocation import AllocationTemplate
 
 
 def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict[str, str]]:
@@ -74,10 +81,51 @@ def test_it_names_slurmrestd_where_there_are_no_commands(
     (found,) = look_at_cluster()
     assert (found.level, found.what) == ("OK", "cluster")
     assert " by the driver slurmrestd; partitions low, main are up" in found.detail
+    answers = [f for f in ask(question(tmp_path)) if f.what.endswith(": network")]
+    assert [f.level for f in answers] == ["OK"]
     cluster.stop_daemon("slurmrestd")
     (found,) = look_at_cluster()
     assert found.level == "FAIL"
     assert cluster.env["SLURMRESTD_SOCKET"] in found.detail
+
+
+def question(data: Path) -> Question:
+    return Question(data, data, AllocationTemplate(time_limit="00:05:00"), advertise=None, wait_seconds=60)
+
+
+def test_a_job_that_ends_at_once_is_waited_for_until_its_report_must_be_seen(
+    new_cluster: NewCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = new_cluster(nodes=1)
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+
+    def report_late() -> None:
+        cluster.wait_for(lambda: "COMPLETED" in cluster.run("squeue", "-h", "-t", "all", "-o", "%T"))
+        (report,) = tmp_path.glob("doctor-*/report.json")
+        time.sleep(1.0)  # as a network file system may show it
+        report.write_text('{"node": "n1", "findings": [{"level": "OK", "what": "network", "detail": "fine"}]}\n')
+
+    late = threading.Thread(target=report_late)
+    late.start()
+    assert list(ask(question(tmp_path))) == [Finding("OK", "n1: network", "fine")]
+    late.join()
+
+    monkeypatch.setattr(node, "LATE_SECONDS", 0.5)
+    (silent,) = ask(question(tmp_path))
+    assert silent.level == "FAIL"
+    assert "ended COMPLETED without a report" in silent.detail
+
+
+def test_a_probe_that_hangs_is_a_failure_of_what_it_asks_about() -> None:
+    def hang() -> Finding:
+        subprocess.run(["sleep", "60"], timeout=0.1, check=False)
+        raise AssertionError
+
+    (found,) = findings([("user namespaces", hang)])
+    assert (found.level, found.what) == ("FAIL", "user namespaces")
+    assert "timed out after" in found.detail
 
 
 @pytest.mark.parametrize(

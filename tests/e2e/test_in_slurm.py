@@ -20,6 +20,7 @@ from e2e_yard import ROOT, Yard, alive, end, kill, requests
 from rollyard.client.client import AsyncClient
 from rollyard.in_slurm.place import Place
 from rollyard.kinds.rollout import Status
+from rollyard.store.lock import FolderLock, JobRun
 
 ROLLOUTS = 16
 
@@ -70,14 +71,15 @@ class JobYard(Yard):
         found: dict[str, Any] = await self.until(moved, seconds)
         return found
 
-    async def until_followed(self) -> str:
-        """The id of the job that waits behind the one that runs."""
+    async def until_followed(self) -> tuple[str, str]:
+        """The ids of the jobs that wait behind the one that runs, the next one first."""
 
-        async def queued() -> list[str]:
-            return await asyncio.to_thread(self.server_jobs, "PENDING")
+        async def queued() -> list[str] | None:
+            waiting = await asyncio.to_thread(self.server_jobs, "PENDING")
+            return waiting if len(waiting) >= 2 else None
 
-        (waiting,) = await self.until(queued)
-        return str(waiting)
+        first, second = await self.until(queued)
+        return first, second
 
     async def clean_up(self) -> None:
         if self.data.exists():
@@ -122,13 +124,13 @@ async def test_one_job_serves_and_the_command_finds_it_again_and_stops_it(yard: 
     assert again == first
     assert first["event"] == "serving"
     assert first["kubeconfig"] == str(yard.data / "admin.kubeconfig")
-    successor = await yard.until_followed()
+    successors = await yard.until_followed()
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 0}, demo={"replicas": 1})
         await yard.until(lambda: running(yard))
         stopped = await asyncio.to_thread(yard.serve, "--stop")
         assert stopped == {"event": "stopped", "jobs": stopped["jobs"]}
-        assert set(stopped["jobs"]) == {first["job"], successor}
+        assert set(stopped["jobs"]) == {first["job"], *successors}
         assert yard.server_jobs("PENDING", "RUNNING") == []
         (kept,) = await yard.jobs()
         assert kept.state == "RUNNING", "the allocation outlives the server"
@@ -161,7 +163,7 @@ async def test_a_server_that_moves_to_another_node_under_load_loses_nothing(yard
     async with yard.client() as client:
         ids = await begin(yard, client)
         allocations = await jobs(yard, client)
-        successor = await yard.until_followed()
+        successor, _ = await yard.until_followed()
         yard.slurm.run("scontrol", "update", "NodeName=n1", "State=drain", "Reason=test")
         yard.slurm.run("scancel", first["job"])
         moved = await yard.until_served_by(successor)
@@ -169,13 +171,33 @@ async def test_a_server_that_moves_to_another_node_under_load_loses_nothing(yard
         await all_is_well(yard, client, ids, allocations)
         node = yard.slurm.run("squeue", "-h", "-j", successor, "-o", "%N")
         assert node != "n1"
-        assert await yard.until_followed() not in (first["job"], successor)
+        assert not {first["job"], successor} & {*await yard.until_followed()}
+
+
+async def test_a_successor_that_a_broken_node_ends_at_once_has_one_behind_it(yard: JobYard) -> None:
+    runs = yard.folder / "runs"
+    broken = f"echo >> {runs}; [ $(wc -l < {runs}) -ne 2 ] || exit 1"
+    first = await asyncio.to_thread(yard.serve, f"--setup={broken}")
+    next, second = await yard.until_followed()
+    yard.slurm.run("scancel", first["job"])
+    await yard.until_served_by(second)
+    assert yard.slurm.state(next) == "FAILED"
+    assert second not in await yard.until_followed()
+
+
+async def test_a_start_after_a_stop_that_was_interrupted_is_followed_again(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    successors = await yard.until_followed()
+    yard.place.unwant()
+    yard.slurm.run("scancel", *successors)
+    assert await asyncio.to_thread(yard.serve) == first
+    assert not {*successors} & {*await yard.until_followed()}
 
 
 async def test_a_walltime_that_ends_is_met_by_a_clean_stop_and_a_successor(yard: JobYard) -> None:
     """Slurm's warning, sent by hand: with limits of whole minutes it would be waited for a minute and more."""
     first = await asyncio.to_thread(yard.serve)
-    successor = await yard.until_followed()
+    successor, _ = await yard.until_followed()
     yard.slurm.run("scancel", "--batch", "--signal=USR1", first["job"])
     await yard.until_served_by(successor)
     assert yard.slurm.state(first["job"]) == "COMPLETED"
@@ -187,9 +209,9 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
     async with yard.client() as client:
         ids = await begin(yard, client)
         allocations = await jobs(yard, client)
-        successor = await yard.until_followed()
+        successor, _ = await yard.until_followed()
         old = yard.server_pid()
-        os.kill(old, signal.SIGSTOP)
+        await freeze(old)
         try:
             await asyncio.to_thread(yard.slurm.stop_daemon, "slurmd-n1")
             await yard.until_served_by(successor, seconds=90)
@@ -207,6 +229,29 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
         assert yard.endpoint()["job"] == successor
         await yard.gather(client, await client.submit(requests(2, 0, prefix="after")))
     await asyncio.to_thread(yard.slurm.start_daemon, "slurmd-n1")
+
+
+async def test_a_folder_that_a_given_up_node_still_holds_is_served_by_a_new_job(yard: JobYard) -> None:
+    first = await asyncio.to_thread(yard.serve)
+    await asyncio.to_thread(yard.serve, "--stop")
+    lock = FolderLock(yard.data, JobRun(yard.place.name, int(first["job"])))
+    assert lock.take_within(10)
+    try:
+        again = await asyncio.to_thread(yard.serve)
+        assert int(again["job"]) > int(first["job"])
+    finally:
+        lock.release()
+
+
+async def freeze(server: int) -> None:
+    """Not amid a commit, whose locks would keep everybody out: those of a lost node, its file server takes away."""
+    while True:
+        os.kill(server, signal.SIGSTOP)
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        if not any(words[1] == "POSIX" and str(server) in words for words in locks):
+            return
+        os.kill(server, signal.SIGCONT)
+        await asyncio.sleep(0.01)
 
 
 async def test_a_folder_that_is_served_from_a_shell_gets_no_job(yard: JobYard) -> None:

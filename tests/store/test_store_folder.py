@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,23 @@ async def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
     second = await SqliteStore.open(tmp_path)
     assert (second.epoch, second.server_id) == (first.epoch + 1, first.server_id)
     await second.close()
+
+
+async def test_a_client_of_the_nfs_server_here_keeps_us_out(tmp_path: Path) -> None:
+    """The kernel's NFS server holds a client's lock as lockf would."""
+    await (await SqliteStore.open(tmp_path)).close()
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB); print(); input()"
+    command = [sys.executable, "-c", hold, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"\n"
+        with pytest.raises(Unavailable, match="in use by another process"):
+            await SqliteStore.open(tmp_path)
+        client.communicate(b"\n")
+    store = await SqliteStore.open(tmp_path)
+    refused = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert "BlockingIOError" in refused.stderr
+    await store.close()
 
 
 async def test_two_folders_are_two_servers(tmp_path: Path) -> None:
@@ -96,6 +117,9 @@ async def test_wal_only_where_the_file_system_is_local(tmp_path: Path, monkeypat
     store = await SqliteStore.open(tmp_path)
     assert [o.metadata.name for o in (await store.list_objects("RolloutPool"))[0]] == ["one", "two"]
     await store.close()
+    store = await SqliteStore.open(tmp_path, run=JobRun("server", 7))  # the next run may be on another node
+    assert store.journal == "TRUNCATE"
+    await store.close()
     assert not list(tmp_path.glob(".probe*"))
 
 
@@ -143,6 +167,25 @@ def test_blobs_of_a_failed_batch_give_their_space_back(tmp_path: Path) -> None:
     assert (read_blob(tmp_path, kept), read_blob(tmp_path, after)) == (b"kept", b"after")
 
 
+async def test_a_pack_that_cannot_be_closed_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close, failed = os.close, []
+
+    def fail(fd: int) -> None:
+        pack = os.readlink(f"/proc/self/fd/{fd}").endswith(".pack")
+        close(fd)
+        if pack:
+            failed.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(database, "PackWriter", partial(PackWriter, limit=1))  # each commit fills its pack
+    monkeypatch.setattr(os, "close", fail)
+    store = await SqliteStore.open(tmp_path)
+    refs = [await store.transact(lambda tx, data=data: tx.add_blob(data)) for data in (b"one", b"two")]
+    assert [await store.read_blob(ref) for ref in refs] == [b"one", b"two"]
+    assert len(failed) == 2
+    await store.close()
+
+
 @pytest.mark.parametrize("name", ["../rollyard.db", "/etc/passwd", "1-1.pack/../x", "1-1.pack\n", "", "1-1.packs"])
 def test_a_reference_reaches_no_other_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(Unavailable, match="is no pack"):
@@ -182,6 +225,13 @@ async def test_a_lock_that_a_lost_node_keeps_is_gone_without_until_it_lets_go(
     with pytest.raises(Unavailable, match=r"in use by pid .*, run 7\.1 of job server; stop that server first"):
         await SqliteStore.open(tmp_path)
     await new.close()
+
+
+async def test_one_whose_lock_was_lost_leaves_the_name_of_the_next_holder(tmp_path: Path) -> None:
+    old = await SqliteStore.open(tmp_path, run=JobRun("server", 7))
+    (tmp_path / "lock").write_text("pid 1 on n2, run 8.0 of job server\n")
+    await old.close()
+    assert (tmp_path / "lock").read_text() == "pid 1 on n2, run 8.0 of job server\n"
 
 
 @pytest.mark.parametrize(

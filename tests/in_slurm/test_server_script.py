@@ -1,0 +1,27 @@
+"""The batch script of the server's own job: which options of sbatch a person may add to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollyard.errors import BadRequest
+from rollyard.in_slurm.script import JobOptions, server_script
+
+
+def script(**directives: str) -> str:
+    options = JobOptions({name.replace("_", "-"): value for name, value in directives.items()})
+    return server_script(options, name="rollyard-serve-1", comment="c", log="/data/log", command=["serve"])
+
+
+@pytest.mark.parametrize(
+    "option", ["arra", "clusters", "cluster", "wait", "test-only", "chdir", "nodes", "node", "sig", "signal", "depend"]
+)
+def test_what_would_make_another_job_of_it_is_refused_also_cut_short(option: str) -> None:
+    with pytest.raises(BadRequest, match=f"--sbatch {option}: .* is set by rollyard itself"):
+        script(**{option: "x"})
+
+
+def test_where_it_runs_and_what_it_gets_is_the_persons_to_say() -> None:
+    lines = script(partition="long", nodelist="n1", gres="shard:1", wait_all_nodes="1", hold="").splitlines()
+    for line in ("partition=long", "nodelist=n1", "gres=shard:1", "wait-all-nodes=1", "hold", "nodes=1"):
+        assert f"#SBATCH --{line}" in lines
