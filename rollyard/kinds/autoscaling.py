@@ -108,7 +108,7 @@ class GpuSpell(Observed):
     gpus: int
     start: datetime
     end: datetime | None = None
-    """Left out while it runs."""
+    """When it ended or, as long as that is not known, when its walltime ends; left out where it has no end."""
 
     def seconds(self, now: float) -> float:
         """GPU-seconds up to `now` (Unix seconds)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,6 +26,10 @@ from rollyard.store.base import Store
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
+ACCOUNTING_SECONDS = 10.0
+"""Until accounting that did not answer is asked again."""
+SILENCE_SECONDS = 180.0
+"""After so much of it, an end is concluded without accounting."""
 
 
 class AllocationReconciler:
@@ -58,6 +61,8 @@ class AllocationReconciler:
         """Told the uid of an allocation whose job has ended: its leases are taken back, and a copy that lives on is fenced."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
+        self._unanswered: dict[str, float] = {}
+        """uid -> since when accounting does not answer how its job ended (Unix seconds)."""
 
     async def reconcile(self, key: ObjectKey) -> Done | Again:
         try:
@@ -84,6 +89,8 @@ class AllocationReconciler:
         allocation = await self._observe(allocation, plan)
         if allocation.status.ended and not plan.cancel:
             return Again(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
+        if plan.gone:
+            return Again(ACCOUNTING_SECONDS)
         if allocation.spec.drain:
             await self._drain(allocation)
         undecided = plan.wait or plan.cancel or allocation.spec.drain or allocation.metadata.deletion_timestamp
@@ -119,12 +126,16 @@ class AllocationReconciler:
             return 0
         seen = status.job_id in snapshot.jobs if status.job_id is not None else bool(snapshot.by_owner(owner))
         if seen:
-            self._missed.pop(uid, None)
+            self._found(uid)
             return 0
         number, count = self._missed.get(uid, (0, 0))
         if number != self._feed.count:
             self._missed[uid] = (self._feed.count, count + 1)
         return self._missed[uid][1]
+
+    def _found(self, uid: str) -> None:
+        self._missed.pop(uid, None)
+        self._unanswered.pop(uid, None)
 
     async def _cancel(self, ids: tuple[str, ...]) -> None:
         await self._driver.cancel(ids)
@@ -152,7 +163,7 @@ class AllocationReconciler:
         if plan.adopt is not None:
             update = _from_job(plan.adopt)
         elif plan.gone:
-            update = await self._forgotten(before)
+            update = await self._forgotten(allocation)
         status = before.model_copy(update=update)
         over = status.ended
         if over:
@@ -170,24 +181,34 @@ class AllocationReconciler:
             allocation = await self._write(allocation, dict(final))
             await self._tell(allocation, before)
         if over:
-            self._agents.forget(uid)
-            self._endpoints.forget(uid)
-            self._missed.pop(uid, None)
-            self._submitter.forget(uid)
+            self._forget(uid)
             await self._lost(uid)
         elif allocation.status.job_state == "RUNNING" and allocation.status.end_time is not None:
             self._agents.ends(uid, allocation.status.end_time.timestamp())
         return allocation
 
-    async def _forgotten(self, status: AllocationStatus) -> dict[str, Any]:
-        """Slurm's memory has lost the job; accounting may know how it ended."""
+    async def _forgotten(self, allocation: Allocation) -> dict[str, Any]:
+        """Slurm's memory has lost the job; accounting may know how it ended. No answer is no end, for a while."""
+        status, uid, now = allocation.status, allocation.metadata.uid, self._clock.time()
         assert status.job_id is not None
-        job = None
-        with contextlib.suppress(SlurmUnreachable):
+        try:
             job = (await self._driver.accounting([status.job_id])).get(status.job_id)
+        except SlurmUnreachable as error:
+            if now - self._unanswered.setdefault(uid, now) < SILENCE_SECONDS:
+                return {}
+            why = f"how job {status.job_id} ended is not known: accounting has not answered for {SILENCE_SECONDS:g} s"
+            await self._recorder.say(allocation, "AccountingSilent", f"{why}: {error}", "Warning")
+            job = None
         if job is not None and job.state.ended:
             return _from_job(job)
-        return {"job_state": GONE, "end_time": as_datetime(self._clock.time())}
+        end = min(now, status.end_time.timestamp()) if status.end_time is not None else now
+        return {"job_state": GONE, "end_time": as_datetime(end)}
+
+    def _forget(self, uid: str) -> None:
+        self._agents.forget(uid)
+        self._endpoints.forget(uid)
+        self._submitter.forget(uid)
+        self._found(uid)
 
     def _ready(self, uid: str) -> bool:
         endpoint = self._endpoints.of_allocation(uid)
@@ -233,10 +254,7 @@ class AllocationReconciler:
     async def _remove(self, allocation: Allocation) -> None:
         crash_point("before-allocation-removal")
         await asyncio.to_thread(self._workspace.remove, allocation)
-        self._agents.forget(allocation.metadata.uid)
-        self._endpoints.forget(allocation.metadata.uid)
-        self._missed.pop(allocation.metadata.uid, None)
-        self._submitter.forget(allocation.metadata.uid)
+        self._forget(allocation.metadata.uid)
         kept = [f for f in allocation.metadata.finalizers if f != FINALIZER]
         meta = allocation.metadata.model_copy(update={"finalizers": kept})
         await self._store.update(allocation.model_copy(update={"metadata": meta}), "spec")

@@ -59,9 +59,7 @@ def _spell(allocation: Allocation, known: GpuSpell | None) -> GpuSpell | None:
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, "PENDING") or status.start_time is None or not status.node:
         return known
-    return GpuSpell(
-        gpus=template.nodes * template.gpus, start=status.start_time, end=status.end_time if status.ended else None
-    )
+    return GpuSpell(gpus=template.nodes * template.gpus, start=status.start_time, end=status.end_time)
 
 
 def shown_hours(ledger: GpuLedger, now: float) -> float:

@@ -12,7 +12,12 @@ from rollyard.store.sqlite import SqliteStore
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """Started, looking more often than a server would; ended with all its jobs."""
-    for name in ("snapshots.INTERVAL_SECONDS", "allocation.WAIT_SECONDS", "orphans.SWEEP_SECONDS"):
+    for name in (
+        "snapshots.INTERVAL_SECONDS",
+        "allocation.WAIT_SECONDS",
+        "allocation.ACCOUNTING_SECONDS",
+        "orphans.SWEEP_SECONDS",
+    ):
         monkeypatch.setattr(f"rollyard.reconcilers.{name}", 0.2)
     store = await SqliteStore.open(tmp_path / "data")
     site = Site(tmp_path / "data", store)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 
+import pytest
 from reconciler_site import Site
 
+from rollyard.kinds.allocation import Allocation
+from rollyard.slurm.base import Job, JobState
 from rollyard.slurm.local import LocalDriver
 
 
@@ -40,10 +45,8 @@ async def test_while_slurm_cannot_be_read_nothing_is_made_or_ended(site: Site) -
     await site.until(back)
 
 
-async def test_a_job_that_was_forgotten_while_slurm_was_away_is_missed_at_once(site: Site) -> None:
-    await site.apply(replicas=2)
-    first, second = await site.running(2)
-    assert first.status.job_id is not None
+async def forget(site: Site, allocation: Allocation, **status: datetime) -> Job:
+    """Its job as it was, ended and purged while Slurm cannot be read; `status` is what was last seen of it."""
     site.line.down = True
 
     async def away() -> bool:
@@ -51,9 +54,22 @@ async def test_a_job_that_was_forgotten_while_slurm_was_away_is_missed_at_once(s
         return reachable is not None and reachable.status == "False"
 
     await site.until(away)
-    await site.end(first.status.job_id)
+    assert allocation.status.job_id is not None
+    job = (await site.line.driver.snapshot()).jobs[allocation.status.job_id]
+    await site.end(job.id)
+    known = await site.store.get(allocation.key)
+    assert isinstance(known, Allocation)
+    await site.store.update(known.model_copy(update={"status": known.status.model_copy(update=status)}), "status")
     site.line.driver = LocalDriver(site.folder / "slurm", kill_wait=1.0, min_job_age=0.0)
     site.line.down = False
+    return job
+
+
+async def test_a_job_that_was_forgotten_while_slurm_was_away_is_missed_at_once(site: Site) -> None:
+    await site.apply(replicas=2)
+    first, second = await site.running(2)
+    assert first.status.job_id is not None
+    await forget(site, first)
 
     async def replaced() -> bool:
         states = {a.spec.index: a.status.job_state for a in await site.allocations()}
@@ -61,6 +77,48 @@ async def test_a_job_that_was_forgotten_while_slurm_was_away_is_missed_at_once(s
 
     await site.until(replaced)
     assert second.status.job_id in {j.id for j in await site.live()}
+
+
+async def test_an_end_is_not_concluded_while_accounting_does_not_answer(site: Site) -> None:
+    await site.apply(replicas=2)
+    first, _ = await site.running(2)
+    site.line.accounts = None
+    job = await forget(site, first)
+
+    async def asked() -> bool:
+        return site.line.asked > 2
+
+    await site.until(asked)
+    assert [a.status.job_state for a in await site.allocations()] == ["RUNNING", "RUNNING"], "the last that was known"
+    ended = int(job.start_time or 0) + 5
+    site.line.accounts = {job.id: replace(job, state=JobState.COMPLETED, end_time=float(ended))}
+
+    async def told() -> bool:
+        found = (await site.allocations())[0].status
+        return (found.job_state, found.end_time) == ("COMPLETED", datetime.fromtimestamp(ended, UTC))
+
+    await site.until(told)
+    await site.running(2, newest=2)
+
+
+async def test_an_end_that_accounting_never_tells_is_concluded_and_no_later_than_its_walltime(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.reconcilers.allocation.SILENCE_SECONDS", 0.5)
+    await site.apply(replicas=1)
+    (first,) = await site.running(1)
+    site.line.accounts, end = None, datetime(2026, 1, 1, tzinfo=UTC)
+    await forget(site, first, end_time=end)
+
+    async def concluded() -> bool:
+        status = (await site.allocations())[0].status
+        return (status.job_state, status.end_time) == ("GONE", end)
+
+    await site.until(concluded)
+    (event,) = await site.events("AccountingSilent")
+    assert "has not answered" in event.message
+    assert "Connection refused" in event.message
+    await site.running(1, newest=1)
 
 
 async def test_a_submit_whose_answer_is_lost_is_adopted_and_not_repeated(site: Site) -> None:

@@ -141,6 +141,15 @@ def test_one_that_is_gone_before_its_end_was_seen_counts_until_now() -> None:
     assert reckon(ledger, [], NOW + 1800) == GpuLedger(past=8 * 1800)
 
 
+def test_what_was_last_seen_running_counts_to_the_end_of_its_walltime_at_most() -> None:
+    """The server was away for three days; neither Slurm nor accounting has said yet how it ended."""
+    in_an_hour = datetime.fromtimestamp(NOW + 3600, UTC)
+    last_seen = reckon(GpuLedger(), [allocation("a", start=0, end_time=in_an_hour)], NOW)
+    back = reckon(last_seen, [allocation("a", start=0, end_time=in_an_hour)], NOW + 3 * 86_400)
+    assert (last_seen.hours(NOW + 1800), back.hours(NOW + 3 * 86_400)) == (4.0, 8.0)
+    assert reckon(back, [], NOW + 4 * 86_400) == GpuLedger(past=8 * 3600)
+
+
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=4), st.sets(st.integers(0, 1500)))
 def test_however_often_one_looks_the_sum_is_the_same(jobs: list[tuple[int, int]], looks: set[int]) -> None:
     """Each job is looked at until a while after its end, and then gone."""
