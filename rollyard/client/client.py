@@ -187,11 +187,21 @@ class AsyncClient:
         )
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
-        """Until it has ended, however long that takes and whatever connections break meanwhile."""
+        """Until it has ended, however long that takes and however long the server is away meanwhile. Raises NotFound.
+
+        Who does not want to wait that long sets a limit around it, such as `asyncio.timeout`.
+        """
+        backoff = Backoff()
         while True:
-            _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+            try:
+                _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+            except Unavailable as error:
+                log.warning("still waiting for rollout %s: %s", id, error)
+                await backoff.wait(error.retry_after or 0)
+                continue
             if trajectory is not None:
                 return trajectory
+            backoff.reset()
 
     async def rollouts(
         self,

@@ -18,20 +18,17 @@ from rollyard.errors import Unavailable
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0
-"""How long a server may be away before a call gives up; a restart takes a second or two."""
+"""How long a server may be away, or say that it cannot now, before a call gives up; a restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 
 
 class Http:
     """One session; every call goes to the URL that counts at that moment."""
 
-    def __init__(
-        self, context: Context, patience: float = PATIENCE_SECONDS, warn: Callable[[str], None] = log.warning
-    ) -> None:
+    def __init__(self, context: Context, warn: Callable[[str], None] = log.warning) -> None:
         """`warn`: told what the server says beside its answers, in `Warning` headers."""
         self.context = context
         self._warn = warn
-        self._patience = patience
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         headers = {"Authorization": f"Bearer {context.token}"}
@@ -52,11 +49,12 @@ class Http:
     ) -> Any:
         """The JSON answer. `repeat`: the call may be made twice without harm, so a lost answer is asked for again.
 
-        Raises ApiError; Unavailable when the server stays away.
+        Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
         """
         backoff, loop = Backoff(), asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
+        deadline = loop.time() + PATIENCE_SECONDS
         while True:
+            asked = 0
             try:
                 async with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
                     return await answer.json()
@@ -66,7 +64,11 @@ class Http:
                     url = self.context.current_url()
                     message = f"no answer from {url} ({type(error).__name__}: {error}); is `rollyard serve` running?"
                     raise Unavailable(message) from None
-            await backoff.wait()
+            except Unavailable as error:
+                asked = error.retry_after or 0
+                if loop.time() + asked >= deadline or not repeat:
+                    raise
+            await backoff.wait(asked)
 
     @asynccontextmanager
     async def open(

@@ -87,7 +87,8 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
         message, reason = str(body["message"]), str(body["reason"])
     except (aiohttp.ClientError, ValueError, KeyError, TypeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
-    raise from_reason(answer.status, reason, message)
+    after = answer.headers.get("Retry-After", "")  # a date, which it may be too, is nothing that our server says
+    raise from_reason(answer.status, reason, message, retry_after=int(after) if after.isdecimal() else None)
 
 
 class Backoff:
@@ -99,10 +100,11 @@ class Backoff:
     def reset(self) -> None:
         self._tries = 0
 
-    async def wait(self) -> None:
+    async def wait(self, at_least: float = 0.0) -> None:
+        """`at_least`: seconds that the other side asked for."""
         ceiling = min(self._cap, self._first * 2.0**self._tries)
         self._tries += 1
-        await asyncio.sleep(random.uniform(ceiling / 4, ceiling))
+        await asyncio.sleep(max(at_least, random.uniform(ceiling / 4, ceiling)))
 
 
 def address_towards(url: str) -> str:
