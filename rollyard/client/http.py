@@ -61,7 +61,7 @@ class Http:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
                 if loop.time() >= deadline or not (repeat or unsent):
-                    url = self.context.current_url()
+                    url = await self._url()
                     message = f"no answer from {url} ({type(error).__name__}: {error}); is `rollyard serve` running?"
                     raise Unavailable(message) from None
             except Unavailable as error:
@@ -86,12 +86,16 @@ class Http:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
         sent = {"Content-Type": content_type, **(headers or {})} if body is not None else dict(headers or {})
         data = None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
-        url = self.context.current_url() + path
+        url = await self._url() + path
         async with self._session.request(method, url, params=query, data=data, headers=sent, timeout=timeout) as answer:
             await raise_for_status(answer)
             for header in answer.headers.getall("Warning", ()):
                 self._warn(_warning(header))
             yield answer
+
+    async def _url(self) -> str:
+        """Read in a thread: shared storage may stall, and a trainer's loop has more to do than this."""
+        return await asyncio.to_thread(self.context.current_url)
 
 
 def _warning(header: str) -> str:

@@ -38,10 +38,12 @@ class Link:
         token = (folder / "token").read_text().strip()
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
 
-    def url(self) -> str:
+    async def url(self) -> str:
         """Where the server is now. Raises Unavailable while it says nothing."""
         try:
-            return EndpointFile.model_validate_json(Path(self.allocation.endpoint_file).read_bytes()).url
+            # In a thread: shared storage may stall, and this loop carries token streams and leases.
+            data = await asyncio.to_thread(Path(self.allocation.endpoint_file).read_bytes)
+            return EndpointFile.model_validate_json(data).url
         except (OSError, ValueError) as error:
             raise Unavailable(f"{self.allocation.endpoint_file} cannot be read: {error}") from None
 
@@ -70,8 +72,9 @@ class Link:
 
     async def post(self, http: aiohttp.ClientSession, path: str, body: str) -> Any:
         """The JSON answer. Raises ApiError, or Unavailable when the server cannot be reached."""
+        url, headers = await self.url() + path, {"Content-Type": "application/json"}
         try:
-            async with http.post(self.url() + path, data=body, headers={"Content-Type": "application/json"}) as answer:
+            async with http.post(url, data=body, headers=headers) as answer:
                 await raise_for_status(answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

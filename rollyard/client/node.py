@@ -64,7 +64,7 @@ class NodeLine:
         return True
 
     async def _connect(self, backoff: Backoff) -> None:
-        base = self._link.url()
+        base = await self._link.url()
         url = base.replace("https://", "wss://", 1) + "/v1/node/connect"
         async with (
             self._http.ws_connect(url, heartbeat=15.0, max_msg_size=64 << 20) as socket,
@@ -89,7 +89,7 @@ class NodeLine:
         while True:
             await asyncio.sleep(MOVED_SECONDS)
             with contextlib.suppress(Unavailable):
-                if await asyncio.to_thread(self._link.url) != url:
+                if await self._link.url() != url:
                     log.info("the server has moved")
                     await socket.close()
 
