@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from rollyard.client.kubeconfig import Context
-from rollyard.client.link import Backoff, raise_for_status
+from rollyard.client.link import Backoff, beside, moved, raise_for_status
 from rollyard.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Http:
         while True:
             asked = 0
             try:
-                async with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
+                async with self._open(method, path, query, body, content_type) as answer:
                     return await answer.json()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
@@ -71,27 +71,41 @@ class Http:
             await backoff.wait(asked)
 
     @asynccontextmanager
-    async def open(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = "application/json",
-        headers: Mapping[str, str] | None = None,
-        seconds: float | None = REQUEST_SECONDS,
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silence: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer as it comes, for streams. Raises ApiError for an error status."""
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
-        sent = {"Content-Type": content_type, **(headers or {})} if body is not None else dict(headers or {})
+        """An answer that lasts, as it comes; it breaks off when the server moves, or says nothing for `silence` seconds.
+
+        Raises ApiError for an error status; ClientError or TimeoutError, here and from a read, when it breaks off.
+        """
+        at = await self._url()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
+        async with asyncio.timeout(None) as limit, beside(self._when_moved(at, lambda: limit.reschedule(0))):
+            answer = await self._session.get(at + path, params=query, timeout=timeout)
+        # No such limit here: it would cancel whatever the reader does between two reads.
+        async with answer, beside(self._when_moved(at, answer.close)):
+            await self._check(answer)
+            yield answer
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
         data = None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
         url = await self._url() + path
-        async with self._session.request(method, url, params=query, data=data, headers=sent, timeout=timeout) as answer:
-            await raise_for_status(answer)
-            for header in answer.headers.getall("Warning", ()):
-                self._warn(_warning(header))
+        async with self._session.request(method, url, params=query, data=data, timeout=timeout) as answer:
+            await self._check(answer)
             yield answer
+
+    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+        await raise_for_status(answer)
+        for header in answer.headers.getall("Warning", ()):
+            self._warn(_warning(header))
+
+    async def _when_moved(self, at: str, cut: Callable[[], None]) -> None:
+        await moved(self._url, at)
+        cut()
 
     async def _url(self) -> str:
         """Read in a thread: shared storage may stall, and a trainer's loop has more to do than this."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import random
 import secrets
 import socket
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,12 @@ import aiohttp
 from rollyard.errors import Unavailable, from_reason
 from rollyard.kinds.wire import AllocationFile, EndpointFile, Identity
 
+log = logging.getLogger(__name__)
+
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 0.2, 5.0
 REQUEST_SECONDS = 30.0
+MOVED_SECONDS = 2.0
+"""Between two looks at where the server is, while there is a connection."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,30 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
     after = answer.headers.get("Retry-After", "")  # a date, which it may be too, is nothing that our server says
     raise from_reason(answer.status, reason, message, retry_after=int(after) if after.isdecimal() else None)
+
+
+async def moved(url: Callable[[], Awaitable[str]], at: str) -> None:
+    """Returns once the server is elsewhere.
+
+    One on a node that froze, or was cut off, may keep its connections long after another took over.
+    """
+    while True:
+        await asyncio.sleep(MOVED_SECONDS)
+        with contextlib.suppress(Unavailable):
+            if await url() != at:
+                log.info("the server has moved")
+                return
+
+
+@contextlib.asynccontextmanager
+async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs it until the block is left; it must not fail."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Backoff:

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from rollyard.client import http
+from rollyard.client import client as module
+from rollyard.client import http, link
 from rollyard.client.client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.errors import Unavailable
+from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import RolloutPool
 
@@ -150,3 +152,84 @@ async def test_who_waits_may_set_a_limit(servers: Servers, client: AsyncClient) 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await client.wait("r")
+
+
+# what lasts
+
+
+def freezes(*chunks: bytes, **headers: str) -> Handler:
+    """Says this, and then nothing ever again; nothing at all where there is not even a chunk."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if chunks:
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(request)
+            for chunk in chunks:
+                await response.write(chunk)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return answer
+
+
+def a_pool(version: int) -> bytes:
+    pool = {"kind": "RolloutPool", "metadata": {"name": "demo", "resourceVersion": str(version)}}
+    return json.dumps({"type": "MODIFIED", "object": {**pool, "spec": {"replicas": 1}}}).encode() + b"\n"
+
+
+def an_end(cursor: int) -> bytes:
+    return f"id: {cursor}\nevent: rollout\ndata: {json.dumps(ENDED['trajectory'])}\n\n".encode()
+
+
+LASTING: dict[str, tuple[Callable[[AsyncClient], Any], bytes, bytes, dict[str, str]]] = {
+    "watch": (lambda c: c.watch("RolloutPool"), a_pool(7), a_pool(8), {"resourceVersion": "7"}),
+    "stream": (lambda c: c.stream(), an_end(7), an_end(8), {"after": "7"}),
+    "logs": (lambda c: c.log("default", "demo-0", follow=True), b"one\n", b"two\n", {"offset": "4"}),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize("spoken", [True, False])
+async def test_what_lasts_goes_on_at_the_next_server_when_one_freezes(
+    name: str, spoken: bool, servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "MOVED_SECONDS", 0.05)
+    read, first, second, resumed = LASTING[name]
+    await servers.start(freezes(*[first] if spoken else [], **{LOG_OFFSET: "0"}))
+    found = read(client)
+    if spoken:
+        await soon(anext(found))
+    following = asyncio.ensure_future(anext(found))
+    while not servers.asked:
+        await asyncio.sleep(0.01)
+    await servers.start(freezes(second, **{LOG_OFFSET: "4"}))
+    await soon(following)
+    assert len(servers.asked) == 2
+    assert not spoken or resumed.items() <= dict(servers.asked[1].query).items()
+    await found.aclose()
+
+
+async def test_a_stream_in_which_the_server_falls_silent_is_asked_for_again(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    await servers.start(freezes(an_end(7)))
+    found: Any = client.stream()
+    for _ in range(2):
+        cursor, _ = await soon(anext(found))
+        assert cursor == 7
+    assert servers.asked[1].query["after"] == "7"
+    await found.aclose()
+
+
+async def test_what_a_reader_does_meanwhile_is_left_alone_when_the_server_moves(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "MOVED_SECONDS", 0.01)
+    await servers.start(freezes(an_end(7)))
+    found: Any = client.stream()
+    await soon(anext(found))
+    await servers.start(freezes(an_end(8)))
+    await asyncio.sleep(0.2)  # several looks at where the server is
+    assert (await soon(anext(found)))[0] == 8
+    await found.aclose()
