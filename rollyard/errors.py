@@ -123,7 +123,9 @@ class Superseded(Unavailable):
     pass
 
 
-def from_reason(code: int, reason: str, message: str, causes: Sequence[Cause] = ()) -> ApiError:
+def from_reason(
+    code: int, reason: str, message: str, causes: Sequence[Cause] = (), retry_after: int | None = None
+) -> ApiError:
     """The error that a `Status` body stands for; an unknown reason falls back to its HTTP code."""
     classes = (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, AlreadyExists, Fenced, Expired,
@@ -131,11 +133,11 @@ def from_reason(code: int, reason: str, message: str, causes: Sequence[Cause] = 
     )  # fmt: skip
     for cls in classes:
         if cls.reason == reason:
-            return cls(message, causes=causes)
+            return cls(message, causes=causes, retry_after=retry_after)
     for cls in classes:
         if cls.code == code:
-            return cls(message, causes=causes)
-    return ApiError(message, causes=causes)
+            return cls(message, causes=causes, retry_after=retry_after)
+    return ApiError(message, causes=causes, retry_after=retry_after)
 
 
 class SlurmError(RollyardError):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import click
 import yaml
@@ -16,12 +19,32 @@ from rollyard.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.pools import Pool
 
+log = logging.getLogger(__name__)
+
 DIFFERENT, FAILED = 1, 2
 _OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizers")
 
 
+def _telling_failures_apart(command: Callable[..., None]) -> Callable[..., None]:
+    """Around all of the command, the making of its client too: elsewhere a failure exits 1, which here says `different`."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        try:
+            command(**arguments)
+        except (RollyardError, OSError) as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(FAILED)
+        except Exception:
+            log.exception("diff broke")
+            sys.exit(FAILED)
+
+    return run
+
+
 @click.command()
 @click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
+@_telling_failures_apart
 @with_client
 async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
     """Show what apply would change, in objects and in batch scripts.
@@ -29,15 +52,11 @@ async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> N
     Exits 0 when nothing would change, 1 when something would, and with more when that cannot be told.
     """
     changed = False
-    try:
-        for obj in read_manifests(files, namespace):
-            lines = await _difference(client, obj)
-            changed = changed or bool(lines)
-            if lines:
-                click.echo("\n".join(lines))
-    except (RollyardError, OSError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(FAILED)
+    for obj in read_manifests(files, namespace):
+        lines = await _difference(client, obj)
+        changed = changed or bool(lines)
+        if lines:
+            click.echo("\n".join(lines))
     sys.exit(DIFFERENT if changed else 0)
 
 

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
+SILENCE_SECONDS = 30.0
+"""Of a stream of rollouts, in which the server says something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
 
 
@@ -112,7 +114,7 @@ class AsyncClient:
             if fields:
                 query["fieldSelector"] = fields
             try:
-                async with self._http.open("GET", _path(kind, namespace), query=query, seconds=None) as answer:
+                async with self._http.stream(_path(kind, namespace), query) as answer:
                     async for line in _lines(answer):
                         event = json.loads(line)
                         if event["type"] == "ERROR":
@@ -149,7 +151,7 @@ class AsyncClient:
             start = {"tail": str(tail)} if tail is not None else {}
             start = {"offset": str(position)} if position is not None else start
             try:
-                async with self._http.open("GET", path, query=query | start, seconds=None) as answer:
+                async with self._http.stream(path, query | start) as answer:
                     position = int(answer.headers[LOG_OFFSET])
                     async for chunk in answer.content.iter_any():
                         backoff.reset()
@@ -187,11 +189,21 @@ class AsyncClient:
         )
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
-        """Until it has ended, however long that takes and whatever connections break meanwhile."""
+        """Until it has ended, however long that takes and however long the server is away meanwhile. Raises NotFound.
+
+        Who does not want to wait that long sets a limit around it, such as `asyncio.timeout`.
+        """
+        backoff = Backoff()
         while True:
-            _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+            try:
+                _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+            except Unavailable as error:
+                log.warning("still waiting for rollout %s: %s", id, error)
+                await backoff.wait(error.retry_after or 0)
+                continue
             if trajectory is not None:
                 return trajectory
+            backoff.reset()
 
     async def rollouts(
         self,
@@ -232,7 +244,7 @@ class AsyncClient:
         while True:
             query = self._query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
             try:
-                async with self._http.open("GET", "/v1/rollouts/stream", query=query, seconds=None) as answer:
+                async with self._http.stream("/v1/rollouts/stream", query, silence=SILENCE_SECONDS) as answer:
                     cursor = after
                     async for line in _lines(answer):
                         backoff.reset()

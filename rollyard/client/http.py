@@ -12,26 +12,23 @@ from typing import Any
 import aiohttp
 
 from rollyard.client.kubeconfig import Context
-from rollyard.client.link import Backoff, raise_for_status
+from rollyard.client.link import Backoff, beside, moved, raise_for_status
 from rollyard.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 30.0
-"""How long a server may be away before a call gives up; a restart takes a second or two."""
+"""How long a server may be away, or say that it cannot now, before a call gives up; a restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 
 
 class Http:
     """One session; every call goes to the URL that counts at that moment."""
 
-    def __init__(
-        self, context: Context, patience: float = PATIENCE_SECONDS, warn: Callable[[str], None] = log.warning
-    ) -> None:
+    def __init__(self, context: Context, warn: Callable[[str], None] = log.warning) -> None:
         """`warn`: told what the server says beside its answers, in `Warning` headers."""
         self.context = context
         self._warn = warn
-        self._patience = patience
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         headers = {"Authorization": f"Bearer {context.token}"}
@@ -52,44 +49,67 @@ class Http:
     ) -> Any:
         """The JSON answer. `repeat`: the call may be made twice without harm, so a lost answer is asked for again.
 
-        Raises ApiError; Unavailable when the server stays away.
+        Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
         """
         backoff, loop = Backoff(), asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
+        deadline = loop.time() + PATIENCE_SECONDS
         while True:
+            asked = 0
             try:
-                async with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
+                async with self._open(method, path, query, body, content_type) as answer:
                     return await answer.json()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
                 if loop.time() >= deadline or not (repeat or unsent):
-                    url = self.context.current_url()
+                    url = await self._url()
                     message = f"no answer from {url} ({type(error).__name__}: {error}); is `rollyard serve` running?"
                     raise Unavailable(message) from None
-            await backoff.wait()
+            except Unavailable as error:
+                asked = error.retry_after or 0
+                if loop.time() + asked >= deadline or not repeat:
+                    raise
+            await backoff.wait(asked)
 
     @asynccontextmanager
-    async def open(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = "application/json",
-        headers: Mapping[str, str] | None = None,
-        seconds: float | None = REQUEST_SECONDS,
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silence: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer as it comes, for streams. Raises ApiError for an error status."""
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
-        sent = {"Content-Type": content_type, **(headers or {})} if body is not None else dict(headers or {})
-        data = None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
-        url = self.context.current_url() + path
-        async with self._session.request(method, url, params=query, data=data, headers=sent, timeout=timeout) as answer:
-            await raise_for_status(answer)
-            for header in answer.headers.getall("Warning", ()):
-                self._warn(_warning(header))
+        """An answer that lasts, as it comes; it breaks off when the server moves, or says nothing for `silence` seconds.
+
+        Raises ApiError for an error status; ClientError or TimeoutError, here and from a read, when it breaks off.
+        """
+        at = await self._url()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
+        async with asyncio.timeout(None) as limit, beside(self._when_moved(at, lambda: limit.reschedule(0))):
+            answer = await self._session.get(at + path, params=query, timeout=timeout)
+        # No such limit here: it would cancel whatever the reader does between two reads.
+        async with answer, beside(self._when_moved(at, answer.close)):
+            await self._check(answer)
             yield answer
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
+        data = None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
+        url = await self._url() + path
+        async with self._session.request(method, url, params=query, data=data, timeout=timeout) as answer:
+            await self._check(answer)
+            yield answer
+
+    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+        await raise_for_status(answer)
+        for header in answer.headers.getall("Warning", ()):
+            self._warn(_warning(header))
+
+    async def _when_moved(self, at: str, cut: Callable[[], None]) -> None:
+        await moved(self._url, at)
+        cut()
+
+    async def _url(self) -> str:
+        """Read in a thread: shared storage may stall, and a trainer's loop has more to do than this."""
+        return await asyncio.to_thread(self.context.current_url)
 
 
 def _warning(header: str) -> str:

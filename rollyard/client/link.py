@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import random
 import secrets
 import socket
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,12 @@ import aiohttp
 from rollyard.errors import Unavailable, from_reason
 from rollyard.kinds.wire import AllocationFile, EndpointFile, Identity
 
+log = logging.getLogger(__name__)
+
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 0.2, 5.0
 REQUEST_SECONDS = 30.0
+MOVED_SECONDS = 2.0
+"""Between two looks at where the server is, while there is a connection."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,12 @@ class Link:
         token = (folder / "token").read_text().strip()
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
 
-    def url(self) -> str:
+    async def url(self) -> str:
         """Where the server is now. Raises Unavailable while it says nothing."""
         try:
-            return EndpointFile.model_validate_json(Path(self.allocation.endpoint_file).read_bytes()).url
+            # In a thread: shared storage may stall, and this loop carries token streams and leases.
+            data = await asyncio.to_thread(Path(self.allocation.endpoint_file).read_bytes)
+            return EndpointFile.model_validate_json(data).url
         except (OSError, ValueError) as error:
             raise Unavailable(f"{self.allocation.endpoint_file} cannot be read: {error}") from None
 
@@ -70,8 +79,9 @@ class Link:
 
     async def post(self, http: aiohttp.ClientSession, path: str, body: str) -> Any:
         """The JSON answer. Raises ApiError, or Unavailable when the server cannot be reached."""
+        url, headers = await self.url() + path, {"Content-Type": "application/json"}
         try:
-            async with http.post(self.url() + path, data=body, headers={"Content-Type": "application/json"}) as answer:
+            async with http.post(url, data=body, headers=headers) as answer:
                 await raise_for_status(answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -87,7 +97,32 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
         message, reason = str(body["message"]), str(body["reason"])
     except (aiohttp.ClientError, ValueError, KeyError, TypeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
-    raise from_reason(answer.status, reason, message)
+    after = answer.headers.get("Retry-After", "")  # a date, which it may be too, is nothing that our server says
+    raise from_reason(answer.status, reason, message, retry_after=int(after) if after.isdecimal() else None)
+
+
+async def moved(url: Callable[[], Awaitable[str]], at: str) -> None:
+    """Returns once the server is elsewhere.
+
+    One on a node that froze, or was cut off, may keep its connections long after another took over.
+    """
+    while True:
+        await asyncio.sleep(MOVED_SECONDS)
+        with contextlib.suppress(Unavailable):
+            if await url() != at:
+                log.info("the server has moved")
+                return
+
+
+@contextlib.asynccontextmanager
+async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs it until the block is left; it must not fail."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Backoff:
@@ -99,10 +134,11 @@ class Backoff:
     def reset(self) -> None:
         self._tries = 0
 
-    async def wait(self) -> None:
+    async def wait(self, at_least: float = 0.0) -> None:
+        """`at_least`: seconds that the other side asked for."""
         ceiling = min(self._cap, self._first * 2.0**self._tries)
         self._tries += 1
-        await asyncio.sleep(random.uniform(ceiling / 4, ceiling))
+        await asyncio.sleep(max(at_least, random.uniform(ceiling / 4, ceiling)))
 
 
 def address_towards(url: str) -> str:

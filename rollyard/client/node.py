@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from rollyard.client.link import Backoff, Link
+from rollyard.client.link import Backoff, Link, beside, moved
 from rollyard.errors import Fenced, Unavailable
 from rollyard.kinds.wire import FromNode, Hello, ToNode, to_node
 
@@ -17,8 +16,6 @@ log = logging.getLogger(__name__)
 
 CLOSE_FENCED = 4409
 WELCOME_SECONDS = 10.0
-MOVED_SECONDS = 2.0
-"""Between two looks at where the server is, while there is a connection."""
 
 
 class NodeLine:
@@ -64,11 +61,11 @@ class NodeLine:
         return True
 
     async def _connect(self, backoff: Backoff) -> None:
-        base = self._link.url()
+        base = await self._link.url()
         url = base.replace("https://", "wss://", 1) + "/v1/node/connect"
         async with (
             self._http.ws_connect(url, heartbeat=15.0, max_msg_size=64 << 20) as socket,
-            _beside(self._close_when_moved(socket, base)),
+            beside(self._close_when_moved(socket, base)),
         ):
             await socket.send_str(self._hello().model_dump_json())
             async with asyncio.timeout(WELCOME_SECONDS):
@@ -85,13 +82,8 @@ class NodeLine:
             log.warning("the server closed the connection (code %s)", socket.close_code)
 
     async def _close_when_moved(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
-        """A server on a node that froze, or was cut off, may keep its connections long after another took over."""
-        while True:
-            await asyncio.sleep(MOVED_SECONDS)
-            with contextlib.suppress(Unavailable):
-                if await asyncio.to_thread(self._link.url) != url:
-                    log.info("the server has moved")
-                    await socket.close()
+        await moved(self._link.url, url)
+        await socket.close()
 
     async def _take(self, text: str) -> None:
         try:
@@ -101,14 +93,3 @@ class NodeLine:
             return
         if message is not None:
             await self._hear(message)
-
-
-@contextlib.asynccontextmanager
-async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs it until the block is left; it must not fail."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -150,7 +150,7 @@ class InferenceServer:
         backoff = Backoff()
         while True:
             try:
-                return address_towards(self._link.url())
+                return await asyncio.to_thread(address_towards, await self._link.url())
             except (Unavailable, OSError) as error:
                 log.warning("%s", error)
                 await backoff.wait()

@@ -27,6 +27,8 @@ LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 RELAY_SECONDS = 2.0
 """For the last words of an engine that has ended."""
+RELAY_BYTES = 64 << 10
+"""At a time, and the longest line that is kept in one piece."""
 QUICK_DEATHS = 3
 """Deaths before it was ever ready, in a row, after which no restart will help."""
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
@@ -125,19 +127,21 @@ class Supervisor:
             lambda: asyncio.StreamReaderProtocol(reader), words
         )
         try:
-            while True:
-                try:
-                    line = await reader.readline()
-                except ValueError:  # a line longer than the buffer
-                    continue
-                if not line:
-                    return
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
-                if text := line.decode(errors="replace").strip():
-                    self._tail.append(text)
+            rest = b""
+            while data := await reader.read(RELAY_BYTES):
+                lines, end, rest = (rest + data).rpartition(b"\n")
+                if len(rest) > RELAY_BYTES:  # too long to wait for its end
+                    end, rest = end + rest, b""
+                await self._pass_on(lines + end)
+            await self._pass_on(rest)
         finally:
             transport.close()
+
+    async def _pass_on(self, lines: bytes) -> None:
+        texts = (line.strip() for line in lines.decode(errors="replace").split("\n"))
+        self._tail.extend(text for text in texts if text)
+        # In a thread: the log lies on shared storage, which may stall, and this loop carries token streams.
+        await asyncio.to_thread(_print, lines)
 
     async def _probe(self, http: aiohttp.ClientSession) -> None:
         """Until it hangs."""
@@ -169,6 +173,11 @@ class Supervisor:
                     return _load(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Health(False, f"Unhealthy: {type(error).__name__}")
+
+
+def _print(lines: bytes) -> None:
+    sys.stderr.buffer.write(lines)
+    sys.stderr.buffer.flush()
 
 
 def _load(metrics: str) -> Health:

@@ -45,7 +45,8 @@ class Uploads:
         backoff = Backoff()
         while True:
             try:
-                async with self._http.get(f"{self._link.url()}/v1/node/run", params=query) as answer:
+                url = await self._link.url() + "/v1/node/run"
+                async with self._http.get(url, params=query) as answer:
                     await raise_for_status(answer)
                     frame = await answer.read()
                 return RunResult.model_validate_json(await asyncio.to_thread(zstandard.decompress, frame))
@@ -69,8 +70,9 @@ class Uploads:
 
     async def _once(self, path: str, data: bytes) -> None:
         timeout, headers = aiohttp.ClientTimeout(total=SECONDS), {"Content-Type": RESULT_CONTENT_TYPE}
+        url = await self._link.url() + path
         try:
-            async with self._http.put(self._link.url() + path, data=data, headers=headers, timeout=timeout) as answer:
+            async with self._http.put(url, data=data, headers=headers, timeout=timeout) as answer:
                 await raise_for_status(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None

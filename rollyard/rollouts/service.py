@@ -108,7 +108,9 @@ class Rollouts:
     async def stream(
         self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
     ) -> AsyncIterator[RolloutRecord | None]:
-        """Terminal records after this cursor, for ever; None when nothing came for a while."""
+        """Terminal records after this cursor, for ever; None when there was none of them for a while."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + idle_seconds
         while True:
             ended = self._ended
             rows = await self._store.finished(after, 200, namespace, group)
@@ -117,13 +119,14 @@ class Rollouts:
                 after = record.cursor
                 if pool is None or record.pool == pool:
                     yield record
-            if rows:
-                continue
-            try:
-                async with asyncio.timeout(idle_seconds):
-                    await ended.wait()
-            except TimeoutError:
+                    due = loop.time() + idle_seconds
+            if loop.time() >= due:  # also while others end all the time
                 yield None
+                due = loop.time() + idle_seconds
+            if not rows:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(due):
+                        await ended.wait()
 
     async def cancel(
         self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import sys
+import termios
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -113,6 +117,38 @@ async def test_what_it_died_of_is_told(engine: str, reason: str, tmp_path: Path)
     with pytest.raises(EngineFailed) as failed:
         await asyncio.wait_for(Supervisor(program(engine), tmp_path / "e").run(), WAIT_SECONDS)
     assert str(failed.value) == reason
+
+
+async def test_a_log_that_stalls_holds_up_nothing_but_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, input = os.pipe()
+    room = fcntl.fcntl(input, fcntl.F_GETPIPE_SZ)
+    lines = room // 4  # of 8 bytes: twice what the log takes before it stalls
+    said = b"".join(b"%07d\n" % n for n in range(lines))
+    rescued, pending = threading.Event(), array.array("i", [0])
+
+    def read() -> bytes:
+        found = b""
+        while len(found) < len(said):
+            found += os.read(output, room)
+        return found
+
+    def rescue() -> None:  # a loop that stands still goes on, and the test fails
+        rescued.set()
+        read()
+
+    timer = threading.Timer(WAIT_SECONDS, rescue)
+    timer.start()
+    with os.fdopen(input, "w") as log, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", log)
+        async with running(Supervisor(program(f"seq -f %07.0f 0 {lines - 1}; sleep 300"), tmp_path / "e")):
+            while pending[0] < room and not rescued.is_set():
+                fcntl.ioctl(output, termios.FIONREAD, pending)
+                await asyncio.sleep(0.01)
+            timer.cancel()
+            assert not rescued.is_set()
+            assert await asyncio.to_thread(read) == said
+    timer.join()
+    os.close(output)
 
 
 async def test_an_interpreter_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -392,6 +393,21 @@ async def test_a_stream_says_when_nothing_comes(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("a")])
     await yard.rollouts.cancel("default", "a")
     assert [r.id for r in await take(stream, 1)] == ["a"]
+
+
+async def test_a_stream_says_so_too_while_others_end_all_the_time(yard: Yard) -> None:
+    async def busy() -> None:
+        for n in itertools.count():
+            await yard.rollouts.submit("default", [request(f"a{n}")])
+            await yard.rollouts.cancel("default", f"a{n}")
+
+    task = asyncio.create_task(busy())
+    try:
+        for scope in (("default", "others", None), ("default", None, "others")):
+            assert await asyncio.wait_for(anext(yard.rollouts.stream(0, *scope, 0.2)), 20) is None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 # handing out

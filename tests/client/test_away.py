@@ -1,0 +1,235 @@
+"""What waits for a server outlasts its absence, however that shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import web
+
+from rollyard.client import client as module
+from rollyard.client import http, link
+from rollyard.client.client import AsyncClient
+from rollyard.client.kubeconfig import Context
+from rollyard.errors import Unavailable
+from rollyard.kinds.allocation import LOG_OFFSET
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import RolloutPool
+
+LIMIT_SECONDS = 20.0
+ENDED = {
+    "rollout": {
+        "id": "r", "namespace": "default", "pool": "demo", "task_kind": "math", "group": None, "sample_index": 0,
+        "mode": "train", "priority": 0, "status": "Completed", "stage": None, "attempt": 1, "reward": 1.0,
+        "error": None, "node": None, "endpoints": {}, "created_at": 0.0, "finished_at": 1.0, "cursor": 1,
+    },
+    "trajectory": {
+        "id": "r", "group": None, "sample_index": 0, "attempt": 1, "status": "Completed", "reward": 1.0,
+        "metrics": {}, "task": {"kind": "math", "problem": "?", "answer": "1"}, "segments": [], "turns": [],
+        "timings": {}, "endpoint": None, "node": None, "error": None,
+    },
+}  # fmt: skip
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Servers:
+    """One data folder, and whatever has served it: each answers as a test tells it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = folder / "endpoint.json"
+        self.asked: list[web.Request] = []
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self, handler: Handler) -> None:
+        """From here on this is the server; those before it stay as they are."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            self.asked.append(request)
+            return await handler(request)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.endpoint.write_text(json.dumps({"url": url, "epoch": len(self._runners)}))
+
+    async def stop(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
+    made = Servers(tmp_path)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def client(servers: Servers) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(Context("http://127.0.0.1:1", None, "token", "default", servers.endpoint)) as made:
+        yield made
+
+
+async def soon(work: Awaitable[T]) -> T:
+    """Its outcome; what would last for ever fails."""
+    return await asyncio.wait_for(work, LIMIT_SECONDS)
+
+
+async def has_ended(_: web.Request) -> web.Response:
+    return web.json_response(ENDED)
+
+
+def says_503(times: int, then: Any, **headers: str) -> Handler:
+    left = [503] * times
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=left.pop(), headers=headers) if left else web.json_response(then)
+
+    return answer
+
+
+async def test_what_can_be_repeated_is_after_the_time_that_a_503_asks_for(
+    servers: Servers, client: AsyncClient
+) -> None:
+    await servers.start(says_503(1, {"queued": 3}, **{"Retry-After": "1"}))
+    began = time.monotonic()
+    assert await client.counts() == {"queued": 3}
+    assert time.monotonic() - began >= 1.0
+    assert len(servers.asked) == 2
+
+
+async def test_a_creation_is_not_repeated_after_a_503(servers: Servers, client: AsyncClient) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=404 if request.method == "GET" else 503)
+
+    await servers.start(handler)
+    with pytest.raises(Unavailable):
+        await client.apply(RolloutPool.model_validate({"metadata": {"name": "demo"}, "spec": {"replicas": 1}}))
+    assert [r.method for r in servers.asked] == ["GET", "POST"]
+
+
+async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PATIENCE_SECONDS", 0.3)
+    await servers.start(says_503(10**6, None))
+    with pytest.raises(Unavailable, match="HTTP 503"):
+        await client.get(ObjectKey(kind="RolloutPool", namespace="default", name="demo"))
+    assert len(servers.asked) > 1
+
+
+async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "PATIENCE_SECONDS", 0.1)
+    waiting = asyncio.create_task(client.wait("r"))
+    for _ in range(2):  # each call of its own gives up meanwhile
+        with pytest.raises(Unavailable, match="no answer from"):
+            await client.counts()
+    assert not waiting.done()
+    await servers.start(has_ended)
+    assert (await soon(waiting)).reward == 1.0
+
+
+async def test_who_waits_for_a_rollout_outlasts_503s(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "PATIENCE_SECONDS", 0.0)
+    await servers.start(says_503(3, ENDED))
+    assert (await soon(client.wait("r"))).reward == 1.0
+    assert len(servers.asked) == 4
+
+
+async def test_who_waits_may_set_a_limit(servers: Servers, client: AsyncClient) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await client.wait("r")
+
+
+# what lasts
+
+
+def freezes(*chunks: bytes, **headers: str) -> Handler:
+    """Says this, and then nothing ever again; nothing at all where there is not even a chunk."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if chunks:
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(request)
+            for chunk in chunks:
+                await response.write(chunk)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return answer
+
+
+def a_pool(version: int) -> bytes:
+    pool = {"kind": "RolloutPool", "metadata": {"name": "demo", "resourceVersion": str(version)}}
+    return json.dumps({"type": "MODIFIED", "object": {**pool, "spec": {"replicas": 1}}}).encode() + b"\n"
+
+
+def an_end(cursor: int) -> bytes:
+    return f"id: {cursor}\nevent: rollout\ndata: {json.dumps(ENDED['trajectory'])}\n\n".encode()
+
+
+LASTING: dict[str, tuple[Callable[[AsyncClient], Any], bytes, bytes, dict[str, str]]] = {
+    "watch": (lambda c: c.watch("RolloutPool"), a_pool(7), a_pool(8), {"resourceVersion": "7"}),
+    "stream": (lambda c: c.stream(), an_end(7), an_end(8), {"after": "7"}),
+    "logs": (lambda c: c.log("default", "demo-0", follow=True), b"one\n", b"two\n", {"offset": "4"}),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize("spoken", [True, False])
+async def test_what_lasts_goes_on_at_the_next_server_when_one_freezes(
+    name: str, spoken: bool, servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "MOVED_SECONDS", 0.05)
+    read, first, second, resumed = LASTING[name]
+    await servers.start(freezes(*[first] if spoken else [], **{LOG_OFFSET: "0"}))
+    found = read(client)
+    if spoken:
+        await soon(anext(found))
+    following = asyncio.ensure_future(anext(found))
+    while not servers.asked:
+        await asyncio.sleep(0.01)
+    await servers.start(freezes(second, **{LOG_OFFSET: "4"}))
+    await soon(following)
+    assert len(servers.asked) == 2
+    assert not spoken or resumed.items() <= dict(servers.asked[1].query).items()
+    await found.aclose()
+
+
+async def test_a_stream_in_which_the_server_falls_silent_is_asked_for_again(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    await servers.start(freezes(an_end(7)))
+    found: Any = client.stream()
+    for _ in range(2):
+        cursor, _ = await soon(anext(found))
+        assert cursor == 7
+    assert servers.asked[1].query["after"] == "7"
+    await found.aclose()
+
+
+async def test_what_a_reader_does_meanwhile_is_left_alone_when_the_server_moves(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "MOVED_SECONDS", 0.01)
+    await servers.start(freezes(an_end(7)))
+    found: Any = client.stream()
+    await soon(anext(found))
+    await servers.start(freezes(an_end(8)))
+    await asyncio.sleep(0.2)  # several looks at where the server is
+    assert (await soon(anext(found)))[0] == 8
+    await found.aclose()
