@@ -113,7 +113,7 @@ class Hello(Message):
     type: Literal["hello"] = "hello"
     identity: Identity
     held: list[LeaseRef] = []
-    """Everything in hand, unacknowledged results included."""
+    """Everything in hand, unacknowledged results included; a lease that the server thinks is here was never received."""
     widths: dict[str, int] = {}
     """Stage -> stage workers; empty at the first hello."""
 
@@ -131,7 +131,7 @@ class Want(Message):
 
 
 class Heartbeat(Message):
-    """Renews every lease named; a lease the server thinks is here and is not named was never received."""
+    """Renews every lease named; one that is not named may still be on its way in a Grant, and only runs out."""
 
     type: Literal["heartbeat"] = "heartbeat"
     held: list[LeaseRef]
