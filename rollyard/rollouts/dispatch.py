@@ -103,15 +103,18 @@ class Dispatcher:
 
     async def run(self) -> None:
         """For ever."""
+        loop = asyncio.get_running_loop()
+        whole_round = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout(RETRY_SECONDS):
+                async with asyncio.timeout_at(whole_round):
                     await self._wake.wait()
             self._wake.clear()
-            # The idle round is a safety net: whatever wake was missed, nothing waits longer than this.
-            due = self._due or {a.pool for a in self._agents.all()}
-            self._due = set()
+            due, self._due = self._due, set()
+            if loop.time() >= whole_round:  # a safety net: whatever wake was missed, nothing waits longer than this
+                due |= {a.pool for a in self._agents.all()}
+                whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
                 try:
                     await self._dispatch(pool)
@@ -167,7 +170,7 @@ class Dispatcher:
 def _matches(
     tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, stage: Stage
 ) -> Iterator[tuple[RolloutRecord, _Room]]:
-    """What waits for this stage and who takes it, in the order of the queue; what nobody takes holds up nothing behind it."""
+    """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
     last: RolloutRecord | None = None
     for _ in range(PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]

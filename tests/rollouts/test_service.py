@@ -522,6 +522,22 @@ async def test_what_is_stored_is_the_request_that_was_sent(yard: Yard) -> None:
     assert (body["sampling"]["seed"], body["mode"], body["n"]) == (3, "eval", 1)
 
 
+async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.rollouts.dispatch.RETRY_SECONDS", 0.05)
+    await yard.rollouts.submit("default", [request("a")])
+    node = yard.node()
+    await asyncio.sleep(0.02)
+    node.agent.want_init = 1
+
+    def given() -> bool:
+        yard.dispatcher.wake(("default", "other"))
+        return bool(node.leases)
+
+    await until(given)
+
+
 async def test_the_dispatcher_can_be_ended_at_the_moment_it_is_woken(yard: Yard) -> None:
     dispatcher = Dispatcher(yard.store, yard.clock, yard.agents, yard.leases, yard.endpoints, lambda key: never())
     running = asyncio.create_task(dispatcher.run())
