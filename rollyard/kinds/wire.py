@@ -116,6 +116,8 @@ class Hello(Message):
     """Everything in hand, unacknowledged results included; a lease that the server thinks is here was never received."""
     widths: dict[str, int] = {}
     """Stage -> stage workers; empty at the first hello."""
+    places: int = 0
+    """Sandboxes that fit into the allocation, by its first `Welcome`; 0 before that, and where it does not say so."""
 
 
 class Want(Message):
@@ -160,6 +162,8 @@ class Welcome(Message):
     """A holder that has not been renewed for so long stops by itself."""
     sandbox: SandboxTemplate
     stages: Stages
+    places: int = 0
+    """Such sandboxes that fit into the allocation. Like `sandbox` and `stages` it holds from the first welcome on."""
     lost: list[LeaseRef] = []
     """Of what `hello` named: no longer the caller's; stop."""
 
