@@ -14,7 +14,7 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import places
+from rollyard.kinds.pools import RolloutPool, places
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
     NODE_AGENT_ERROR,
@@ -74,7 +74,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     agent = NodeAgent(hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait)
-    agent.places = places(pool.spec.sandbox, allocation.spec.template)
+    agent.places = _places(hello, pool, allocation)
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
         await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")
@@ -84,6 +84,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             lease_seconds=services.rollouts.leases.seconds,
             sandbox=pool.spec.sandbox,
             stages=pool.spec.stages,
+            places=agent.places,
             lost=lost,
         )
     )
@@ -101,6 +102,15 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
         writer.cancel()
         closer.cancel()
         services.agents.disconnect(agent)
+
+
+def _places(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
+    """By the sandbox that it works with: its first Welcome's, whatever the pool says by now."""
+    if hello.places:
+        return hello.places
+    if hello.widths:  # of a node agent that does not say it no more than the present widths is sure to fit
+        return sum(hello.widths.values())
+    return places(pool.spec.sandbox, allocation.spec.template)
 
 
 async def _write(socket: web.WebSocketResponse, outbox: asyncio.Queue[ToNode]) -> None:

@@ -113,9 +113,11 @@ class Hello(Message):
     type: Literal["hello"] = "hello"
     identity: Identity
     held: list[LeaseRef] = []
-    """Everything in hand, unacknowledged results included."""
+    """Everything in hand, unacknowledged results included; a lease that the server thinks is here was never received."""
     widths: dict[str, int] = {}
     """Stage -> stage workers; empty at the first hello."""
+    places: int = 0
+    """Sandboxes that fit into the allocation, by its first `Welcome`; 0 before that, and where it does not say so."""
 
 
 class Want(Message):
@@ -131,7 +133,7 @@ class Want(Message):
 
 
 class Heartbeat(Message):
-    """Renews every lease named; a lease the server thinks is here and is not named was never received."""
+    """Renews every lease named; one that is not named may still be on its way in a Grant, and only runs out."""
 
     type: Literal["heartbeat"] = "heartbeat"
     held: list[LeaseRef]
@@ -160,6 +162,8 @@ class Welcome(Message):
     """A holder that has not been renewed for so long stops by itself."""
     sandbox: SandboxTemplate
     stages: Stages
+    places: int = 0
+    """Such sandboxes that fit into the allocation. Like `sandbox` and `stages` it holds from the first welcome on."""
     lost: list[LeaseRef] = []
     """Of what `hello` named: no longer the caller's; stop."""
 

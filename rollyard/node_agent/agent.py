@@ -63,6 +63,8 @@ class NodeAgent:
         self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
         self._shop: Workshop | None = None
         self._sandboxes: Sandboxes | None = None
+        self._places = 0
+        """Sandboxes that fit into the allocation; the first Welcome says it."""
         self._lease_seconds = 30.0
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
@@ -119,7 +121,7 @@ class NodeAgent:
         self._drop(welcome.lost, "the server gave it to another")
         if self._shop is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
-            self._sandboxes = Sandboxes(runtime)
+            self._sandboxes, self._places = Sandboxes(runtime), welcome.places
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._shop = Workshop(
                 pools=StagePools(widths),
@@ -178,7 +180,8 @@ class NodeAgent:
 
     def _hello(self) -> Hello:
         held = [work.ref for work, _ in self._works.values()]
-        return Hello(identity=self._identity, held=held, widths=_widths(self._shop.pools) if self._shop else {})
+        widths = _widths(self._shop.pools) if self._shop else {}
+        return Hello(identity=self._identity, held=held, widths=widths, places=self._places)
 
     def _changed(self) -> None:
         self._poke.set()

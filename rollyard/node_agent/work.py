@@ -169,8 +169,8 @@ class Work:
     async def _in(self, stage: Stage) -> AsyncIterator[None]:
         """In a stage worker of this stage; the time counts from when one is free."""
         self.stage = stage
+        self._moved()  # while it is in line too: that is what a stage is widened for
         async with self._shop.pools[stage].worker():
-            self._moved()
             started = time.monotonic()
             try:
                 yield

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from rollyard.clock import Clock
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
+PAGES = 4
+"""Of the queue, in one look: so far does it go past what nobody takes."""
+TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
 class Checkout(Protocol):
@@ -47,17 +52,17 @@ class _Room:
     """What a node agent asked for when the round began; taken from in the writer, so no state of the loop is touched."""
 
     agent: NodeAgent
-    init: int
-    eval: int
+    free: dict[Stage, int]
+    """By the stage that a lease begins with."""
 
-    def takes(self, record: RolloutRecord, stages: Stages, words: tuple[str, ...], now: float) -> bool:
-        """Whether it knows this kind of task, and what is left of its walltime covers the budgets of these stages."""
-        if record.task_kind not in self.agent.kinds:
+    def takes(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+        """Whether it has room, knows this kind of task, and what is left of its walltime covers the stages to come."""
+        if self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
             return False
         if self.agent.ends is None:
             return True
         left = self.agent.ends - now - SPARE_SECONDS
-        pools = {word: float(getattr(stages, word).timeout_seconds) for word in words}
+        pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
         own = RolloutRequest.model_validate_json(record.request).budgets  # read only where it may decide
@@ -96,15 +101,18 @@ class Dispatcher:
 
     async def run(self) -> None:
         """For ever."""
+        loop = asyncio.get_running_loop()
+        whole_round = loop.time()
         while True:
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout(RETRY_SECONDS):
+                async with asyncio.timeout_at(whole_round):
                     await self._wake.wait()
             self._wake.clear()
-            # The idle round is a safety net: whatever wake was missed, nothing waits longer than this.
-            due = self._due or {a.pool for a in self._agents.all()}
-            self._due = set()
+            due, self._due = self._due, set()
+            if loop.time() >= whole_round:  # a safety net: whatever wake was missed, nothing waits longer than this
+                due |= {a.pool for a in self._agents.all()}
+                whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
                 try:
                     await self._dispatch(pool)
@@ -118,7 +126,7 @@ class Dispatcher:
         pool = await self._pool(key)
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
-        rooms = [_Room(a, a.want_init, a.want_eval) for a in agents]
+        rooms = [_Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}) for a in agents]
         granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
@@ -134,27 +142,17 @@ class Dispatcher:
 
     def _grant(self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room]) -> list[_Granted]:
         """In the writer: pick, step, put."""
-        now, granted = self._clock.time(), []
-        stages = pool.spec.stages
-        if want := sum(r.eval for r in rooms):
-            for record in tx.queued([key], [Stage.EVAL], now, min(want, MAX_PER_GRANT)):
-                able = (r for r in rooms if r.takes(record, stages, ("eval",), now))
-                room = max(able, key=lambda r: r.eval, default=None)
-                if room is not None and room.eval > 0:
-                    room.eval -= 1
-                    granted.append(self._put(tx, record, room.agent, {}, now))
-        if want := sum(r.init for r in rooms):
+        now = self._clock.time()
+        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now)
+        evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
+        granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
+        if any(r.free[Stage.INIT] > 0 for r in rooms):
             sessions = tx.sessions() if pool.spec.inference else {}
             heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
-            for record in tx.queued([key], [Stage.INIT], now, min(want, MAX_PER_GRANT)):
-                able = (r for r in rooms if r.takes(record, stages, ("init", "run", "eval"), now))
-                room = max(able, key=lambda r: r.init, default=None)
-                if room is None or room.init <= 0:
-                    continue
+            for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
                 endpoints = {role: found for role, heap in heaps.items() if (found := heap.checkout()) is not None}
                 if len(endpoints) < len(heaps):
                     break  # a role has no endpoint that is ready; its pool's conditions say why
-                room.init -= 1
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
         return granted
 
@@ -165,6 +163,27 @@ class Dispatcher:
         ids = {role: endpoint.id for role, endpoint in endpoints.items()}
         after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids))
         return _Granted(agent, tx.put(after), endpoints)
+
+
+def _matches(
+    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, stage: Stage
+) -> Iterator[tuple[RolloutRecord, _Room]]:
+    """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
+    last: RolloutRecord | None = None
+    for _ in range(PAGES):
+        takers = [r for r in rooms if r.free[stage] > 0]
+        limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
+        kinds = {kind for r in takers for kind in r.agent.kinds}
+        page = tx.queued([key], [stage], now, limit, kinds=kinds, after=last)
+        for record in page:
+            able = (r for r in takers if r.takes(record, stages, now))
+            room = max(able, key=lambda r: r.free[stage], default=None)
+            if room is not None:
+                room.free[stage] -= 1
+                yield record, room
+        if not page or len(page) < limit:
+            return
+        last = page[-1]
 
 
 def _lease(granted: _Granted) -> Lease:

@@ -64,10 +64,7 @@ class CliDriver:
 
     async def submit(self, script: BatchScript) -> list[str]:
         command = ("sbatch", "--parsable", f"--chdir={script.directory}")
-        try:
-            code, out, err = await self._run(command, self._env, script.text)
-        except FileNotFoundError as error:
-            raise SlurmUnreachable(f"{error.filename} is not installed here") from None
+        code, out, err = await self._run(command, self._env, script.text)
         if code != 0:
             words = _words(err)
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)

@@ -6,7 +6,7 @@ of its own, so that one that fails takes nothing else with it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -99,11 +99,19 @@ class Transaction(Protocol):
         ...
 
     def queued(
-        self, pools: Sequence[tuple[str, str]], stages: Sequence[Stage], now: float, limit: int
+        self,
+        pools: Sequence[tuple[str, str]],
+        stages: Sequence[Stage],
+        now: float,
+        limit: int,
+        *,
+        kinds: Collection[str] | None = None,
+        after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         """Records waiting for a lease in these (namespace, pool)s, those in back-off at `now` left out.
 
-        EVAL before INIT, then by priority, then in order of arrival.
+        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `after`: in each stage
+        only what stands behind this record.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import islice
@@ -73,23 +73,33 @@ class RolloutTransaction:
         )
 
     def queued(
-        self, pools: Sequence[tuple[str, str]], stages: Sequence[Stage], now: float, limit: int
+        self,
+        pools: Sequence[tuple[str, str]],
+        stages: Sequence[Stage],
+        now: float,
+        limit: int,
+        *,
+        kinds: Collection[str] | None = None,
+        after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
+        if kinds is not None and not kinds:
+            return found  # SQLite finds no plan for that
+        also, values = _narrowed(kinds, after)
         for stage in (s for s in _LATEST_FIRST if s in stages):
             room = limit - len(found)
             if room <= 0:
                 break
-            lines = [self._line(namespace, pool, stage, now, room) for namespace, pool in pools]
+            lines = [self._line(also, [*pool, stage.value, now, *values, room]) for pool in pools]
             found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.seq)), room))
         return found
 
-    def _line(self, namespace: str, pool: str, stage: Stage, now: float, limit: int) -> list[RolloutRecord]:
+    def _line(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
         query = (
-            f"{rows.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL "
-            "AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? ORDER BY priority DESC, seq LIMIT ?"
+            f"{rows.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
+            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, seq LIMIT ?"
         )
-        return [rows.from_row(r) for r in self._db.execute(query, (namespace, pool, stage.value, now, limit))]
+        return [rows.from_row(r) for r in self._db.execute(query, values)]
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
         where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
@@ -109,3 +119,14 @@ class RolloutTransaction:
 
     def add_blob(self, data: bytes) -> BlobRef:
         return self._unit.packs.add(data)
+
+
+def _narrowed(kinds: Collection[str] | None, after: RolloutRecord | None) -> tuple[str, list[object]]:
+    """Further conditions on a queue, and their values."""
+    also, values = "", list[object]()
+    if kinds is not None:
+        also, values = f"AND task_kind IN ({', '.join('?' * len(kinds))})", [*kinds]
+    if after is not None:
+        also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # the first part is what the index understands
+        values += [after.priority, after.priority, after.seq]
+    return also, values

@@ -50,12 +50,10 @@ class Gated:
     def open(self, stage: Stage) -> None:
         (self.gates / stage).touch()
 
-    async def submit(self, client: AsyncClient) -> list[str]:
+    async def submit(self, client: AsyncClient, id: str = "gated", n: int = ROLLOUTS) -> list[str]:
         task = Task.model_validate({"kind": "gated", "gates": str(self.gates)})
         agent = {"max_turns": 1}
-        request = RolloutRequest.model_validate(
-            {"id": "gated", "pool": "demo", "task": task, "n": ROLLOUTS, "agent": agent}
-        )
+        request = RolloutRequest.model_validate({"id": id, "pool": "demo", "task": task, "n": n, "agent": agent})
         return await client.submit([request])
 
     async def status(self, client: AsyncClient) -> tuple[dict[Stage, int], dict[Stage, int]]:
@@ -111,6 +109,25 @@ async def test_widths_go_from_stage_to_stage_with_the_work_and_come_back(gated: 
         assert {(t.reward, t.attempt) for t in ended} == {(1.0, 1)}
         await gated.widths(client, AT_REST, in_flight=0)
         assert yard.processes("node-agent") == [agent]
+
+
+async def test_who_waits_for_a_stage_is_told_of_at_once(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the next heartbeat, which does not come here."""
+    monkeypatch.setattr("e2e_yard.LEASE_SECONDS", 3600.0)
+    yard = gated.yard
+    yard.stop()
+    yard.start()
+    async with yard.client() as client:
+        stages = {name: {"workers": {"min": 1, "max": n}} for name, n in (("init", 1), ("run", 1), ("eval", 2))}
+        await yard.apply(client, demo={**POOL, "stages": stages})
+        await yard.ready(client)
+        gated.open(INIT)
+        gated.open(RUN)
+        for n in (1, 2):
+            ids = await gated.submit(client, f"r{n}", 1)
+            await gated.widths(client, {INIT: 1, RUN: 1, EVAL: n}, in_flight=n)
+        gated.open(EVAL)
+        assert {t.reward for t in await yard.gather(client, ids)} == {1.0}
 
 
 async def test_a_node_agent_that_cannot_resize_works_on_as_it_is(gated: Gated, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,11 @@ from rollyard.kinds.wire import (
     ToNode,
 )
 from rollyard.rollouts.agents import Agents, NodeAgent
-from rollyard.rollouts.dispatch import Dispatcher
+from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.service import Rollouts
 from rollyard.rollouts.submission import MAX_TASK_BYTES
-from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
 from rollyard.store.sqlite import SqliteStore
 
 LEASE_SECONDS = 30.0
@@ -47,6 +47,10 @@ FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
 def request(id: str | None = None, *, answer: str = "1", **more: Any) -> RolloutRequest:
     task = {"kind": "math", "problem": "?", "answer": answer}
     return RolloutRequest.model_validate({"id": id, "pool": "swe", "task": task, **more})
+
+
+def identity(uid: str) -> Identity:
+    return Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance=f"i-{uid}", node=f"n-{uid}")
 
 
 @dataclass
@@ -76,11 +80,8 @@ class Yard:
 
     def node(self, uid: str = "u1", *, init: int = 0, eval: int = 0, kinds: tuple[str, ...] = ("math",)) -> Node:
         """A node agent connects and asks for work."""
-        identity = Identity(
-            allocation=uid, namespace="default", uid=uid, job_id="1", instance=f"i-{uid}", node=f"n-{uid}"
-        )
         sent: list[ToNode] = []
-        agent = NodeAgent(identity, KEY, sent.append, init, eval, frozenset(kinds))
+        agent = NodeAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds))
         self.agents.connect(agent)
         self.dispatcher.wake(KEY)
         return Node(agent, sent)
@@ -91,12 +92,11 @@ class Yard:
 
     def engine(self, name: str) -> None:
         """A model server registers and says that it is healthy."""
-        identity = Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n")
         url = f"http://{name}/v1"
         endpoint = Endpoint(id=name, url=url, model="policy", weights_version="", tokenizer="/t")
-        self.endpoints.register(("default", "policy-pool"), identity, endpoint)
+        self.endpoints.register(("default", "policy-pool"), identity(name), endpoint)
         assert self.endpoints.heartbeat(
-            name, EngineHeartbeat(identity=identity, url=url, ready=True, weights_version="w1")
+            name, EngineHeartbeat(identity=identity(name), url=url, ready=True, weights_version="w1")
         )
         self.dispatcher.wake(KEY)
 
@@ -457,6 +457,46 @@ async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard
     assert [type(m) for m in back.sent] == [Drain], "a reconnect changes nothing about that"
 
 
+@pytest.mark.parametrize("stage", [Stage.INIT, Stage.EVAL])
+async def test_what_nobody_here_can_do_holds_up_nothing_behind_it(yard: Yard, stage: Stage) -> None:
+    for id, kind in (("code", "code"), ("math", "math")):
+        task = {"kind": kind, "problem": "?", "answer": "1"}
+        await yard.rollouts.submit("default", [request(id, n=MAX_PER_GRANT + 1, task=task)])
+    if stage is Stage.EVAL:
+        await run_all(yard)
+    math = yard.node("u1", kinds=("math",))
+    yard.wants(math, **{stage.value.lower(): 1})
+    await until(lambda: bool(math.leases))
+    assert (math.leases[0].id, math.leases[0].stage) == ("math.0", stage)
+
+
+async def run_all(yard: Yard) -> None:
+    """What is queued is queued for EVAL."""
+
+    def change(tx: Transaction) -> None:
+        for record in tx.queued([KEY], [Stage.INIT], float("inf"), 10_000):
+            tx.put(replace(record, stage=Stage.EVAL))
+
+    await yard.store.transact(change)
+
+
+async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
+    code = {"kind": "code", "problem": "?", "answer": "1"}
+    await yard.rollouts.submit("default", [request("code", n=MAX_PER_GRANT + 1, task=code), request("math")])
+    yard.agents.connect(NodeAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"})))
+    math = yard.node("u2", init=1)
+    await until(lambda: bool(math.leases))
+
+
+async def test_what_outlasts_a_walltime_holds_up_nothing_that_does_not(yard: Yard) -> None:
+    node = yard.node()
+    yard.agents.ends("u1", yard.clock.time() + 60)
+    tight = {"init_seconds": 10, "run_seconds": 20, "eval_seconds": 10}
+    await yard.rollouts.submit("default", [request("long", n=MAX_PER_GRANT + 1), request("short", budgets=tight)])
+    yard.wants(node, init=1)
+    await until(lambda: [lease.id for lease in node.leases] == ["short"])
+
+
 async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) -> None:
     whole = yard.pool.spec.budget_seconds
     short, long = yard.node("u1", init=4), yard.node("u2", init=1)
@@ -496,6 +536,22 @@ async def test_what_is_stored_is_the_request_that_was_sent(yard: Yard) -> None:
     [(made, _)] = await yard.rollouts.submit("default", [request("a", sampling={"seed": 3}, mode="eval")])
     body = json.loads(made.request)
     assert (body["sampling"]["seed"], body["mode"], body["n"]) == (3, "eval", 1)
+
+
+async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.rollouts.dispatch.RETRY_SECONDS", 0.05)
+    await yard.rollouts.submit("default", [request("a")])
+    node = yard.node()
+    await asyncio.sleep(0.02)
+    node.agent.want_init = 1
+
+    def given() -> bool:
+        yard.dispatcher.wake(("default", "other"))
+        return bool(node.leases)
+
+    await until(given)
 
 
 async def test_the_dispatcher_can_be_ended_at_the_moment_it_is_woken(yard: Yard) -> None:

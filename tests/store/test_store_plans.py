@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from store_samples import record
 
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.store import queries, schema
@@ -20,6 +21,7 @@ RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
 QUESTIONS: dict[str, Ask] = {
     "get": lambda db, tx: tx.get("n", "r"),
     "queued": lambda db, tx: tx.queued([("n", "p"), ("n", "q")], list(Stage), 0.0, 5),
+    "queued behind": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, kinds={"math"}, after=record("r")),
     "held": lambda db, tx: tx.held("h"),
     "sessions": lambda db, tx: tx.sessions(),
     "next page": lambda db, tx: queries.list_rollouts(db, RolloutFilter()),

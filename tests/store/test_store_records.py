@@ -93,6 +93,26 @@ async def test_the_queue_is_in_order(store: SqliteStore) -> None:
     assert [r.id for r in found] == ["high", "first", "second", "elsewhere"]
 
 
+async def test_the_queue_can_be_read_on_and_for_some_kinds_alone(store: SqliteStore) -> None:
+    await put(
+        store,
+        record("low", priority=-1), record("first"), record("code", task_kind="code"), record("high", priority=9),
+        record("scored", stage=Stage.EVAL, priority=-9), record("last", task_kind="code", priority=-1),
+    )  # fmt: skip
+
+    async def queue(kinds: set[str] | None = None, after: RolloutRecord | None = None) -> list[RolloutRecord]:
+        return await store.transact(lambda tx: tx.queued(POOL, INIT, 50.0, 10, kinds=kinds, after=after))
+
+    whole = await queue()
+    assert [r.id for r in whole] == ["high", "first", "code", "low", "last"]
+    for number, one in enumerate(whole, start=1):
+        assert await queue(after=one) == whole[number:]
+    assert [r.id for r in await queue({"code"})] == ["code", "last"]
+    assert [r.id for r in await queue({"math"}, whole[0])] == ["first", "low"]
+    assert await queue({"math", "code"}) == whole
+    assert await queue(set()) == []
+
+
 async def test_holders_and_sessions(store: SqliteStore) -> None:
     running = {"status": Status.RUNNING, "endpoints": {"policy": "e1"}}
     await put(

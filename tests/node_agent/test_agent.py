@@ -1,0 +1,117 @@
+"""A node agent and a server in one process: what is agreed on at the first welcome holds until the job ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollyard.client.link import Link
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import RolloutPool, SandboxTemplate
+from rollyard.kinds.wire import AllocationFile, Hello
+from rollyard.node_agent.agent import NodeAgent
+from rollyard.rollouts.agents import NodeAgent as Connected
+from rollyard.serve import Options, Server
+from rollyard.trust.tokens import Role
+
+CORES, PER_CORE = 2, 8
+SPEC = {"replicas": 1, "allocation": {"cpusPerTask": CORES}, "sandbox": {"cpus": 1 / PER_CORE}}
+
+
+class Yard:
+    """A data folder that one server after another opens, none of which begins anything by itself; one allocation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, self.job = folder / "data", folder / "job"
+        self.job.mkdir()
+
+    @contextlib.asynccontextmanager
+    async def server(self) -> AsyncIterator[Server]:
+        async with contextlib.AsyncExitStack() as stack:
+            yield await Server.start(Options(self.data, cluster="local"), stack)
+
+    async def allocate(self, server: Server) -> Link:
+        """What its batch job would find."""
+        pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": SPEC})
+        spec = {
+            "pool": {"kind": "RolloutPool", "name": "swe", "uid": (await server.store.create(pool)).metadata.uid},
+            "index": 0,
+            "template_hash": "h",
+            "template": pool.spec.allocation,
+        }
+        made = await server.store.create(Allocation.model_validate({"metadata": {"name": "swe-0"}, "spec": spec}))
+        meta = made.metadata
+        told = AllocationFile(
+            allocation=meta.name,
+            namespace=meta.namespace,
+            uid=meta.uid,
+            pool_kind="RolloutPool",
+            pool="swe",
+            endpoint_file=str(self.data / "endpoint.json"),
+            ca_file=str(self.data / "ca.pem"),
+            scratch=str(self.job),
+        )
+        (self.job / "allocation.json").write_text(told.model_dump_json())
+        (self.job / "token").write_text(server.signer.issue(Role.NODE, meta.uid))
+        return Link.open(self.job)
+
+
+async def change_sandbox(server: Server) -> None:
+    """Now four times as many would fit."""
+    pool = await server.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
+    assert isinstance(pool, RolloutPool)
+    spec = pool.spec.model_copy(update={"sandbox": SandboxTemplate(cpus=1 / PER_CORE / 4)})
+    await server.store.update(pool.model_copy(update={"spec": spec}), "spec")
+
+
+async def connected(server: Server) -> Connected:
+    async with asyncio.timeout(20):
+        while not (found := [agent for agent in server.agents.all() if agent.widths]):
+            await asyncio.sleep(0.01)
+    return found[0]
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    monkeypatch.setenv("ROLLYARD_CACHE", os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard")))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return Yard(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def at_work(link: Link) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    async with link.session() as http:
+        running = asyncio.create_task(NodeAgent(link, http, http).run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await running
+
+
+async def test_a_changed_sandbox_makes_no_more_places_in_what_works_with_the_old_one(yard: Yard) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with yard.server() as first:
+            await stack.enter_async_context(at_work(await yard.allocate(first)))
+            assert (await connected(first)).places == CORES * PER_CORE
+            await change_sandbox(first)
+        async with yard.server() as second:
+            assert (await connected(second)).places == CORES * PER_CORE
+            await stack.aclose()
+
+
+async def test_a_node_agent_that_does_not_say_its_places_has_those_that_it_uses(yard: Yard) -> None:
+    async with yard.server() as server:
+        link = await yard.allocate(server)
+        await change_sandbox(server)
+        hello = Hello(identity=link.identity(), widths={"INIT": 2, "RUN": 5, "EVAL": 2})
+        async with link.session() as http, http.ws_connect(f"{link.url()}/v1/node/connect") as socket:
+            await socket.send_str(hello.model_dump_json(exclude={"places"}))
+            assert (await connected(server)).places == 9
