@@ -5,10 +5,11 @@ Anything that is not as it should be raises KeyError, TypeError or ValueError; t
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.slurm.base import BatchScript, Job, JobState, Node, Partition, Site
@@ -17,6 +18,22 @@ from rollyard.slurm.script import JOB_PREFIX, directives
 from rollyard.slurm.site_text import MIB, gpu_types_of_gres, gpus_of_gres
 
 Body = Mapping[str, Any]
+
+
+class NotJson(ValueError):
+    """An answer that is not slurmrestd's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What an answer about jobs comes to."""
+
+    wrong: list[tuple[int, str]]
+    """Its complaints; with any, the rest is empty."""
+    changed_at: int | None = None
+    """Unix seconds of the last change; 0 where there was none since the time asked for, None if not told."""
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    """Ours, by id; empty where nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,11 @@ class Codec(ABC):
         fields = job_fields(directives(script.text), self.column, self.version, self.fields)
         own = {"current_working_directory": script.directory, "environment": self.environment(variables)}
         return {"script": script.text, "job": {"standard_input": "/dev/null", **fields, **own}}
+
+    def queue(self, body: Body, user: str) -> Queue:
+        wrong = complaints(body)
+        changed_at = None if wrong else self.changed_at(body)
+        return Queue(wrong, changed_at, {} if wrong or changed_at == 0 else self.jobs(body, user))
 
     def jobs(self, body: Body, user: str) -> dict[str, Job]:
         """Ours, by id, tasks of arrays one by one."""
@@ -152,6 +174,17 @@ class Codec(ABC):
 
     def _seconds(self, value: Any) -> float | None:
         return float(seconds) if (seconds := self.number(value)) else None
+
+
+def decoded(raw: bytes) -> Body:
+    """Raises NotJson."""
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise NotJson("no JSON object")
+    return found
 
 
 def array_tasks(text: str) -> Iterator[int]:

@@ -9,18 +9,21 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rollyard.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
 from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.codec import Body, array_tasks, complaints
+from rollyard.slurm.rest.codec import Body, array_tasks, complaints, decoded
 from rollyard.slurm.rest.link import Link
 from rollyard.slurm.rest.negotiate import Dialect, negotiated
 from rollyard.slurm.rest.options import job_variables
+from rollyard.slurm.rest.reader import FAULTS, Reader
 from rollyard.slurm.script import directives
 
+T = TypeVar("T")
 LIMIT_SECONDS = 30.0
 LEFT_OUT = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
 """Of the environment that jobs see: what would overrule a job's own, and where tokens lie."""
@@ -47,24 +50,28 @@ class RestDriver:
         self._env = {k: v for k, v in source.items() if not k.startswith(LEFT_OUT)}
         self._umask = umask()
         self._link = Link(address, identity, limit_seconds)
+        self._reader = Reader(limit_seconds)
         self._dialect: Dialect | None = None
-        self._last: tuple[int, dict[str, Job]] | None = None
+        self._last: tuple[int, Mapping[str, Job]] | None = None
         """slurmctld's own time of its last change, and our jobs as of then."""
 
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
         codec = (await self._negotiate()).codec
-        last = self._last
-        body = await self._ask(f"/slurm/{codec.version}/jobs/", {} if last is None else {"update_time": str(last[0])})
+        last, user = self._last, await self._link.user()
+        query = {} if last is None else {"update_time": str(last[0])}
         with _reading("its jobs"):
-            changed = codec.changed_at(body)
-            if changed == 0:  # nothing since then; an empty list in an answer to no such question is none either
-                if last is None:
-                    raise ValueError("they are of no time")
-                return Snapshot(taken_at, last[1])
-            jobs = codec.jobs(body, await self._link.user())
-        self._last = None if changed is None else (changed, jobs)
-        return Snapshot(taken_at, jobs)
+            found = await self._read(
+                lambda raw: self._reader.queue(codec, raw, user), "GET", f"/slurm/{codec.version}/jobs/", query
+            )
+        if found.wrong:
+            raise self._silence(found.wrong)
+        if found.changed_at != 0:
+            self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
+            return Snapshot(taken_at, found.jobs)
+        if last is None:  # an empty list in an answer to no such question is none either
+            raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they are of no time")
+        return Snapshot(taken_at, last[1])
 
     async def submit(self, script: BatchScript) -> list[str]:
         codec = (await self._negotiate()).codec
@@ -108,7 +115,7 @@ class RestDriver:
             return codec.site(nodes, partitions)
 
     async def close(self) -> None:
-        pass
+        await self._reader.close()
 
     async def _negotiate(self) -> Dialect:
         """Once, and again after a silence: it may be another server by then."""
@@ -130,8 +137,19 @@ class RestDriver:
     async def _call(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Body | None = None
     ) -> Body:
+        return await self._read(_decoded, method, path, query, body)
+
+    async def _read(
+        self,
+        read: Callable[[bytes], Awaitable[T]],
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Body | None = None,
+    ) -> T:
+        """What `read` makes of the answer's body."""
         try:
-            return await self._link.call(method, path, query or {}, body)
+            return await self._link.call(method, path, query or {}, body, read)
         except SlurmUnreachable:
             self._dialect = None
             raise
@@ -164,8 +182,12 @@ def _reading(what: str) -> Iterator[None]:
     """A body that is not as it should be is no answer."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except FAULTS as error:
         raise SlurmUnreachable(f"slurmrestd: {what} cannot be read: {type(error).__name__}: {error}") from None
+
+
+async def _decoded(raw: bytes) -> Body:
+    return decoded(raw)
 
 
 def _decided(wrong: Sequence[tuple[int, str]]) -> bool:

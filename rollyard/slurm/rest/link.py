@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from rollyard.errors import SlurmUnreachable
 from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.codec import Body
+from rollyard.slurm.rest.codec import Body, NotJson
 from rollyard.slurm.rest.http import request
 
+T = TypeVar("T")
 NOT_WANTED = (401, 403)
 
 
@@ -25,8 +27,18 @@ class Link:
         """Whose jobs are ours."""
         return self._identity.user(await asyncio.to_thread(self._identity.read))
 
-    async def call(self, method: str, path: str, query: Mapping[str, str], body: Body | None = None) -> Body:
-        """The answer's body, of any status. Raises SlurmUnreachable."""
+    async def call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Body | None,
+        read: Callable[[bytes], Awaitable[T]],
+    ) -> T:
+        """What `read` makes of the answer's body, of any status; it raises NotJson for what is none.
+
+        Raises SlurmUnreachable.
+        """
         headers = await self._headers()
         target = f"{path}?{urlencode(query)}" if query else path
         data = json.dumps(body).encode() if body is not None else None
@@ -40,13 +52,10 @@ class Link:
         if status in NOT_WANTED:
             raise SlurmUnreachable(self._unwanted())
         try:
-            found = json.loads(raw)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            return await read(raw)
+        except NotJson:
             said = " ".join(raw[:200].decode(errors="replace").split())
-            raise SlurmUnreachable(f"slurmrestd at {self._address} answered {status} to {path}: {said!r}")
-        return found
+            raise SlurmUnreachable(f"slurmrestd at {self._address} answered {status} to {path}: {said!r}") from None
 
     async def _headers(self) -> dict[str, str]:
         token = await asyncio.to_thread(self._identity.read)

@@ -1,0 +1,182 @@
+"""Large queues: read in a child that costs a look at most, and is gone when the driver is, however that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.errors import SlurmUnreachable
+from rollyard.slurm.process import start_time
+from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.codec_old import OldCodec
+from rollyard.slurm.rest.driver import RestDriver
+from rollyard.slurm.rest.reader import SMALL_BYTES, Reader
+
+OPENAPI = b'{"paths": {"/slurm/v0.0.38/jobs": {}}}'
+
+
+def record(id: int, user: str, name: str, **more: Any) -> dict[str, Any]:
+    """As v0.0.38 has it."""
+    empty = dict.fromkeys(("array_job_id", "submit_time", "start_time", "end_time", "restart_cnt", "exit_code"), 0)
+    texts = {"comment": "c", "state_reason": "None", "nodes": "", "array_task_string": "", "job_state": "PENDING"}
+    return {**empty, **texts, "job_id": id, "user_name": user, "name": name, **more}
+
+
+def queue(strangers: int, *ours: dict[str, Any], **more: Any) -> bytes:
+    theirs = [record(n, "somebody", "train") for n in range(100, 100 + strangers)]
+    return json.dumps({"jobs": [*theirs, *ours], "errors": [], **more}).encode()
+
+
+OURS = record(7, getpass.getuser(), "rollyard-t-0")
+LARGE, SMALL = queue(2000, OURS), queue(3, OURS)
+assert len(SMALL) < SMALL_BYTES < len(LARGE)
+
+
+class Restd:
+    """Answers every look with the same body."""
+
+    def __init__(self, socket: Path) -> None:
+        self.body = LARGE
+        self.address = Address.parse(f"unix:{socket}")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        body = OPENAPI if b"/openapi/v3" in asked else self.body
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+
+@pytest.fixture
+async def restd(tmp_path: Path) -> AsyncIterator[Restd]:
+    made = Restd(tmp_path / "s")
+    async with await asyncio.start_unix_server(made.serve, tmp_path / "s"):
+        yield made
+
+
+@pytest.fixture
+async def driver(restd: Restd) -> AsyncIterator[RestDriver]:
+    made = RestDriver(restd.address, Identity())
+    yield made
+    await made.close()
+    assert children() == []
+
+
+def children(parent: int | None = None) -> list[int]:
+    """Those of this process, or another, that read queues."""
+    found = []
+    for path in Path(f"/proc/{parent or os.getpid()}/task").glob("*/children"):
+        for pid in map(int, path.read_text().split()):
+            with contextlib.suppress(OSError):
+                found += [pid] if b"reader_child" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_large_queue_is_read_by_one_child_and_a_small_one_by_none(restd: Restd, driver: RestDriver) -> None:
+    restd.body = SMALL
+    small = (await driver.snapshot()).jobs
+    assert children() == []
+    restd.body = LARGE
+    assert (await driver.snapshot()).jobs == small
+    [child] = children()
+    assert list(small) == list((await driver.snapshot()).jobs) == ["7"]
+    assert children() == [child]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>" + b" " * SMALL_BYTES, "answered 200 to /slurm/v0.0.38/jobs/: '<html>'"),
+        (queue(2000, {**OURS, "array_job_id": 6, "array_task_string": "1,3,..."}), "SLURM_BITSTR_LEN=0"),
+        (queue(2000, {"user_name": "x"}, {"user_name": getpass.getuser()}), "cannot be read: KeyError: 'name'"),
+        (queue(2000, OURS, errors=[{"error": "busy", "error_number": 5}]), "slurmrestd: busy"),
+    ],
+)
+async def test_a_large_answer_that_is_none_is_refused_as_a_small_one_is(
+    restd: Restd, driver: RestDriver, body: bytes, words: str
+) -> None:
+    restd.body = body
+    with pytest.raises(SlurmUnreachable) as caught:
+        await driver.snapshot()
+    assert words in str(caught.value)
+    restd.body = LARGE
+    assert list((await driver.snapshot()).jobs) == ["7"]
+
+
+async def test_a_child_that_dies_costs_a_look_at_most_and_is_made_anew(driver: RestDriver) -> None:
+    await driver.snapshot()
+    [child] = children()
+    os.kill(child, signal.SIGSTOP)
+    look = asyncio.create_task(driver.snapshot())
+    await asyncio.sleep(0.2)
+    os.kill(child, signal.SIGKILL)
+    with pytest.raises(SlurmUnreachable, match="has ended"):
+        await look
+    assert list((await driver.snapshot()).jobs) == ["7"]
+    assert children() != [child]
+
+
+async def test_a_child_that_takes_too_long_is_ended() -> None:
+    reader = Reader(0.01)
+    with pytest.raises(SlurmUnreachable, match=r"not read within 0.01 s"):
+        await reader.queue(OldCodec("v0.0.38"), LARGE, "me")
+    assert children() == []
+    await reader.close()
+
+
+async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(driver: RestDriver) -> None:
+    await driver.snapshot()
+    [child] = children()
+    os.kill(child, signal.SIGSTOP)
+    look = asyncio.create_task(driver.snapshot())
+    await asyncio.sleep(0.2)
+    look.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await look
+    assert start_time(child) is None
+    assert list((await driver.snapshot()).jobs) == ["7"]
+
+
+SERVER = """
+import asyncio, sys
+from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.codec_old import OldCodec
+from rollyard.slurm.rest.driver import RestDriver
+
+async def main():
+    await RestDriver(Address.parse(sys.argv[1]), Identity()).snapshot()
+    print("read", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_child_of_a_server_that_was_killed_ends_too(restd: Restd) -> None:
+    pipe = asyncio.subprocess.PIPE
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVER, f"unix:{restd.address.socket}", stdout=pipe
+    )
+    try:
+        assert server.stdout is not None
+        assert await server.stdout.readline() == b"read\n"
+        [child] = children(server.pid)
+    finally:
+        server.kill()
+        await server.wait()
+    await until(lambda: start_time(child) is None)
