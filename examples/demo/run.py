@@ -109,7 +109,7 @@ def _server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
 async def _demo(console: Console, kubeconfig: Path, seed: int, cluster: Mapping[str, str]) -> int:
     started = time.monotonic()
     async with AsyncClient(kubeconfig=kubeconfig) as client:
-        pools = read_manifests((str(POOLS),))
+        pools = read_manifests((str(POOLS),), "default")
         for pool in pools:
             change, _ = await client.apply(pool)
             console.print(f"{pool.SINGULAR}/{pool.metadata.name} {change}")

@@ -193,6 +193,8 @@ class InferenceServer:
                     await self._say(http, url)
                 return 1
             await self._finish(http, url)
+            if self._gang is not None:
+                self._gang.leave()  # before its engine goes: then the other ranks know that this is no failure
             return 0
         finally:
             self._closing.set()

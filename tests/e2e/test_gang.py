@@ -28,7 +28,7 @@ assert "--headless" in words
 while True:
     try:
         socket.create_connection(at).recv(1)  # until the first has gone
-    except ConnectionRefusedError:
+    except OSError:
         time.sleep(0.1)
 """
 

@@ -112,6 +112,6 @@ async def test_a_node_agent_that_does_not_say_its_places_has_those_that_it_uses(
         link = await yard.allocate(server)
         await change_sandbox(server)
         hello = Hello(identity=link.identity(), widths={"INIT": 2, "RUN": 5, "EVAL": 2})
-        async with link.session() as http, http.ws_connect(f"{link.url()}/v1/node/connect") as socket:
+        async with link.session() as http, http.ws_connect(f"{await link.url()}/v1/node/connect") as socket:
             await socket.send_str(hello.model_dump_json(exclude={"places"}))
             assert (await connected(server)).places == 9
