@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 import random
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ class Faults:
         return max((sum(at - FLAP_WINDOW_SECONDS < t <= at for t in self.turns) for at in self.turns), default=0)
 
 
-class SimulatedPool:
+class SimulatedPool(ABC):
     """Allocations and their jobs; the kinds differ in who works in them."""
 
     def __init__(self, clock: Clock, slurm: Slurm, pool: Pool) -> None:
@@ -124,17 +125,21 @@ class SimulatedPool:
 
     # what a kind knows
 
-    def load(self, name: str) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def load(self, name: str) -> int: ...
 
-    def metrics(self) -> list[Metric]:
-        raise NotImplementedError
+    @abstractmethod
+    def metrics(self) -> list[Metric]: ...
 
+    @abstractmethod
     def ready(self, name: str) -> None:
         """Its process has come up."""
 
-    def told_to_drain(self, name: str) -> None: ...
+    @abstractmethod
+    def told_to_drain(self, name: str) -> None:
+        """It takes nothing new from now on."""
 
+    @abstractmethod
     def gone(self, name: str) -> None:
         """Its job has ended."""
 

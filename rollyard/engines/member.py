@@ -13,6 +13,7 @@ from rollyard.engines.process import end_engine, how_it_ended, start_engine
 from rollyard.kinds.pools import InferencePoolSpec
 
 GRACE_SECONDS = 3.0
+"""When the first one goes, the engine's part here may be quicker to follow than the word of it."""
 
 
 async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
@@ -33,10 +34,8 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
         try:
             await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not (
-                over.done() or stop.is_set()
-            ):  # when the first one goes, the engine's part here may be quicker than its word
-                await asyncio.wait({over, stopped}, timeout=GRACE_SECONDS)
+            if death.done():
+                await asyncio.wait({over, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=GRACE_SECONDS)
             if over.done() or stop.is_set():
                 return 0
             how = how_it_ended(death.result())
