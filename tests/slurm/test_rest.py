@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import json
 import os
 import re
 import signal
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -33,16 +35,34 @@ def rest_cluster(request: pytest.FixtureRequest, clusters: Clusters) -> Cluster:
     return clusters(**request.param)
 
 
-def by_port(cluster: Cluster, identity: Identity) -> RestDriver:
-    return RestDriver(Address.parse(cluster.env["SLURMRESTD_URL"]), identity, limit_seconds=10.0)
+Open = Callable[[Address, Identity], RestDriver]
 
 
-async def test_a_token_opens_the_port_and_a_wrong_one_is_no_empty_queue(rest_cluster: Cluster, tmp_path: Path) -> None:
-    ground = Ground(by_port(rest_cluster, Identity(rest_cluster.token())), tmp_path, rest_cluster)
+@pytest.fixture
+async def opened() -> AsyncIterator[Open]:
+    """Drivers that are closed in the end: a large queue leaves one with a child."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def new(address: Address, identity: Identity) -> RestDriver:
+            driver = RestDriver(address, identity, limit_seconds=10.0)
+            stack.push_async_callback(driver.close)
+            return driver
+
+        yield new
+
+
+def port_of(cluster: Cluster) -> Address:
+    return Address.parse(cluster.env["SLURMRESTD_URL"])
+
+
+async def test_a_token_opens_the_port_and_a_wrong_one_is_no_empty_queue(
+    rest_cluster: Cluster, opened: Open, tmp_path: Path
+) -> None:
+    ground = Ground(opened(port_of(rest_cluster), Identity(rest_cluster.token())), tmp_path, rest_cluster)
     id = await ground.submit("sleep 100")
     assert (await ground.state(id, JobState.RUNNING)).owner == "rollyard:server:uid"
     for wrong in (Identity(), Identity("a.b.c"), Identity(rest_cluster.token()[:-2])):
-        stranger = by_port(rest_cluster, wrong)
+        stranger = opened(port_of(rest_cluster), wrong)
         with pytest.raises(SlurmUnreachable, match="scontrol token"):
             await stranger.snapshot()
         with pytest.raises(SlurmUnreachable, match="scontrol token"):
@@ -50,10 +70,12 @@ async def test_a_token_opens_the_port_and_a_wrong_one_is_no_empty_queue(rest_clu
     await ground.close()
 
 
-async def test_an_expired_token_says_so_and_a_renewed_file_is_read_again(rest_cluster: Cluster, tmp_path: Path) -> None:
+async def test_an_expired_token_says_so_and_a_renewed_file_is_read_again(
+    rest_cluster: Cluster, opened: Open, tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     file.write_text(f"SLURM_JWT={rest_cluster.token(seconds=1)}\n")
-    driver = by_port(rest_cluster, Identity(token_file=file))
+    driver = opened(port_of(rest_cluster), Identity(token_file=file))
     async with asyncio.timeout(20):
         while time.time() < float(str(claims(file.read_text())["exp"])):
             await asyncio.sleep(0.1)
@@ -141,7 +163,9 @@ JOBS = b'{"jobs": [], "errors": []}'
         (b"%.0d%.0b", "bytes read"),
     ],
 )
-async def test_an_answer_is_read_whole_or_counts_as_none(answer: bytes, words: str, tmp_path: Path) -> None:
+async def test_an_answer_is_read_whole_or_counts_as_none(
+    answer: bytes, words: str, opened: Open, tmp_path: Path
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readuntil(b"\r\n\r\n")
         body = OPENAPI if b"/openapi/v3" in asked else JOBS
@@ -149,7 +173,7 @@ async def test_an_answer_is_read_whole_or_counts_as_none(answer: bytes, words: s
         writer.close()
 
     async with await asyncio.start_unix_server(serve, tmp_path / "s"):
-        driver = RestDriver(Address.parse(f"unix:{tmp_path}/s"), Identity(), limit_seconds=5.0)
+        driver = opened(Address.parse(f"unix:{tmp_path}/s"), Identity())
         if words:
             with pytest.raises(SlurmUnreachable, match=re.escape(words)):
                 await driver.snapshot()
@@ -202,6 +226,7 @@ async def test_what_no_table_knows_is_refused_by_its_name(rest_cluster: Cluster,
     for option, value in (("hint", "nomultithread"), ("export", "A=b")):
         with pytest.raises(SubmitRefused, match=f"--{option}"):
             await ground.submit("true", extra_directives={option: value})
+    await ground.close()
 
 
 async def test_a_job_may_have_the_environment_of_a_login_on_its_node(clusters: Clusters, tmp_path: Path) -> None:
@@ -232,6 +257,7 @@ async def test_a_job_sees_what_sbatch_would_show_it(rest_cluster: Cluster, tmp_p
         id = await ground.submit(f"env -0 > {number}; umask", **template)
         assert (await ground.ended(id)).state is JobState.COMPLETED
         seen.append(set((tmp_path / str(number)).read_text().split("\0")))
+        await ground.close()
     differ = {pair.partition("=")[0] for pair in seen[0] ^ seen[1]} - SBATCHS_OWN - OF_ONE_JOB
     assert {name for name in differ if not name.startswith(MPI)} == set()
     first, second = (tmp_path / "job.log").read_text().split()

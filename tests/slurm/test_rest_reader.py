@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,22 @@ async def driver(restd: Restd) -> AsyncIterator[RestDriver]:
     assert children() == []
 
 
+@pytest.fixture(autouse=True)
+def others() -> Iterator[None]:
+    """Children of drivers that other tests hold open are none of these tests' business."""
+    OTHERS.update(children())
+    yield
+    OTHERS.clear()
+
+
+OTHERS: set[int] = set()
+
+
 def children(parent: int | None = None) -> list[int]:
     """Those of this process, or another, that read queues."""
     found = []
     for path in Path(f"/proc/{parent or os.getpid()}/task").glob("*/children"):
-        for pid in map(int, path.read_text().split()):
+        for pid in {*map(int, path.read_text().split())} - OTHERS:
             with contextlib.suppress(OSError):
                 found += [pid] if b"reader_child" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
