@@ -235,12 +235,29 @@ class EngineHello(Message):
     """PEM; null when the certificate at hand is still good."""
 
 
+class WeightsOrder(Message):
+    """What an engine should serve; it holds until another one comes."""
+
+    version: str
+    """As the trainer calls it."""
+    mode: Literal["Drain", "Pause", "Abort"] = "Drain"
+    """For the requests that run: let them end, keep them and go on with the new weights, or hand back what they have."""
+    path: str | None = None
+    """Folder of the weights, as the engine's node sees it; null where `adapter` is given."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter on top of the pool's own weights."""
+    checksum: str | None = None
+    """`weights_version` of the folder; another content is refused. Null takes what is there."""
+
+
 class EngineWelcome(Message):
     certificate: str | None = None
     """PEM of the door's certificate with its chain."""
     heartbeat_seconds: float
     token: str
     """What node agents will show at the door."""
+    weights: WeightsOrder | None = None
+    """What to serve from the start; null for the model of the pool's spec."""
 
 
 class EngineHeartbeat(Message):
@@ -252,6 +269,13 @@ class EngineHeartbeat(Message):
     reason: str = ""
     """Why it is not ready."""
     weights_version: str = ""
+    """The one that it serves and has proven; empty before that."""
+    weights_checksum: str = ""
+    """Of the folder that they came from."""
+    weights_phase: Literal["", "Draining", "Loading", "Probing", "Failed"] = ""
+    """How far it is with the last order; empty when it has done it."""
+    weights_error: str = ""
+    """Why it could not."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null when it does not say so."""
@@ -263,6 +287,7 @@ class EngineOrders(Message):
     known: bool = True
     """False: register again."""
     drain: bool = False
+    weights: WeightsOrder | None = None
 
 
 FromNode = Hello | Want | Heartbeat | HandBack
