@@ -149,13 +149,13 @@ class Generations:
 
     def begin(self, version: str, fields: Mapping[str, Any]) -> None:
         """What is read from now on was made by other weights; it is kept back until `judge`. `fields` go with requests."""
-        if self._epoch.proven is None:
-            self._epoch.judge(proven=False)
+        self.judge(proven=False)
         self._epoch = _Epoch(version, fields)
 
     def judge(self, proven: bool) -> None:
         """Let what the new weights made leave, or end the answers that have tokens of theirs where these begin."""
-        self._epoch.judge(proven)
+        if self._epoch.proven is None:
+            self._epoch.judge(proven)
 
     # the door
 
