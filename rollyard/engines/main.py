@@ -288,9 +288,11 @@ class InferenceServer:
             return Health(False, "Draining")
         health, weights = self._supervisor.health, self._weights
         assert weights is not None
-        if weights.proven or (not health.ready and self._supervisor.life):
-            return health
-        return replace(health, ready=False, reason=weights.error or "Proving")
+        if health.ready and not weights.proven:
+            return replace(health, ready=False, reason="Proving")
+        if self._supervisor.life == 0 and weights.error:
+            return replace(health, reason=weights.error)
+        return health
 
     def _end_within(self, seconds: float) -> None:
         self._until = min(self._until, asyncio.get_running_loop().time() + seconds)

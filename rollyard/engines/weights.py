@@ -78,7 +78,7 @@ class Weights:
         self._news = asyncio.Event()
         self._now: Source | None = None
         self._contents: Contents | None = None
-        self._proven_life = 0
+        self._proven_life = -1
         self._patience = 0.0
         self._reading: probe.Reading | None = None
         self._proofs: dict[str, Proof] = {}
