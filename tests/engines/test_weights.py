@@ -8,39 +8,21 @@ import json
 import os
 import shutil
 import signal
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from weights_yard import Yard, furthest, other_weights, recomputed, yard
+from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, other_weights, pid_of, recomputed, yard
 
 from rollyard.engines.embedded_control import EmbeddedControl
 from rollyard.engines.source import Contents, Source
 from rollyard.engines.weights_version import weights_version
 from rollyard.kinds.wire import WeightsOrder
-from rollyard.trust.ca import Authority
-from rollyard.trust.csr import new_key_and_csr
-from rollyard.trust.tls import server_ssl_context
 
-PROMPTS = [[40 + i, *range(100, 130 + 7 * i)] for i in range(4)]
+__all__ = ["certified", "other_dir"]  # fixtures
 MODES = ["Drain", "Pause", "Abort"]
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    folder = tmp_path_factory.mktemp("trust")
-    authority = Authority.open(folder)
-    key, csr = new_key_and_csr("policy-0")
-    (folder / "door.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
-    return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
-
-
-@pytest.fixture(scope="module")
-def other_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return other_weights(model_dir, tmp_path_factory.mktemp("weights") / "v2")
 
 
 def spec(model: Path) -> dict[str, Any]:
@@ -51,16 +33,6 @@ def spec(model: Path) -> dict[str, Any]:
 async def made(model_dir: Path, tmp_path: Path, certified: Any) -> AsyncIterator[Yard]:
     async with yard(spec(model_dir), tmp_path, certified) as found:
         yield found
-
-
-def pid_of(uds: Path) -> int:
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and str(uds).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    (pid,) = found
-    return pid
 
 
 # an order

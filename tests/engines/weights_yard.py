@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import pytest
 
 from rollyard.engines.command import engine_command
 from rollyard.engines.control import EngineControl
@@ -29,9 +30,13 @@ from rollyard.engines.supervisor import Supervisor
 from rollyard.engines.weights import Weights
 from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.wire import WeightsOrder
+from rollyard.trust.ca import Authority
+from rollyard.trust.csr import new_key_and_csr
+from rollyard.trust.tls import server_ssl_context
 
 TOKEN = "door-token"
 WAIT_SECONDS = 60.0
+PROMPTS = [[40 + i, *range(100, 130 + 7 * i)] for i in range(4)]
 Control = Callable[[aiohttp.ClientSession], EngineControl]
 
 
@@ -82,10 +87,11 @@ class Yard:
     supervisor: Supervisor
     client: aiohttp.ClientSession
     uds: Path
+    patience: float = WAIT_SECONDS
     answers: list[Answer] = field(default_factory=list)
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(self.patience):
             while not done():
                 await asyncio.sleep(0.005)
 
@@ -135,6 +141,7 @@ async def yard(
     *,
     order: WeightsOrder | None = None,
     control: Control = EmbeddedControl,
+    patience: float = WAIT_SECONDS,
 ) -> AsyncIterator[Yard]:
     pool = InferencePoolSpec.model_validate({"replicas": 1, **spec})
     uds = folder / "e"
@@ -154,7 +161,7 @@ async def yard(
         runner = await door.open(listener, certified[0])
         running = asyncio.create_task(weights.run())
         try:
-            made = Yard(weights, supervisor, client, uds)
+            made = Yard(weights, supervisor, client, uds, patience)
             await made.until(lambda: weights.proven or running.done() or weights.phase == "Failed")
             if running.done():
                 running.result()
@@ -183,3 +190,27 @@ def recomputed(answer: Answer, before: Path, after: Path, boundary: int | None =
 
 def furthest(answer: Answer, computed: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(answer.logprobs, computed, strict=True))
+
+
+def pid_of(uds: Path) -> int:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and str(uds).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    (pid,) = found
+    return pid
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    folder = tmp_path_factory.mktemp("trust")
+    authority = Authority.open(folder)
+    key, csr = new_key_and_csr("policy-0")
+    (folder / "door.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
+
+
+@pytest.fixture(scope="module")
+def other_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return other_weights(model_dir, tmp_path_factory.mktemp("weights") / "v2")
