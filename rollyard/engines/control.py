@@ -43,6 +43,9 @@ class EngineControl(Protocol):
     def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
         """Why this process cannot change to these weights and be right; empty when it can."""
 
+    def keeps(self, source: Source, now: Source) -> bool:
+        """Whether requests that run can go on with these weights."""
+
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
         """Returns when no step runs, nor will one before `resume`. Raises ControlFailed, as all that follow."""
 

@@ -27,6 +27,9 @@ class EmbeddedControl:
     def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
         return ""
 
+    def keeps(self, source: Source, now: Source) -> bool:
+        return True
+
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
         await command(self._http, "/control/pause", {"mode": requests})
 

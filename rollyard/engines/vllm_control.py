@@ -19,8 +19,6 @@ from rollyard.engines.source import Contents, Source
 
 log = logging.getLogger(__name__)
 
-ADAPTER = "rollyard-adapter"
-"""The adapter's name in requests: vLLM does not let it have the model's."""
 PAUSE, RESUME, IS_PAUSED = "/pause", "/resume", "/is_paused"
 RPC, NAME, RESET = "/collective_rpc", "/update_weight_version", "/reset_prefix_cache"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -58,6 +56,10 @@ class VllmControl:
             return "this vLLM cannot load adapters while it runs"
         return ""
 
+    def keeps(self, source: Source, now: Source) -> bool:
+        """A request brings its adapter's name and path to every step, so it goes on with the one it began with."""
+        return source.adapter is None and now.adapter is None
+
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
         # By default 0.32 clears the cache also of requests that are kept, and computes all of them anew.
         clear = "false" if requests == "keep" else "true"
@@ -82,10 +84,11 @@ class VllmControl:
 
     async def _load_adapter(self, source: Source, now: Source | None) -> None:
         if source.adapter is not None:
-            body = {"lora_name": ADAPTER, "lora_path": str(source.adapter), "load_inplace": True}
+            # Not in place: requests that carry such an adapter make vLLM read it again at each of their steps.
+            body = {"lora_name": _name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
-        elif now is not None and now.adapter is not None:
-            await command(self._http, UNLOAD_ADAPTER, {"lora_name": ADAPTER})
+        if now is not None and now.adapter is not None:
+            await command(self._http, UNLOAD_ADAPTER, {"lora_name": _name(now)})
 
     async def name(self, version: str) -> None:
         """For `weight_versions` in the answers of /inference/v1/generate."""
@@ -97,5 +100,10 @@ class VllmControl:
             raise ControlFailed(f"{IS_PAUSED} does not answer")
 
     def fields(self, source: Source) -> Mapping[str, Any]:
-        named = {"model": ADAPTER} if source.adapter is not None else {}
-        return {"cache_salt": f"{source.version}-{source.checksum}", **named}
+        named = {"model": _name(source)} if source.adapter is not None else {}
+        return {"cache_salt": _name(source), **named}
+
+
+def _name(source: Source) -> str:
+    """Of an adapter in requests, where vLLM does not let it have the model's; and of the blocks that it made."""
+    return f"{source.version}-{source.checksum}"

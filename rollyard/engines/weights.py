@@ -218,8 +218,7 @@ class Weights:
         anew = self._control.cannot_load(source, now, contents)
         if anew and not self._restarts:
             raise _Refused(f"NotInPlace: {anew}, and an engine that spans nodes is not started again: make a new one")
-        # A request that runs with an adapter cannot go on without one, nor the other way round.
-        kept = order.mode == "Pause" and not anew and (source.adapter is None) == (now.adapter is None)
+        kept = order.mode == "Pause" and not anew and self._control.keeps(source, now)
         self._say("Draining")
         await self._stop_requests(order.mode, kept)
         self._say("Loading")
