@@ -23,6 +23,8 @@ PAUSE, RESUME, IS_PAUSED = "/pause", "/resume", "/is_paused"
 RPC, NAME, RESET = "/collective_rpc", "/update_weight_version", "/reset_prefix_cache"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 LORA_OPTION = "--enable-lora"
+UNEVEN = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
+"""With these, tokens of a step may stay in the HTTP servers, or in one of them, for longer than a paused engine shows."""
 
 
 class VllmControl:
@@ -32,6 +34,7 @@ class VllmControl:
     def __init__(self, http: aiohttp.ClientSession, extra_args: Sequence[str]) -> None:
         self._http = http
         self._lora = LORA_OPTION in extra_args
+        self._uneven = any(arg.partition("=")[0] in UNEVEN for arg in extra_args)
         self._served: frozenset[str] = frozenset()
 
     async def look(self) -> None:
@@ -58,7 +61,7 @@ class VllmControl:
 
     def keeps(self, source: Source, now: Source) -> bool:
         """A request brings its adapter's name and path to every step, so it goes on with the one it began with."""
-        return source.adapter is None and now.adapter is None
+        return source.adapter is None and now.adapter is None and not self._uneven
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
         # By default 0.32 clears the cache also of requests that are kept, and computes all of them anew.

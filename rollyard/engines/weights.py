@@ -157,12 +157,17 @@ class Weights:
                     await self._prove_start()
                 elif (order := self._due()) is not None:
                     await self._carry_out(order)
+                elif self.phase == "Failed" and self._is_done():
+                    self._say("")  # what failed is not wanted any more
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
 
+    def _is_done(self) -> bool:
+        return self._wanted is None or (self._now is not None and _is(self._wanted, self._now))
+
     def _due(self) -> WeightsOrder | None:
-        order, now = self._wanted, self._now
-        if order is None or now is None or _is(order, now):
+        order = self._wanted
+        if order is None or self._is_done():
             return None
         if order == self._failed and asyncio.get_running_loop().time() < self._retry_at:
             return None
@@ -344,7 +349,7 @@ class Weights:
         self._patience = 0.0
         self._generations.judge(proven=True)
         self._generations.open()
-        if self.phase != "Failed" or self._wanted is None or _is(self._wanted, source):
+        if self.phase != "Failed" or self._is_done():
             self._say("")
             log.info("the engine serves weights %s (%s)", source.version, source.checksum)
 

@@ -106,7 +106,8 @@ class Yard:
         body = {"model": "policy", "prompt": list(prompt), "max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
         return body | {"logprobs": 0, "return_token_ids": True} | fields
 
-    async def stream(self, prompt: Sequence[int], tokens: int, **fields: Any) -> Answer:
+    async def stream(self, prompt: Sequence[int], tokens: int, after: int | None = None, **fields: Any) -> Answer:
+        """Read to its end, or until so many tokens of a second version have come."""
         answer = Answer(list(prompt))
         self.answers.append(answer)
         body = self.body(prompt, tokens, stream=True, **fields)
@@ -118,6 +119,8 @@ class Yard:
                 for line in lines:
                     if line.startswith(b"data: {"):
                         answer.take(json.loads(line[6:]))
+                if after is not None and len(answer.ids) - answer.boundary >= after:
+                    break
         return answer
 
     async def whole(self, prompt: Sequence[int], tokens: int, **fields: Any) -> tuple[Answer, Mapping[str, str], Any]:
