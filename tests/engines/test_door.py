@@ -309,9 +309,9 @@ async def test_what_new_weights_made_is_kept_back_until_they_are_proven(upstream
     generations = found.door.generations
     generations.begin("v2", {})
     waiting = asyncio.create_task(ask(found, b"first"))
-    await until(lambda: generations._reads == 1)
+    await until(lambda: generations._reads == 2)  # its head and its body
     generations.begin("v3", {})  # v2 was never proven: the question is asked anew
-    await until(lambda: generations._reads == 2)
+    await until(lambda: generations._reads == 4)
     assert not waiting.done()
     generations.judge(proven=True)
     assert await waiting == (b"first", "v3")
