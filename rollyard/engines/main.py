@@ -251,6 +251,7 @@ class InferenceServer:
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,
+            load=health.load,
         )
         return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat.model_dump_json()))
 
