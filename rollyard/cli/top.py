@@ -12,7 +12,7 @@ import click
 from rollyard.cli.options import with_client
 from rollyard.cli.top_lines import Line, lines
 from rollyard.client.client import AsyncClient
-from rollyard.errors import NotFound
+from rollyard.errors import NotFound, Unavailable
 from rollyard.kinds.top import Top
 
 REFRESH_SECONDS = 2.0
@@ -95,15 +95,17 @@ async def _follow(look: Callable[[], Coroutine[Any, Any, Top]], pause: float, em
         body = [*shown, Line(word, "dim")] if word else shown
         return Text("\n", no_wrap=True, overflow="crop").join(Text(line.text, style=line.style) for line in body)
 
-    shown: list[Line] = []
+    shown, word = list[Line](), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             asked, task = clock(), asyncio.create_task(look())
             try:
                 while not (await asyncio.wait({task}, timeout=pause))[0]:
                     live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
-                shown = lines(task.result(), console.height) or [Line(empty)]
+                shown, word = lines(task.result(), console.height) or [Line(empty)], ""
+            except Unavailable as error:
+                word = str(error)
             finally:
                 task.cancel()
-            live.update(picture(shown, ""), refresh=True)
+            live.update(picture(shown, word), refresh=True)
             await asyncio.sleep(pause)

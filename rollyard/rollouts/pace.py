@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rollyard.clock import Clock
 from rollyard.kinds.rollout import Status
 
-WINDOW_SECONDS = 60.0
+WINDOW_SECONDS = 60
 LEAST_SECONDS = 5.0
 """Of a shorter time nothing is concluded."""
 Key = tuple[str, str]
@@ -32,11 +32,11 @@ class _Line:
         if not self.seconds or self.seconds[-1].at != int(now):
             self.seconds.append(_Second(int(now)))
         self.seconds[-1].ended += 1
-        self.count(now)
+        self.count(_window(now))
 
-    def count(self, now: float) -> int:
-        """Within the window; what is older is dropped."""
-        while self.seconds and self.seconds[0].at <= now - WINDOW_SECONDS:
+    def count(self, since: int) -> int:
+        """Those from then on; what is older is dropped."""
+        while self.seconds and self.seconds[0].at < since:
             self.seconds.popleft()
         return sum(second.ended for second in self.seconds)
 
@@ -53,10 +53,16 @@ class Pace:
     def per_minute(self, pool: Key) -> Mapping[Status, float] | None:
         """By status, those that did not occur left out; None until there is something to conclude from."""
         now = self._clock.monotonic()
-        seconds = min(WINDOW_SECONDS, now - self._began)
+        since = _window(now)
+        seconds = now - max(since, self._began)
         if seconds < LEAST_SECONDS:
             return None
-        counts = {status: line.count(now) for status, line in self._lines.get(pool, {}).items()}
+        counts = {status: line.count(since) for status, line in self._lines.get(pool, {}).items()}
         if not any(counts.values()):
             self._lines.pop(pool, None)
         return {status: 60 * count / seconds for status, count in counts.items() if count}
+
+
+def _window(now: float) -> int:
+    """Where it begins: with a whole second, as these are what is counted."""
+    return int(now) - WINDOW_SECONDS + 1
