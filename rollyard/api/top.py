@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -24,20 +25,20 @@ async def _top(request: web.Request) -> web.Response:
     services, namespace = request.app[SERVICES], request.match_info.get("namespace")
     serving, _ = await services.store.list_objects("InferencePool", namespace)
     running, _ = await services.store.list_objects("RolloutPool", namespace)
-    sessions = await services.rollouts.sessions()
-    states = by_pool(services.endpoints.all())
-    body = Top(
-        inference_pools=[
-            _inference(pool, states[pool.metadata.namespace, pool.metadata.name], sessions)
-            for pool in serving
-            if isinstance(pool, InferencePool)
-        ],
-        rollout_pools=[_rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)],
-    )
-    return web.Response(text=body.model_dump_json(by_alias=True, exclude_none=True), content_type="application/json")
+    sessions, states = await services.rollouts.sessions(), services.endpoints.all()
+    rollouts = [_rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
+
+    def body() -> str:
+        of_pool = _by_pool(states)
+        found = [p for p in serving if isinstance(p, InferencePool)]
+        inference = [_inference(p, of_pool[p.metadata.namespace, p.metadata.name], sessions) for p in found]
+        return Top(inference_pools=inference, rollout_pools=rollouts).model_dump_json(by_alias=True, exclude_none=True)
+
+    # In a thread: with a thousand endpoints it takes a while.
+    return web.Response(text=await asyncio.to_thread(body), content_type="application/json")
 
 
-def by_pool(states: Sequence[EndpointState]) -> Mapping[PoolKey, list[EndpointState]]:
+def _by_pool(states: Sequence[EndpointState]) -> Mapping[PoolKey, list[EndpointState]]:
     found: defaultdict[PoolKey, list[EndpointState]] = defaultdict(list)
     for state in states:
         found[state.pool].append(state)

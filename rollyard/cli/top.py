@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -49,7 +50,8 @@ async def top(
     pause = (REFRESH_SECONDS if live else 0.0) if seconds is None else seconds
     empty = "No pools" + ("." if all_namespaces else f" in {namespace} namespace.")
     if live and pause:
-        await _follow(look, max(pause, LEAST_SECONDS), empty)
+        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how one leaves
+            await _follow(look, max(pause, LEAST_SECONDS), empty)
         return
     while True:
         _print(await look(), form, empty)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import contextlib
+import fcntl
 import itertools
 import json
+import os
+import pty
 import re
+import signal
 import subprocess
 import sys
+import termios
 
 import aiohttp
 import pytest
@@ -25,6 +32,26 @@ def command(yard: Yard, *words: str) -> str:
     return subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT, timeout=30).stdout
 
 
+def on_a_terminal(yard: Yard, word: bytes) -> bytes:
+    """All that `top` writes to a terminal until this word stands there twice, and Ctrl-C is pressed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, array.array("h", [24, 200, 0, 0]))
+    line = [sys.executable, "-m", "rollyard.cli.main", "top", "-w", "0.2"]
+    line += ["--kubeconfig", str(yard.data / "admin.kubeconfig")]
+    env = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=env)
+    os.close(theirs)
+    screen, pressed = b"", False
+    with open(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO once the other side is closed
+        while data := terminal.read(65536):
+            screen += data
+            if screen.count(word) > 1 and not pressed:
+                process.send_signal(signal.SIGINT)
+                pressed = True
+    assert process.wait(30) == 0, screen[-500:]
+    return screen
+
+
 async def endpoint_metrics(client: AsyncClient) -> dict[str, float]:
     """Those of endpoints, by name, of the pool `policy`."""
     connector = aiohttp.TCPConnector(ssl=client.context.tls())
@@ -34,7 +61,7 @@ async def endpoint_metrics(client: AsyncClient) -> dict[str, float]:
         http.get(f"{client.context.current_url()}/metrics") as answer,
     ):
         text = await answer.text()
-    labels = r'\{endpoint="default/policy-ip-0",namespace="default",pool="policy".*\}'
+    labels = r'\{namespace="default",pool="policy",endpoint="default/policy-ip-0".*\}'
     return {name: float(value) for name, value in re.findall(rf"^rollyard_endpoint_(\w+){labels} (\S+)$", text, re.M)}
 
 
@@ -76,12 +103,16 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
         assert "ROLLOUT" not in command(served, "inference")
         assert "policy" not in command(served, "demo")
 
+        screen = await asyncio.to_thread(on_a_terminal, served, b"policy-ip-0")
+        assert b"\x1b[?1049h" in screen, "it takes the whole terminal, and takes down what it put up"
+        assert b"\x1b[?1049l" in screen
+
         measured = await endpoint_metrics(client)
         assert measured["ready"] == measured["weights_info"] == 1
         assert measured["generated_tokens_total"] > 0
         assert 0 < measured["prefix_hits_total"] < measured["prefix_queries_total"] == measured["prompt_tokens_total"]
-        assert measured["first_token_count"] >= 6
-        assert measured["first_token_sum"] > 0
+        assert measured["first_tokens_total"] >= 6
+        assert measured["first_tokens_seconds_total"] > 0
 
         async def written() -> bool:
             policy = await client.get(ObjectKey(kind="InferencePool", namespace="default", name="policy"))

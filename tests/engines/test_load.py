@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from rollyard.engines.command import engine_command
 from rollyard.engines.load import Load, read_load
+from rollyard.engines.supervisor import Supervisor
+from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.wire import EngineLoad
 
 PAGE = Path(__file__).with_name("vllm-0.32-metrics.txt")
@@ -64,3 +72,51 @@ def test_what_is_no_number_is_passed_over() -> None:
 
 def test_a_label_may_hold_any_character() -> None:
     assert read_load('vllm:num_requests_running{model_name="a} b{ 9"} 3.0\n').running == 3
+
+
+async def test_our_own_engine_counts_what_it_does(start_engine: Any) -> None:
+    body = {"model": "policy", "prompt": list(range(10, 30)), "max_tokens": 5, "ignore_eos": True}
+    async with start_engine().session() as http:
+        for _ in range(3):
+            async with http.post("/v1/completions", json=body) as answer:
+                assert answer.status == 200
+        async with http.get("/metrics") as answer:
+            found = read_load(await answer.text())
+    assert (found.running, found.waiting, found.totals is not None) == (0, 0, True)
+    assert found.totals is not None
+    assert (found.totals.generated_tokens, found.totals.prompt_tokens, found.totals.first_tokens) == (15, 60, 3)
+    assert (found.totals.prefix_queries, found.totals.prefix_hits) == (60, 38), "all but the last token, twice"
+    assert found.totals.preemptions == 0
+    assert 0 < (found.totals.first_token_seconds or 0) < 60
+
+
+async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp_path: Path) -> None:
+    spec = {"model": {"path": str(model_dir)}, "engine": {"embedded": {}}, "replicas": 1}
+    uds = tmp_path / "e"
+    supervisor = Supervisor(engine_command(InferencePoolSpec.model_validate(spec), uds), uds)
+
+    async def until(done: Callable[[EngineLoad], bool]) -> EngineLoad:
+        async with asyncio.timeout(30):
+            while supervisor.health.load is None or not done(supervisor.health.load):
+                await asyncio.sleep(0.01)
+        return supervisor.health.load
+
+    task = asyncio.create_task(supervisor.run())
+    try:
+        first = await until(lambda load: load.life == 1)
+        second = await until(lambda load: load.at > first.at)
+        assert second.model_copy(update={"at": first.at}) == first
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and str(uds).encode() in command_line(entry):
+                os.kill(int(entry.name), signal.SIGKILL)
+        await until(lambda load: load.life == 2)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
