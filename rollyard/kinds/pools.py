@@ -18,6 +18,7 @@ from rollyard.kinds.autoscaling import (
     ScalingRecord,
 )
 from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
+from rollyard.kinds.figures import Figures
 from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
@@ -319,7 +320,9 @@ class Replicas(Observed):
     ready: int = 0
 
 
-class EndpointStatus(Observed):
+class EndpointStatus(Figures):
+    """With its figures, which are up to 30 seconds old here; `rollyard top` has those of now."""
+
     id: str
     url: str
     sessions: int = 0
@@ -360,6 +363,8 @@ class PoolStatus(Observed):
 
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
+    load: Figures = Figures()
+    """Of all endpoints together, as old as theirs."""
 
 
 class RolloutPoolStatus(PoolStatus):
