@@ -63,6 +63,9 @@ class VllmEngine(Kinded):
     """Pipeline stages."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length in tokens; the model's own when left out."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Logprobs of the model's own distribution, or of the one drawn from, behind temperature, penalties and truncation;
+    rollouts must ask for the same."""
     python: str = "python3"
     """Interpreter that has vLLM installed."""
     extra_args: list[str] = []
@@ -85,6 +88,8 @@ class ExternalEndpoint(Kinded):
     """Base URL of an OpenAI-shaped server, such as http://node7:8000/v1."""
     token_file: str | None = None
     """File with its bearer token, as the server sees it."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Which logprobs it gives: see `engine.vllm.logprobsMode`."""
 
 
 class ExternalEngine(Kinded):
@@ -110,6 +115,11 @@ class EngineSpec(Kinded):
         if len(given) != 1:
             raise ValueError(f"set exactly one of vllm, embedded, external (set now: {', '.join(given) or 'none'})")
         return self
+
+    @property
+    def logprobs(self) -> Literal["raw", "processed"]:
+        """What our own engines give."""
+        return self.vllm.logprobs_mode if self.vllm is not None else "raw"
 
 
 class InferencePoolSpec(Kinded):

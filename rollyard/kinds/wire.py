@@ -82,6 +82,8 @@ class Endpoint(Message):
     """Folder of the tokenizer and chat template."""
     ca: bool = True
     """Whether its certificate comes from Rollyard's own CA."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """Which logprobs it gives."""
 
 
 class LeaseRef(Message):
