@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import (
@@ -72,6 +72,13 @@ class VllmEngine(Kinded):
     """Further arguments of vLLM's server."""
     env: dict[str, str] = {}
     """Environment variables of the engine."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _known_logprobs(cls, value: list[str]) -> list[str]:
+        if any(argument.split("=")[0] == "--logprobs-mode" for argument in value):
+            raise ValueError("write `logprobsMode: raw` or `processed` instead of --logprobs-mode")
+        return value
 
 
 class EmbeddedEngine(Kinded):

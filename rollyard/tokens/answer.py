@@ -20,9 +20,12 @@ OnProgress = Callable[[Sequence[int]], None]
 
 MAX_MESSAGE = 300
 TOO_LONG = re.compile(
-    r"(?:maximum )?context (?:length|size|window)|maximum model length|max_model_len|context_length_exceeded", re.I
+    r"context (?:length|size|window)|maximum model length|max_model_len|context_length_exceeded"
+    r"|max_tokens must be at least 1, got 0",
+    re.I,
 )
-"""How vLLM, SGLang, llama.cpp and the embedded engine say that a prompt does not fit."""
+"""How vLLM, SGLang, llama.cpp and the embedded engine say that a prompt does not fit. The last is vLLM's word on a prompt
+that fills the context exactly: it lowers max_tokens to what is left, and then finds that too low."""
 LIMIT = re.compile(r"(?:context (?:length|size|window)|model length)\D{0,12}(\d+)", re.I)
 LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
 """What engines call the end for want of room."""

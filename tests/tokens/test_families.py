@@ -259,3 +259,35 @@ def test_what_is_written_well_is_sent_as_the_template_writes_it(family: Family) 
         conversation.add_messages([answer])
         messages.append(answer)
     assert template.decode(conversation.prompt_ids()) == template.render(messages, TOOLS, True)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in TEXTUAL], ids=lambda family: family.name)
+def test_calls_are_sent_as_a_template_writes_them_that_insists_on_calls(family: Family) -> None:
+    tokenizer = fitted("byte-level BPE", family)
+    template = ChatTemplate(tokenizer, tokenizer.convert_tokens_to_ids(family.stops))
+    parser = parser_for(template, None, TOOLS)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 3 * 4?"}]
+    conversation = Conversation(template, messages, TOOLS)
+    for number, role in enumerate(["tool", "tool", "user", "tool", "user", "user"]):
+        # Mistral's template puts a space before what is said that its models do not sample
+        spelled, rendered = template.decode(conversation.prompt_ids()), template.render(messages, TOOLS, True)
+        assert spelled.replace(" ", "") == rendered.replace(" ", "")
+        id, arguments = f"call{number:05d}", {"command": "ls"}
+        thoughts = {"thinking": "Well."} if family.name == "gpt-oss" else {}
+        if role == "tool":
+            text = family.thoughts("Well.") + family.calls([("bash", arguments)])
+            if family.name == "Mistral":
+                text = text.replace("}}]", f'}}, "id": "{id}"}}]')
+            function = {"name": "bash", "arguments": arguments}
+            messages.append({"role": "assistant", **thoughts, "tool_calls": [{"id": id, "function": function}]})
+        else:
+            text = family.thoughts("Well.") + family.answer("It is 12.")
+            messages.append({"role": "assistant", **thoughts, "content": "It is 12."})
+        ids = template.encode(text + ("<|call|>" if role == "tool" and family.name == "gpt-oss" else family.stops[0]))
+        said = conversation.add_sampled(ids, [-1.0] * len(ids), "v1", "stop")
+        if role == "tool":
+            conversation.add_results(parser.parse(said).calls, ["a file"])
+            messages.append({"role": "tool", "tool_call_id": id, "content": "a file"})
+        else:
+            conversation.add_messages([{"role": "user", "content": "And now?"}])
+            messages.append({"role": "user", "content": "And now?"})

@@ -283,6 +283,7 @@ async def test_a_turn_may_end_by_a_text_or_by_a_token_of_the_request(
         (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
         (400, "The decoder prompt (length 9000) is longer than the maximum model length of 8192."),
         (400, "the request exceeds the available context size, try increasing it"),
+        (400, '{"error": {"message": "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"}}'),
         stream({"error": {"message": "This model's maximum context length is 2 tokens.", "code": 400}}),
         stream(chunk([], {"type": "abort", "message": "longer than the model's context length (4096 tokens)"})),
         stream(chunk([], "length")),
