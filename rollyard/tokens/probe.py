@@ -38,7 +38,10 @@ class Ways:
             return Way(COMPLETIONS, None, 0.0)
         way = self._ways.get(endpoint.url)
         if way is None or time.monotonic() - way.found_at > FRESH_SECONDS:
-            way = self._ways[endpoint.url] = await self._probe(endpoint)
+            try:
+                way = self._ways[endpoint.url] = await self._probe(endpoint)
+            except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
+                return Way(COMPLETIONS, None, 0.0)  # asked again next time
             while len(self._ways) > MOST:
                 self._ways.popitem(last=False)
         return way
@@ -46,16 +49,12 @@ class Ways:
     async def _probe(self, endpoint: Endpoint) -> Way:
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         base, context = endpoint.url.rstrip("/"), None
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                async with self._http.post(
-                    base + GENERATE.path, json={}, headers=headers, allow_redirects=False
-                ) as answer:
-                    served = answer.status in (400, 422)  # it knows the path and misses what an empty body lacks
-                if served:
-                    context = await self._context(base, endpoint.model, headers)
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
-            served = False
+        async with asyncio.timeout(PROBE_SECONDS):
+            url = base + GENERATE.path
+            async with self._http.post(url, json={}, headers=headers, allow_redirects=False) as answer:
+                served = answer.status in (400, 422)  # it knows the path and misses what an empty body lacks
+            if served:
+                context = await self._context(base, endpoint.model, headers)
         # generate does not end where the context does: without knowing where, completions are safer
         return Way(GENERATE if served and context else COMPLETIONS, context, time.monotonic())
 
