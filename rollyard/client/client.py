@@ -22,6 +22,7 @@ from rollyard.kinds.pools import Pool
 from rollyard.kinds.registry import KINDS, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.submission import Submission
+from rollyard.kinds.top import Top
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,11 @@ class AsyncClient:
         if isinstance(pool, ObjectKey):
             return Submission.model_validate(await self._http.json("GET", path))
         return Submission.model_validate(await self._http.json("POST", path, body=pool.dump()))
+
+    async def top(self, namespace: str | None = None) -> Top:
+        """What goes on in the pools right now, in one namespace or in all."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        return Top.model_validate(await self._http.json("GET", f"/apis/{API_VERSION}{where}/top"))
 
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None

@@ -279,13 +279,14 @@ class InferenceServer:
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,
+            load=health.load,
         )
 
     def _health(self) -> Health:
         if self._fatal:
             return Health(False, self._fatal)
         if self._stop.is_set():
-            return Health(False, "Draining")
+            return replace(self._supervisor.health, ready=False, reason="Draining")  # its load goes on until it is done
         health, weights = self._supervisor.health, self._weights
         assert weights is not None
         if health.ready and not weights.proven:

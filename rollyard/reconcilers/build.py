@@ -56,7 +56,7 @@ def build_manager(
         informers=[allocations, inference_pools, rollout_pools],
         controllers=[
             Controller("Allocation", jobs),
-            Controller("InferencePool", pool(InferenceTrade(endpoints, rollouts, rollout_pools.list))),
+            Controller("InferencePool", pool(InferenceTrade(endpoints, rollouts, rollout_pools.list, clock))),
             Controller("RolloutPool", pool(RolloutTrade(agents, rollouts, inference_pools.get))),
         ],
         beside=[feed.run, submitter.run, OrphanSweep(store, driver, feed, workspace).run],

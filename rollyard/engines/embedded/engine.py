@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,9 @@ class Stats:
     """Prompt tokens looked up in the cache."""
     prefix_hits: int = 0
     """Of those, found."""
+    first_tokens: int = 0
+    first_token_seconds: float = 0.0
+    """From submit to first token, of all those together."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -76,6 +80,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, generation: Generation) -> None:
+        generation.submitted_at = time.monotonic()
         self._tell(generation, abort=False)
 
     def abort(self, generation: Generation) -> None:
@@ -194,6 +199,7 @@ class Engine:
         rows = [i for i, (generation, _) in enumerate(batch) if generation.computed == len(generation.tokens)]
         ready = [batch[i][0] for i in rows]
         if ready:
+            self._count_first(ready)
             draws = sample(logits[rows], [s.params for s in ready], [s.drawn for s in ready])
             version = self._version
             progress = [(g, g.advance(draw, version)) for g, draw in zip(ready, draws, strict=True)]
@@ -225,6 +231,14 @@ class Engine:
         self._waiting.clear()
         self._count()
         self._deliver([(generation, Progress(None, "abort")) for generation in gone])
+
+    def _count_first(self, ready: Sequence[Generation]) -> None:
+        """Before they advance: whose first token is drawn in this step."""
+        now = time.monotonic()
+        for generation in ready:
+            if generation.drawn == 0:
+                self.stats.first_tokens += 1
+                self.stats.first_token_seconds += now - generation.submitted_at
 
     def _count(self) -> None:
         self.stats.running = len(self._running)
