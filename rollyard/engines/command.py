@@ -42,6 +42,8 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
         model.served_name,
     ]
     argv += ["--uds", str(uds), "--max-sequences", str(engine.max_sequences)]
+    if model.tokenizer is not None:
+        argv += ["--tokenizer", model.tokenizer]
     if engine.max_model_len is not None:
         argv += ["--max-model-len", str(engine.max_model_len)]
     return EngineCommand(argv)
@@ -67,5 +69,7 @@ def _vllm(model: ModelSpec, engine: VllmEngine, uds: Path, place: Place | None) 
         argv += ["--tokenizer", model.tokenizer]
     if engine.max_model_len is not None:
         argv += ["--max-model-len", str(engine.max_model_len)]
-    env = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **engine.env}
+    # Its routes for other weights are behind this; the socket is in a folder of ours, and the door opens none of them.
+    routes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    env = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **routes, **engine.env}
     return EngineCommand([*argv, *engine.extra_args], env)

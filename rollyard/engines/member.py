@@ -10,6 +10,7 @@ from pathlib import Path
 from rollyard.engines.command import engine_command
 from rollyard.engines.gang import Gang
 from rollyard.engines.process import end_engine, how_it_ended, start_engine
+from rollyard.engines.source import serving
 from rollyard.kinds.pools import InferencePoolSpec
 
 GRACE_SECONDS = 3.0
@@ -30,7 +31,8 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
-        process = await start_engine(engine_command(spec, uds, meeting.result()))
+        place = meeting.result()
+        process = await start_engine(engine_command(serving(spec, place.model), uds, place))
         death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
         try:
             await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -52,13 +53,21 @@ class Supervisor:
         self, command: EngineCommand, uds: Path, *, startup_seconds: float = STARTUP_SECONDS, lives: float = math.inf
     ) -> None:
         """`lives`: how often it may be started in all; the other ranks of a gang do not come back with it."""
-        self._command = command
+        self.command = command
+        """Of the next life."""
+        self.life = 0
+        """How often it has been started."""
+        self.starting: Callable[[], None] = lambda: None
+        """Called before each start."""
+        self.refused = ""
+        """What the command of `restart` died of, once it was given up for the other one."""
+        self._or_else: EngineCommand | None = None
+        self._again = asyncio.Event()
         self._lives = lives
         self._uds = uds
         self._startup = startup_seconds
         self._tail: deque[str] = deque(maxlen=20)
         self._ever_ready = False
-        self._life = 0
         self.health = Health(False, "Starting")
 
     def session(self) -> aiohttp.ClientSession:
@@ -73,6 +82,10 @@ class Supervisor:
         async with self.session() as http:
             while True:
                 why = await self._one_life(http)
+                if self._again.is_set() or self._fell_back(why):
+                    self._again.clear()
+                    backoff, quick = Backoff(0.5, 30.0), 0
+                    continue
                 quick, deaths = 0 if self._ever_ready else quick + 1, deaths + 1
                 if self._ever_ready:
                     backoff.reset()
@@ -82,17 +95,30 @@ class Supervisor:
                     raise EngineFailed(f"EngineFailed: {why}")
                 await backoff.wait()
 
+    def restart(self, command: EngineCommand, or_else: EngineCommand | None = None) -> None:
+        """End the engine and start this one; `or_else` takes its place if it dies before it was ready."""
+        self.command, self._or_else, self.refused = command, or_else, ""
+        self._again.set()
+
+    def _fell_back(self, why: str) -> bool:
+        other, self._or_else = self._or_else, None
+        if other is None or self._ever_ready:
+            return False
+        self.command, self.refused = other, why
+        return True
+
     async def _one_life(self, http: aiohttp.ClientSession) -> str:
         """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started."""
         self.health, self._ever_ready = Health(False, "Loading"), False
-        self._life += 1
+        self.life += 1
+        self.starting()
         self._tail.clear()
         self._uds.unlink(missing_ok=True)
         # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
         output, input = os.pipe()
         with FileIO(output) as words:
             try:
-                process = await start_engine(self._command, stdout=input, stderr=input)
+                process = await start_engine(self.command, stdout=input, stderr=input)
             finally:
                 os.close(input)
             return await self._watch(http, process, words)
@@ -101,16 +127,17 @@ class Supervisor:
         relay = asyncio.create_task(self._relay(words))
         probe = asyncio.create_task(self._probe(http))
         death = asyncio.create_task(process.wait())
+        again = asyncio.create_task(self._again.wait())
         try:
-            await asyncio.wait({probe, death}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({probe, death, again}, return_when=asyncio.FIRST_COMPLETED)
             by_itself = death.done()
         finally:
             self.health = Health(False, "EngineDied")
             await end_engine(process)
             await asyncio.wait({relay}, timeout=RELAY_SECONDS)
-            for task in (relay, probe, death):
+            for task in (relay, probe, death, again):
                 task.cancel()
-            await asyncio.gather(relay, probe, death, return_exceptions=True)
+            await asyncio.gather(relay, probe, death, again, return_exceptions=True)
         return self._why(process.returncode if by_itself else None)
 
     def _why(self, code: int | None) -> str:
@@ -176,7 +203,7 @@ class Supervisor:
             return Health(False, f"Unhealthy: {type(error).__name__}")
 
     def _healthy(self, metrics: str) -> Health:
-        load = read_load(metrics, life=self._life, at=asyncio.get_running_loop().time())
+        load = read_load(metrics, life=self.life, at=asyncio.get_running_loop().time())
         return Health(True, "", load.running or 0, load.waiting, load.kv_usage, load.totals)
 
 

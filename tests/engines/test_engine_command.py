@@ -40,7 +40,8 @@ def test_vllm_gets_every_field_of_the_spec_and_the_users_arguments_last() -> Non
         "--enable-prompt-tokens-details --tokenizer /models/tok --max-model-len 8192 "
         "--enforce-eager --tokenizer-mode slow"
     )
-    assert made.env == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    routes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # behind a socket of ours
+    assert made.env == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "0", "VLLM_CPU_KVCACHE_SPACE": "1", **routes}
 
 
 def test_which_logprobs_vllm_gives_is_the_pools_to_say() -> None:
