@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 from rollyard.clock import Clock
 from rollyard.inference.heap import EndpointHeap
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
+from rollyard.inference.weights import Serving, denial
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
 from rollyard.telemetry import ENDPOINTS_READY
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,31 @@ class EndpointState:
     heard_at: float = 0.0
     """Monotonic seconds."""
     drain: bool = False
+    model: str | None = None
+    """Folder of the model that its allocation was made for; None where that is not known."""
+    healthy: bool = False
+    """By its own word; `ready` when its weights are those of the pool as well."""
+    denied: str = ""
+    """What is the matter with its weights."""
+    weights_checksum: str = ""
+    weights_phase: str = ""
+    weights_error: str = ""
+    told: WeightsOrder | None = None
+    """The order in the last answer to it."""
+    obeys: WeightsOrder | None = None
+    """The one before its last heartbeat: that is what it speaks of."""
+
+    def serving(self, heard: bool) -> Serving:
+        return Serving(
+            id=self.endpoint.id,
+            heard=heard,
+            healthy=self.healthy,
+            version=self.endpoint.weights_version,
+            checksum=self.weights_checksum,
+            phase=self.weights_phase,
+            error=self.weights_error,
+            obeys=self.obeys,
+        )
 
 
 class Endpoints:
@@ -48,16 +75,50 @@ class Endpoints:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._states: dict[str, EndpointState] = {}
+        self._weights: dict[PoolKey, WeightsStatus] = {}
         self.moved: Callable[[EndpointState], None] = lambda state: None
-        """Called whenever an endpoint appears, vanishes, or changes readiness."""
+        """Called whenever an endpoint appears, vanishes, or changes readiness or weights."""
 
-    def register(self, pool: PoolKey, identity: Identity, endpoint: Endpoint) -> None:
-        """An engine dialled in; it takes work once a heartbeat says that it is healthy."""
+    def register(
+        self,
+        pool: PoolKey,
+        identity: Identity,
+        endpoint: Endpoint,
+        model: str | None = None,
+        weights: WeightsStatus | None = None,
+    ) -> None:
+        """An engine dialled in; it takes work once a heartbeat says that it is healthy, and has the right weights.
+
+        `model`: what its allocation was made for; `weights`: the pool's, where nothing has been followed yet.
+        """
+        if weights is not None:
+            self._weights.setdefault(pool, weights)
         old, uid = self._states.get(endpoint.id), identity.uid
         drain = old.drain if old and old.uid == uid else False
-        self._put(
-            EndpointState(endpoint, pool, uid, identity.allocation, heard_at=self._clock.monotonic(), drain=drain)
-        )
+        now = self._clock.monotonic()
+        self._put(EndpointState(endpoint, pool, uid, identity.allocation, heard_at=now, drain=drain, model=model))
+
+    def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
+        """What the pool's status says of its weights now; None for a pool that is gone."""
+        if weights is None:
+            self._weights.pop(pool, None)
+            return
+        self._weights[pool] = weights
+        for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
+            denied = self._denial(state)
+            if denied != state.denied:
+                reason = denied if state.healthy else state.reason
+                ready = state.healthy and not denied
+                self._put(replace(state, denied=denied, ready=ready, reason=reason))
+
+    def weights(self, pool: PoolKey) -> WeightsStatus:
+        return self._weights.get(pool, WeightsStatus())
+
+    def told(self, id: str, order: WeightsOrder | None) -> None:
+        """What it is answered; what it says next is about that."""
+        state = self._states.get(id)
+        if state is not None:
+            self._states[id] = replace(state, told=order)
 
     def heartbeat(self, id: str, beat: EngineHeartbeat) -> bool:
         """Take over what an engine says of itself. False when it has to register first."""
@@ -65,18 +126,22 @@ class Endpoints:
         if state is None or state.endpoint.url != beat.url:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
-        self._put(
-            replace(
-                state,
-                endpoint=endpoint,
-                ready=beat.ready and bool(beat.weights_version),
-                reason=beat.reason,
-                running=beat.running,
-                waiting=beat.waiting,
-                kv_usage=beat.kv_usage,
-                heard_at=self._clock.monotonic(),
-            )
+        state = replace(
+            state,
+            endpoint=endpoint,
+            healthy=beat.ready and bool(beat.weights_version),
+            running=beat.running,
+            waiting=beat.waiting,
+            kv_usage=beat.kv_usage,
+            heard_at=self._clock.monotonic(),
+            weights_checksum=beat.weights_checksum,
+            weights_phase=beat.weights_phase,
+            weights_error=beat.weights_error,
+            obeys=state.told,
         )
+        denied = self._denial(state)
+        ready, reason = state.healthy and not denied, _reason(beat.reason, denied)
+        self._put(replace(state, denied=denied, ready=ready, reason=reason))
         return True
 
     def probed(self, pool: PoolKey, endpoint: Endpoint, *, ready: bool, reason: str) -> None:
@@ -88,7 +153,8 @@ class Endpoints:
         state = self._states.get(id)
         if state is not None and state.ready:
             log.warning("endpoint %s ejected: %s", id, why)
-            self._put(replace(state, ready=False, reason=f"Ejected: {why}", waiting=None, kv_usage=None))
+            reason = f"Ejected: {why}"
+            self._put(replace(state, ready=False, healthy=False, reason=reason, waiting=None, kv_usage=None))
 
     def drain(self, uid: str) -> None:
         for state in [s for s in self._states.values() if uid and s.uid == uid]:
@@ -110,6 +176,19 @@ class Endpoints:
             if state.ready and state.uid and state.heard_at < horizon:
                 self.eject(id, f"no heartbeat for {STALE_SECONDS:g} s")
 
+    def serving(self, uid: str, id: str) -> Serving:
+        """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
+        state = self.of_allocation(uid)
+        if state is None:
+            return Serving(id)
+        return state.serving(self._clock.monotonic() - state.heard_at < STALE_SECONDS)
+
+    def _denial(self, state: EndpointState) -> str:
+        weights = self._weights.get(state.pool)
+        if weights is None or state.model not in (None, weights.model):
+            return ""  # of an earlier spec: it serves what it has until its successor is ready
+        return denial(weights, state.serving(True))
+
     def get(self, id: str) -> EndpointState | None:
         return self._states.get(id)
 
@@ -127,7 +206,7 @@ class Endpoints:
     def _put(self, state: EndpointState) -> None:
         old = self._states.get(state.endpoint.id)
         self._states[state.endpoint.id] = state
-        if old is None or (old.ready, old.reason, old.drain) != (state.ready, state.reason, state.drain):
+        if old is None or _shown(old) != _shown(state):
             self._tell(state)
 
     def _drop(self, id: str) -> None:
@@ -136,6 +215,17 @@ class Endpoints:
     def _tell(self, state: EndpointState) -> None:
         ENDPOINTS_READY.set(sum(s.ready and not s.drain for s in self._states.values()))
         self.moved(state)
+
+
+def _shown(state: EndpointState) -> tuple[object, ...]:
+    """What others act on."""
+    weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
+    return state.ready, state.reason, state.drain, *weights
+
+
+def _reason(own: str, denied: str) -> str:
+    """The more telling of two words: one that says what is the matter, and the engine's own first."""
+    return next((word for word in (own, denied) if ":" in word), own or denied)
 
 
 def endpoint_id(identity: Identity) -> str:

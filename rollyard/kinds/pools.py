@@ -20,6 +20,7 @@ from rollyard.kinds.autoscaling import (
 from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
 from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
+from rollyard.kinds.weights import WeightsStatus
 
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
@@ -360,6 +361,9 @@ class PoolStatus(Observed):
 
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
+    weights: WeightsStatus = WeightsStatus()
+    """Which weights it serves; written by the endpoint that orders an update and by the pool's controller, each on what it has
+    read, so that neither overwrites the other."""
 
 
 class RolloutPoolStatus(PoolStatus):

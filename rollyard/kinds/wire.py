@@ -224,6 +224,8 @@ class ResultHeader(Message):
     """Sampled tokens."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
+    weights_versions: list[str] = []
+    """All that sampled tokens have; empty from a node agent that does not say it."""
 
 
 class EngineHello(Message):
@@ -248,6 +250,8 @@ class WeightsOrder(Message):
     """Folder of a LoRA adapter on top of the pool's own weights."""
     checksum: str | None = None
     """`weights_version` of the folder; another content is refused. Null takes what is there."""
+    attempt: int = 1
+    """A higher one orders the same anew after it failed; who serves it already has nothing to do."""
 
 
 class EngineWelcome(Message):
