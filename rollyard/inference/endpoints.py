@@ -48,6 +48,8 @@ class EndpointState:
     """By its own word; `ready` when its weights are those of the pool as well."""
     denied: str = ""
     """What is the matter with its weights."""
+    spoken: bool = False
+    """It has said how it is since it registered here."""
     weights_checksum: str = ""
     weights_phase: str = ""
     weights_error: str = ""
@@ -137,6 +139,7 @@ class Endpoints:
             weights_checksum=beat.weights_checksum,
             weights_phase=beat.weights_phase,
             weights_error=beat.weights_error,
+            spoken=True,
             obeys=state.told,
         )
         denied = self._denial(state)
@@ -181,7 +184,7 @@ class Endpoints:
         state = self.of_allocation(uid)
         if state is None:
             return Serving(id)
-        return state.serving(self._clock.monotonic() - state.heard_at < STALE_SECONDS)
+        return state.serving(state.spoken and self._clock.monotonic() - state.heard_at < STALE_SECONDS)
 
     def _denial(self, state: EndpointState) -> str:
         weights = self._weights.get(state.pool)

@@ -102,12 +102,13 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
         checksum=update.checksum,
         proven=known.proven if known is not None else update.checksum,
         mode=update.mode,
+        attempt=weights.orders + 1,
         since=now,
     )
     operation = WeightsOperation(
         target=target, timeout_seconds=update.timeout_seconds, started_at=now, supersedes=supersedes
     )
-    return weights.model_copy(update={"operation": operation}), True
+    return weights.model_copy(update={"operation": operation, "orders": target.attempt}), True
 
 
 def _again(weights: WeightsStatus, now: datetime) -> tuple[WeightsStatus, bool]:
@@ -115,13 +116,11 @@ def _again(weights: WeightsStatus, now: datetime) -> tuple[WeightsStatus, bool]:
     last = weights.operation
     if last is None or not any(p.phase == "Failed" for p in last.endpoints.values()):
         return weights, False
-    endpoints = {id: _retried(p, now) if p.phase == "Failed" else p for id, p in last.endpoints.items()}
+    orders = weights.orders + 1
+    again = EndpointProgress(since=now, attempt=orders)
+    endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
     update = {"phase": "Pending", "started_at": now, "finished_at": None, "message": "", "endpoints": endpoints}
-    return weights.model_copy(update={"operation": last.model_copy(update=update)}), True
-
-
-def _retried(progress: EndpointProgress, now: datetime) -> EndpointProgress:
-    return EndpointProgress(since=now, attempt=progress.attempt + 1)
+    return weights.model_copy(update={"operation": last.model_copy(update=update), "orders": orders}), True
 
 
 def _same_source(known: WeightsRecord, update: WeightsUpdate) -> bool:
@@ -199,7 +198,7 @@ def _at_rest(weights: WeightsStatus, members: Sequence[Serving]) -> WeightsStatu
 
 def _remembered(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
     """Why some failed; and how often one was asked, for an order must not change under who has carried it out."""
-    return {id: p for id, p in endpoints.items() if p.phase == "Failed" or p.attempt > 1}
+    return {id: p for id, p in endpoints.items() if p.phase == "Failed" or p.attempt is not None}
 
 
 def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequence[Serving], now: datetime) -> Step:
@@ -257,8 +256,7 @@ def _progress(
 
 def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -> bool:
     """Whether what it says is about this order, and not about the one before it."""
-    known = member.obeys
-    return known is not None and (known.version, known.attempt) == (target.version, progress.attempt)
+    return member.obeys == _order(target, progress.attempt)
 
 
 def _in(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:
@@ -351,26 +349,26 @@ def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weight
     """What it should serve; None for what it began with. `fresh`: it has just started, and serves nothing yet."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(id) if operation is not None else None
-    attempt = progress.attempt if progress is not None else 1
+    attempt = progress.attempt if progress is not None else None
     if operation is not None and operation.under_way:
         if fresh or (progress is not None and progress.phase != "Waiting"):
             return _order(operation.target, attempt)
         if current is not None and current.origin == "Spec":
             return None
-        return _order(current, 1) if current is not None else None
+        return _order(current) if current is not None else None
     if current is None or (current.origin == "Spec" and (operation is None or operation.phase == "Superseded")):
         return None
     return _order(current, attempt)
 
 
-def _order(record: WeightsRecord, attempt: int) -> WeightsOrder:
+def _order(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
     return WeightsOrder(
         version=record.version,
         mode=record.mode,
         path=record.path,
         adapter=record.adapter,
         checksum=record.checksum,
-        attempt=attempt,
+        attempt=record.attempt if attempt is None else attempt,
     )
 
 

@@ -58,6 +58,8 @@ class WeightsRecord(Observed):
     """Spec: the model that the pool declares, called by its checksum."""
     number: int = 0
     """Place in the order in which the versions came; a version that comes again gets a new one."""
+    attempt: int = 1
+    """Serial number of the order for it: an engine tries anew what failed before under a lower one."""
     since: datetime
 
     @property
@@ -73,7 +75,8 @@ class EndpointProgress(Observed):
     """Of the phase."""
     reason: str = ""
     """Why it failed."""
-    attempt: int = 1
+    attempt: int | None = None
+    """Serial number of its order, where that is not the target's: it is tried once more."""
 
 
 class WeightsOperation(Observed):
@@ -106,6 +109,8 @@ class WeightsStatus(Observed):
     current: WeightsRecord | None = None
     """What every endpoint has to prove; null until the first has said what the spec's model is."""
     operation: WeightsOperation | None = None
+    orders: int = 0
+    """So many updates were begun, or begun anew."""
     history: list[WeightsRecord] = []
     """Versions that were served, oldest first."""
 
