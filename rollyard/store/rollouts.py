@@ -11,7 +11,7 @@ from itertools import islice
 from rollyard.errors import Conflict
 from rollyard.kinds.rollout import Stage
 from rollyard.store import queries, rows
-from rollyard.store.base import BlobRef, RolloutRecord
+from rollyard.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
 from rollyard.store.writer import Unit
 
 _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
@@ -116,6 +116,20 @@ class RolloutTransaction:
             for endpoint in set(rows.mapping_of(text).values()):
                 counts[endpoint] = counts.get(endpoint, 0) + records
         return counts
+
+    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
+        return [rows.demanding_from(r) for r in self._db.execute(rows.DEMANDING, pool)]
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        found: dict[bool, set[str]] = {True: set(), False: set()}
+        for stage, ended, version in self._db.execute(
+            "SELECT DISTINCT stage, cursor IS NOT NULL, weights_version FROM rollouts INDEXED BY rollouts_by_group "
+            'WHERE namespace = ? AND "group" = ? AND weights_version IS NOT NULL '
+            "AND status NOT IN ('Cancelled', 'InfraFailed')",
+            (namespace, group),
+        ):
+            found[bool(ended) or stage == Stage.EVAL].add(version)
+        return GroupVersions(frozenset(found[True]), frozenset(found[False]))
 
     def add_blob(self, data: bytes) -> BlobRef:
         return self._unit.packs.add(data)

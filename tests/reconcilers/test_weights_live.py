@@ -35,10 +35,8 @@ async def test_an_update_reaches_every_engine_and_is_told_from_start_to_end(yard
     fact = await yard.condition("WeightsCurrent")
     assert fact is not None
     assert (fact.status, fact.message) == ("True", "2 of 2 endpoints serve v7")
-    assert [e.message for e in await yard.site.events("WeightsUpdateStarted")] == [
-        "v7 from path /weights/v7 on 2 endpoints, mode Drain"
-    ]
-    (ended,) = await yard.site.events("WeightsUpdated")
+    started, ended = await yard.event("WeightsUpdateStarted"), await yard.event("WeightsUpdated")
+    assert started.message == "v7 from path /weights/v7 on 2 endpoints, mode Drain"
     assert ended.message.startswith("v7 is served by 2 of 2 endpoints after ")
     assert (await yard.update("v7", mode="Drain"))[0] == 200, "there is nothing to begin"
     _, shown = await yard.call("GET", f"{BASE}/policy/weights")
@@ -136,7 +134,7 @@ async def test_one_that_fails_leaves_with_its_reason_and_can_be_tried_again(yard
         return operation is not None and operation.phase == "Complete"
 
     await yard.until(over)
-    (failed,) = await yard.site.events("WeightsUpdateFailed")
+    failed = await yard.event("WeightsUpdateFailed")
     assert (failed.type, failed.message) == ("Warning", f"v1 on {bad.id}: /weights/v1 cannot be read")
     state = yard.site.endpoints.get(bad.id)
     assert state is not None
@@ -250,4 +248,4 @@ async def test_another_model_in_the_spec_begins_anew(yard: WeightsYard) -> None:
         return found is not None and (found.version, found.path) == ("bbbbbbbbbbbb", "/models/other")
 
     await yard.until(current)
-    assert await yard.site.events("WeightsReset")
+    assert "/models/other now" in (await yard.event("WeightsReset")).message

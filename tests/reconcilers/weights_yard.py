@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollyard.clock import SystemClock
 from rollyard.inference.endpoints import EndpointState
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
+from rollyard.kinds.event import Event
 from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity, WeightsOrder
 from rollyard.trust.ca import Authority
@@ -238,9 +240,16 @@ class WeightsYard:
         states = self.site.endpoints.of_pool(("default", "policy"))
         return {s.endpoint.id: s.endpoint.weights_version for s in states if s.ready and not s.drain}
 
+    async def event(self, reason: str) -> Event:
+        """The only one of this reason, once it is written: that comes after the status."""
+        await self.until(lambda: self.site.events(reason), reason)
+        (found,) = await self.site.events(reason)
+        return found
+
     async def until(self, holds: Any, what: str = "") -> None:
         async def look() -> bool:
-            return bool(await holds()) if asyncio.iscoroutinefunction(holds) else bool(holds())
+            found = holds()
+            return bool(await found if inspect.isawaitable(found) else found)
 
         try:
             await self.site.until(look, what)
