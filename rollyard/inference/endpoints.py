@@ -80,6 +80,8 @@ class Endpoints:
         self._weights: dict[PoolKey, WeightsStatus] = {}
         self.moved: Callable[[EndpointState], None] = lambda state: None
         """Called whenever an endpoint appears, vanishes, or changes readiness or weights."""
+        self.weights_moved: Callable[[PoolKey], None] = lambda pool: None
+        """Called when a pool serves other weights, or serves others as well."""
 
     def register(
         self,
@@ -105,7 +107,7 @@ class Endpoints:
         if weights is None:
             self._weights.pop(pool, None)
             return
-        self._weights[pool] = weights
+        before, self._weights[pool] = self._weights.get(pool), weights
         for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
             denied = self._denial(state)
             if denied != state.denied:
@@ -113,8 +115,16 @@ class Endpoints:
                 ready = state.healthy and not denied
                 self._put(replace(state, denied=denied, ready=ready, reason=reason))
 
+        if before is None or (before.current, before.history) != (weights.current, weights.history):
+            self.weights_moved(pool)
+
     def weights(self, pool: PoolKey) -> WeightsStatus:
         return self._weights.get(pool, WeightsStatus())
+
+    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        found = (s for s in self._states.values() if s.pool == pool and ((s.ready and not s.drain) or not ready))
+        return {s.endpoint.id: s.endpoint.weights_version for s in found}
 
     def told(self, id: str, order: WeightsOrder | None) -> None:
         """What it is answered; what it says next is about that."""

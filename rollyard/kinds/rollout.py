@@ -96,9 +96,8 @@ class Task(Wire):
 
 
 class WeightsDemand(Wire):
-    """What one rollout asks of the weights that it is sampled from."""
+    """What one rollout asks of the weights once it has begun."""
 
-    minimum: str | None = None
     same: bool = False
     """As the rest of its group."""
     max_staleness: int | None = None
@@ -141,12 +140,8 @@ class RolloutRequest(Wire):
 
     @property
     def weights(self) -> WeightsDemand | None:
-        """What it asks of the weights; None for nothing."""
-        demand = WeightsDemand(
-            minimum=self.min_weights_version,
-            same=self.group_version == "same",
-            max_staleness=self.max_staleness,
-        )
+        """What it asks of the weights once it has begun; None for nothing."""
+        demand = WeightsDemand(same=self.group_version == "same", max_staleness=self.max_staleness)
         return demand if demand != WeightsDemand() else None
 
     @model_validator(mode="after")

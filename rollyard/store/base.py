@@ -83,8 +83,10 @@ class RolloutRecord:
     finished_at: float | None = None
     cursor: int | None = None
     """Position among terminal records; given by the store when the status becomes terminal."""
+    min_weights_version: str | None = None
+    """It is leased to nothing older."""
     weights: WeightsDemand | None = None
-    """What it was accepted with asks of the weights; None for nothing, so that most records are never looked at for it."""
+    """What it asks of the weights once it has begun; None for nothing, so that most records are never looked at for it."""
     weights_version: str | None = None
     """Of the policy when the lease was given; gone with it where the sampling is to be done again."""
     outdated: int = 0
@@ -112,12 +114,13 @@ class Transaction(Protocol):
         limit: int,
         *,
         kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         """Records waiting for a lease in these (namespace, pool)s, those in back-off at `now` left out.
 
-        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `after`: in each stage
-        only what stands behind this record.
+        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `minima`: without those
+        that ask for a least version which is none of these; `after`: in each stage only what stands behind this record.
         """
         ...
 

@@ -80,12 +80,13 @@ class RolloutTransaction:
         limit: int,
         *,
         kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
             return found  # SQLite finds no plan for that
-        also, values = _narrowed(kinds, after)
+        also, values = _narrowed(kinds, minima, after)
         for stage in (s for s in _LATEST_FIRST if s in stages):
             room = limit - len(found)
             if room <= 0:
@@ -135,11 +136,16 @@ class RolloutTransaction:
         return self._unit.packs.add(data)
 
 
-def _narrowed(kinds: Collection[str] | None, after: RolloutRecord | None) -> tuple[str, list[object]]:
+def _narrowed(
+    kinds: Collection[str] | None, minima: Collection[str] | None, after: RolloutRecord | None
+) -> tuple[str, list[object]]:
     """Further conditions on a queue, and their values."""
     also, values = "", list[object]()
     if kinds is not None:
         also, values = f"AND task_kind IN ({', '.join('?' * len(kinds))})", [*kinds]
+    if minima is not None:
+        also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
+        values += minima
     if after is not None:
         also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # the first part is what the index understands
         values += [after.priority, after.priority, after.seq]

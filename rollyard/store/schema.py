@@ -53,6 +53,7 @@ CREATE TABLE tallies (
 """
 
 _VERSION_2 = """
+ALTER TABLE rollouts ADD COLUMN min_weights_version TEXT;
 ALTER TABLE rollouts ADD COLUMN weights TEXT;
 ALTER TABLE rollouts ADD COLUMN weights_version TEXT;
 ALTER TABLE rollouts ADD COLUMN outdated INTEGER NOT NULL DEFAULT 0;
