@@ -53,6 +53,7 @@ class EndpointState:
     weights_checksum: str = ""
     weights_phase: str = ""
     weights_error: str = ""
+    weights_attempt: int | None = None
     told: WeightsOrder | None = None
     """The order in the last answer to it."""
     obeys: WeightsOrder | None = None
@@ -67,6 +68,7 @@ class EndpointState:
             checksum=self.weights_checksum,
             phase=self.weights_phase,
             error=self.weights_error,
+            attempt=self.weights_attempt,
             obeys=self.obeys,
         )
 
@@ -111,7 +113,7 @@ class Endpoints:
         for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
             denied = self._denial(state)
             if denied != state.denied:
-                reason = denied if state.healthy else state.reason
+                reason = denied if state.healthy or state.reason == state.denied else state.reason
                 ready = state.healthy and not denied
                 self._put(replace(state, denied=denied, ready=ready, reason=reason))
 
@@ -149,11 +151,12 @@ class Endpoints:
             weights_checksum=beat.weights_checksum,
             weights_phase=beat.weights_phase,
             weights_error=beat.weights_error,
+            weights_attempt=beat.weights_attempt,
             spoken=True,
             obeys=state.told,
         )
         denied = self._denial(state)
-        ready, reason = state.healthy and not denied, _reason(beat.reason, denied)
+        ready, reason = state.healthy and not denied, _reason(beat, denied)
         self._put(replace(state, denied=denied, ready=ready, reason=reason))
         return True
 
@@ -236,8 +239,9 @@ def _shown(state: EndpointState) -> tuple[object, ...]:
     return state.ready, state.reason, state.drain, *weights
 
 
-def _reason(own: str, denied: str) -> str:
-    """The more telling of two words: one that says what is the matter, and the engine's own first."""
+def _reason(beat: EngineHeartbeat, denied: str) -> str:
+    """The more telling of two words: one that says what is the matter, and the engine's own first unless it is of weights."""
+    own = "" if beat.reason == beat.weights_error else beat.reason
     return next((word for word in (own, denied) if ":" in word), own or denied)
 
 

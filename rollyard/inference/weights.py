@@ -40,8 +40,10 @@ class Serving:
     checksum: str = ""
     phase: str = ""
     error: str = ""
+    attempt: int | None = None
+    """Of the order that failed; None where it does not say so."""
     obeys: WeightsOrder | None = None
-    """The order that it knew when it said this."""
+    """The order that it had been told before it said this."""
 
     @property
     def settled(self) -> bool:
@@ -174,7 +176,9 @@ def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now
     first = next((m for m in members if m.serves), None)
     if weights.current is not None or first is None:
         return weights
-    record = WeightsRecord(version=first.version, path=model, proven=first.checksum or None, origin="Spec", since=now)
+    record = WeightsRecord(
+        version=first.version, path=model, proven=first.checksum or None, origin="Spec", attempt=0, since=now
+    )
     return _served(weights.model_copy(update={"current": record}), record)
 
 
@@ -256,7 +260,8 @@ def _progress(
 
 def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -> bool:
     """Whether what it says is about this order, and not about the one before it."""
-    return member.obeys == _order(target, progress.attempt)
+    order = _order(target, progress.attempt)
+    return member.obeys == order if member.attempt is None else member.attempt == order.attempt
 
 
 def _in(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:

@@ -280,6 +280,8 @@ class EngineHeartbeat(Message):
     """How far it is with the last order; empty when it has done it."""
     weights_error: str = ""
     """Why it could not."""
+    weights_attempt: int | None = None
+    """`attempt` of the order that `Failed` is about; null from an engine that does not say it."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null when it does not say so."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from reconciler_site import Site
-from weights_yard import BASE, MODEL, WeightsYard
+from weights_site import BASE, MODEL, WeightsYard
 
 from rollyard.kinds.pools import InferencePool
 
