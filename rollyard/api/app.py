@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from aiohttp import web
-from prometheus_client import generate_latest
 
-from rollyard.api import auth, discovery, engine, kinds, logs, node, rollouts, script, status, streams, weights
+from rollyard.api import (
+    auth,
+    discovery,
+    engine,
+    kinds,
+    logs,
+    metrics,
+    node,
+    rollouts,
+    script,
+    status,
+    streams,
+    top,
+    weights,
+)
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.wire import MAX_RESULT_BYTES
-from rollyard.telemetry import REGISTRY
 
 
 def build(services: Services) -> web.Application:
@@ -17,15 +29,11 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, weights, kinds, rollouts, node, engine):
+    for family in (discovery, logs, script, top, weights, kinds, rollouts, node, engine, metrics):
         app.add_routes(family.routes())
-    app.add_routes([web.get("/healthz", _healthz), web.get("/metrics", _metrics)])
+    app.add_routes([web.get("/healthz", _healthz)])
     return app
 
 
 async def _healthz(_: web.Request) -> web.Response:
     return web.Response(text="ok")
-
-
-async def _metrics(_: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(REGISTRY), content_type="text/plain")

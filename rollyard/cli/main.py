@@ -29,6 +29,7 @@ COMMANDS = {
     "server-job": "processes",
     "submit": "rollouts",
     "suspend": "objects",
+    "top": "top",
     "try": "rollouts",
     "version": "processes",
     "wait": "objects",

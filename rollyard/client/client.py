@@ -23,6 +23,7 @@ from rollyard.kinds.pools import Pool
 from rollyard.kinds.registry import KINDS, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.submission import Submission
+from rollyard.kinds.top import Top
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,11 @@ class AsyncClient:
             if found.operation is None or found.operation.target.version != version or not found.operation.under_way:
                 return found
             await asyncio.sleep(WEIGHTS_LOOK_SECONDS)
+
+    async def top(self, namespace: str | None = None) -> Top:
+        """What goes on in the pools right now, in one namespace or in all."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        return Top.model_validate(await self._http.json("GET", f"/apis/{API_VERSION}{where}/top"))
 
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None

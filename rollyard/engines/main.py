@@ -16,6 +16,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -251,6 +252,7 @@ class InferenceServer:
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,
+            load=health.load,
         )
         return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat.model_dump_json()))
 
@@ -258,7 +260,7 @@ class InferenceServer:
         if self._fatal:
             return Health(False, self._fatal)
         if self._stop.is_set():
-            return Health(False, "Draining")
+            return replace(self._supervisor.health, ready=False, reason="Draining")  # its load goes on until it is done
         return self._supervisor.health
 
     def _end_within(self, seconds: float) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import os
-import re
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ import aiohttp
 
 from rollyard.client.link import Backoff
 from rollyard.engines.command import EngineCommand
+from rollyard.engines.load import read_load
 from rollyard.engines.process import EngineFailed, end_engine, how_it_ended, start_engine
+from rollyard.kinds.wire import EngineLoad
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,6 @@ RELAY_BYTES = 64 << 10
 """At a time, and the longest line that is kept in one piece."""
 QUICK_DEATHS = 3
 """Deaths before it was ever ready, in a row, after which no restart will help."""
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""vLLM's word for it, and the one of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,7 @@ class Health:
     waiting: int | None = None
     kv_usage: float | None = None
     """0 to 1, None when it does not say so; so too `waiting`."""
+    load: EngineLoad | None = None
 
 
 class Supervisor:
@@ -59,6 +58,7 @@ class Supervisor:
         self._startup = startup_seconds
         self._tail: deque[str] = deque(maxlen=20)
         self._ever_ready = False
+        self._life = 0
         self.health = Health(False, "Starting")
 
     def session(self) -> aiohttp.ClientSession:
@@ -85,6 +85,7 @@ class Supervisor:
     async def _one_life(self, http: aiohttp.ClientSession) -> str:
         """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started."""
         self.health, self._ever_ready = Health(False, "Loading"), False
+        self._life += 1
         self._tail.clear()
         self._uds.unlink(missing_ok=True)
         # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
@@ -170,36 +171,15 @@ class Supervisor:
                     if answer.status != 200:
                         return Health(False, f"Unhealthy: /health answers {answer.status}")
                 async with http.get("http://engine/metrics", headers={"Accept-Encoding": "identity"}) as answer:
-                    return _load(await answer.text())
+                    return self._healthy(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Health(False, f"Unhealthy: {type(error).__name__}")
+
+    def _healthy(self, metrics: str) -> Health:
+        load = read_load(metrics, life=self._life, at=asyncio.get_running_loop().time())
+        return Health(True, "", load.running or 0, load.waiting, load.kv_usage, load.totals)
 
 
 def _print(lines: bytes) -> None:
     sys.stderr.buffer.write(lines)
     sys.stderr.buffer.flush()
-
-
-def _load(metrics: str) -> Health:
-    """vLLM's gauges: of several engines behind one socket, the sum of requests and the mean of cache use."""
-    running, waiting = _gauge(metrics, RUNNING), _gauge(metrics, WAITING)
-    usage = next((found for name in KV_USAGE if (found := _gauge(metrics, name))), [])
-    return Health(
-        True,
-        "",
-        int(sum(running)),
-        int(sum(waiting)) if waiting else None,
-        sum(usage) / len(usage) if usage else None,
-    )
-
-
-def _gauge(metrics: str, name: str) -> list[float]:
-    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
-    return [value for value in map(_number, values) if math.isfinite(value)]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

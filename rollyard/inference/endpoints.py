@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rollyard.clock import Clock
 from rollyard.inference.heap import EndpointHeap
+from rollyard.inference.load import UNKNOWN, History, Rates, extended, rates
 from rollyard.inference.weights import Serving, denial
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
@@ -39,6 +40,10 @@ class EndpointState:
     waiting: int | None = None
     kv_usage: float | None = None
     """None until it has said so, and when it has fallen silent; so too `waiting`."""
+    history: History = ()
+    """Totals that it said lately; empty where `kv_usage` would be None."""
+    rates: Rates = UNKNOWN
+    """Of this history."""
     heard_at: float = 0.0
     """Monotonic seconds."""
     drain: bool = False
@@ -140,6 +145,7 @@ class Endpoints:
         if state is None or state.endpoint.url != beat.url:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
+        history = extended(state.history, beat.load)
         state = replace(
             state,
             endpoint=endpoint,
@@ -147,6 +153,8 @@ class Endpoints:
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
+            history=history,
+            rates=rates(history),
             heard_at=self._clock.monotonic(),
             weights_checksum=beat.weights_checksum,
             weights_phase=beat.weights_phase,
@@ -169,8 +177,8 @@ class Endpoints:
         state = self._states.get(id)
         if state is not None and state.ready:
             log.warning("endpoint %s ejected: %s", id, why)
-            reason = f"Ejected: {why}"
-            self._put(replace(state, ready=False, healthy=False, reason=reason, waiting=None, kv_usage=None))
+            unknown = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
+            self._put(replace(unknown, ready=False, healthy=False, reason=f"Ejected: {why}"))
 
     def drain(self, uid: str) -> None:
         for state in [s for s in self._states.values() if uid and s.uid == uid]:
@@ -210,6 +218,9 @@ class Endpoints:
 
     def of_allocation(self, uid: str) -> EndpointState | None:
         return next((s for s in self._states.values() if uid and s.uid == uid), None)
+
+    def all(self) -> list[EndpointState]:
+        return sorted(self._states.values(), key=lambda s: s.endpoint.id)
 
     def of_pool(self, pool: PoolKey) -> list[EndpointState]:
         return sorted((s for s in self._states.values() if s.pool == pool), key=lambda s: s.endpoint.id)

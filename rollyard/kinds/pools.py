@@ -18,6 +18,7 @@ from rollyard.kinds.autoscaling import (
     ScalingRecord,
 )
 from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
+from rollyard.kinds.figures import Figures
 from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
 from rollyard.kinds.weights import WeightsStatus
@@ -320,7 +321,9 @@ class Replicas(Observed):
     ready: int = 0
 
 
-class EndpointStatus(Observed):
+class EndpointStatus(Figures):
+    """With its figures, which are up to 30 seconds old here; `rollyard top` has those of now."""
+
     id: str
     url: str
     sessions: int = 0
@@ -364,6 +367,8 @@ class InferencePoolStatus(PoolStatus):
     weights: WeightsStatus = WeightsStatus()
     """Which weights it serves; written by the endpoint that orders an update and by the pool's controller, each on what it has
     read, so that neither overwrites the other."""
+    load: Figures = Figures()
+    """Of all endpoints together, as old as theirs."""
 
 
 class RolloutPoolStatus(PoolStatus):

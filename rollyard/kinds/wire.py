@@ -264,6 +264,28 @@ class EngineWelcome(Message):
     """What to serve from the start; null for the model of the pool's spec."""
 
 
+class EngineLoad(Message):
+    """Totals since the engine's start; null is what it does not say. What they say together is in `inference/load.py`."""
+
+    life: int = 0
+    """Which start of the engine within its allocation: with each the totals begin at zero."""
+    at: float
+    """Seconds on the sender's monotonic clock when they were read."""
+    generated_tokens: int | None = None
+    prompt_tokens: int | None = None
+    """Those found in the prefix cache included."""
+    prefix_queries: int | None = None
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int | None = None
+    """Of those, found."""
+    preemptions: int | None = None
+    """Requests put back for want of key-value cache."""
+    first_tokens: int | None = None
+    """Requests that got their first token."""
+    first_token_seconds: float | None = None
+    """From arrival to first token, of all of them together."""
+
+
 class EngineHeartbeat(Message):
     """POST /v1/engine/heartbeat, answered by `EngineOrders`."""
 
@@ -287,6 +309,8 @@ class EngineHeartbeat(Message):
     """Requests that wait in the engine; null when it does not say so."""
     kv_usage: float | None = None
     """Filled share of its key-value cache, 0 to 1; null when it does not say so."""
+    load: EngineLoad | None = None
+    """What it has done; null when it does not say so."""
 
 
 class EngineOrders(Message):

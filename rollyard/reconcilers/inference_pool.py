@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rollyard.clock import Clock, as_exact_datetime
-from rollyard.inference.endpoints import Endpoints, EndpointState
+from rollyard.inference.endpoints import Endpoints, EndpointState, PoolKey
+from rollyard.inference.figures import status
 from rollyard.inference.weights import Serving, Step, advance, denial
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import EndpointStatus, InferencePool, Pool, RolloutPool
+from rollyard.kinds.figures import Figures
+from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.kinds.weights import WeightsStatus
+from rollyard.reconcilers.coarse import CoarseFigures
 from rollyard.reconcilers.demand import Report, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.trade import Fact, Look
@@ -18,14 +22,11 @@ from rollyard.rollouts.service import Rollouts
 
 class InferenceTrade:
     def __init__(
-        self,
-        endpoints: Endpoints,
-        rollouts: Rollouts,
-        rollout_pools: Callable[[], list[RolloutPool]],
-        clock: Clock,
+        self, endpoints: Endpoints, rollouts: Rollouts, rollout_pools: Callable[[], list[RolloutPool]], clock: Clock
     ) -> None:
         self._endpoints = endpoints
         self._clock = clock
+        self._coarse = CoarseFigures(clock)
         self._rollouts = rollouts
         self._rollout_pools = rollout_pools
 
@@ -43,7 +44,7 @@ class InferenceTrade:
         return Look(
             members=members,
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
-            details={"endpoints": [_status(state, held) for state in states], "weights": step.weights},
+            details={**self._details((meta.namespace, meta.name), states, held), "weights": step.weights},
             problem=self._problem(pool, states),
             conditions=_facts(step.weights, serving),
             said=list(step.said),
@@ -57,6 +58,11 @@ class InferenceTrade:
     def _serving(self, allocation: Allocation) -> Serving:
         meta = allocation.metadata
         return self._endpoints.serving(meta.uid, f"{meta.namespace}/{meta.name}")
+
+    def _details(self, key: PoolKey, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
+        coarse, silent = self._coarse.of(key, states), Figures()
+        shown = [status(state, held, coarse.endpoints.get(state.endpoint.id, silent)) for state in states]
+        return {"endpoints": shown, "load": coarse.total}
 
     async def _sessions_asked(self, pool: InferencePool) -> int:
         """Held and asked for, by the rollouts of all RolloutPools that use this pool; one for each role it plays there."""
@@ -129,14 +135,3 @@ def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> 
     """One for each that counts and has once been ready: it has something to say, whether or not it is heard now."""
     heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
     return [Report() if state is None else Report(state.waiting, state.kv_usage) for state in heard]
-
-
-def _status(state: EndpointState, held: Mapping[str, int]) -> EndpointStatus:
-    return EndpointStatus(
-        id=state.endpoint.id,
-        url=state.endpoint.url,
-        sessions=held.get(state.endpoint.id, 0),
-        weights_version=state.endpoint.weights_version,
-        ready=state.ready,
-        reason=state.reason,
-    )

@@ -14,6 +14,7 @@ from rollyard.kinds.wire import Cancel, LeaseRef, ResultHeader
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.freshness import Verdict
 from rollyard.rollouts.leases import Key, Leases
+from rollyard.rollouts.pace import Pace
 from rollyard.rollouts.step import (
     Cancelled,
     Effect,
@@ -47,6 +48,7 @@ class Rollouts:
         self._clock = clock
         self._agents = agents
         self.leases = leases
+        self.pace = Pace(clock)
         self.wake: Callable[[Key, float], None] = lambda pool, at: None
         """Called with a pool, and when (Unix seconds), whenever there is work to hand out."""
         self._ended = asyncio.Event()
@@ -281,6 +283,7 @@ class Rollouts:
 
     def _tell(self, record: RolloutRecord) -> None:
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        self.pace.ended((record.namespace, record.pool), record.status)
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)

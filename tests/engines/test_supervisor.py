@@ -19,7 +19,7 @@ import pytest
 from rollyard.engines import process
 from rollyard.engines import supervisor as module
 from rollyard.engines.command import EngineCommand, engine_command
-from rollyard.engines.supervisor import EngineFailed, Health, Supervisor
+from rollyard.engines.supervisor import EngineFailed, Supervisor
 from rollyard.kinds.pools import InferencePoolSpec
 
 WAIT_SECONDS = 30.0
@@ -171,11 +171,3 @@ async def test_workers_that_an_engine_leaves_behind_are_ended_before_it_is_start
             Supervisor(program(f"{worker} & echo leader; exit 1"), tmp_path / "e").run(), WAIT_SECONDS
         )
     await until(lambda: processes(mark) == [])
-
-
-def test_load_is_read_from_one_engine_or_several_and_from_older_versions() -> None:
-    load = {"num_requests_running": (3, 5), "num_requests_waiting": (0, 7), "kv_cache_usage_perc": (0.5, 0.9)}
-    gauges = [f'vllm:{name}{{engine="{n}"}} {value}' for name, both in load.items() for n, value in enumerate(both)]
-    assert module._load("\n".join(gauges)) == Health(True, "", 8, 7, 0.7)
-    assert module._load("vllm:gpu_cache_usage_perc 0.25\n").kv_usage == 0.25
-    assert module._load("") == Health(True, "", 0, None, None), "what is not said is not nothing"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ class Stats:
     """Prompt tokens looked up in the cache."""
     prefix_hits: int = 0
     """Of those, found."""
+    first_tokens: int = 0
+    first_token_seconds: float = 0.0
+    """From submit to first token, of all those together."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -72,6 +76,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, generation: Generation) -> None:
+        generation.submitted_at = time.monotonic()
         self._tell(generation, abort=False)
 
     def abort(self, generation: Generation) -> None:
@@ -137,6 +142,7 @@ class Engine:
         rows = [i for i, (generation, _) in enumerate(batch) if generation.computed == len(generation.tokens)]
         ready = [batch[i][0] for i in rows]
         if ready:
+            self._count_first(ready)
             draws = sample(logits[rows], [s.params for s in ready], [s.drawn for s in ready])
             progress = [(generation, generation.advance(draw)) for generation, draw in zip(ready, draws, strict=True)]
             for generation, step in progress:
@@ -166,6 +172,14 @@ class Engine:
             self._retire(generation)
         self._waiting.clear()
         self._deliver([(generation, Progress(None, "abort")) for generation in gone])
+
+    def _count_first(self, ready: Sequence[Generation]) -> None:
+        """Before they advance: whose first token is drawn in this step."""
+        now = time.monotonic()
+        for generation in ready:
+            if generation.drawn == 0:
+                self.stats.first_tokens += 1
+                self.stats.first_token_seconds += now - generation.submitted_at
 
     def _count(self) -> None:
         self.stats.running = len(self._running)

@@ -38,6 +38,8 @@ class Generation:
     max_tokens: int
     """At least 1, and no more than fit the context behind the prompt."""
     stops: Stops = Stops()
+    submitted_at: float = 0.0
+    """Monotonic seconds."""
     slot: int = -1
     """Cache slot while running."""
     cached: int = 0
