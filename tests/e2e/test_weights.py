@@ -1,15 +1,15 @@
-"""Weights change under load: nothing is lost, every token says what made it, and what is killed comes back with what is current."""
+"""Weights change under load: nothing is lost, tokens say what made them, and what is killed comes back with what is current."""
 
 from __future__ import annotations
 
+import random
 import shutil
+import struct
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 import pytest
 from e2e_yard import MODEL, Yard, kill, requests
-from safetensors.numpy import load_file, save_file
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.base import ObjectKey, get_condition
@@ -24,10 +24,11 @@ def trained(folder: Path, version: str) -> Path:
     """The same policy after a small step: another content, and nearly the same text."""
     made = folder / version
     shutil.copytree(MODEL, made)
-    rng = np.random.default_rng(7)
-    tensors = load_file(made / "model.safetensors")
-    moved = {name: t * (1 + rng.normal(0, 1e-3, t.shape)).astype(t.dtype) for name, t in tensors.items()}
-    save_file(moved, made / "model.safetensors", metadata={"format": "pt"})
+    data = bytearray((made / "model.safetensors").read_bytes())
+    (header,) = struct.unpack_from("<Q", data)
+    for low_byte in random.Random(7).sample(range(8 + header, len(data), 2), 2000):
+        data[low_byte] ^= 1  # the last bit of a bfloat16
+    (made / "model.safetensors").write_bytes(data)
     return made
 
 
@@ -59,7 +60,7 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         current = (await pool_of(client)).status.weights.current
         assert current is not None
         old = current.version
-        ids = await client.submit(requests(24, 8, n=2, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
 
         async def under_way() -> bool:
             return (await client.counts(pool="demo"))["Completed"] >= 4
