@@ -249,3 +249,41 @@ async def test_another_model_in_the_spec_begins_anew(yard: WeightsYard) -> None:
 
     await yard.until(current)
     assert "/models/other now" in (await yard.event("WeightsReset")).message
+
+
+async def test_a_rollout_that_waits_for_a_version_says_so(yard: WeightsYard) -> None:
+    await yard.pool_of(1)
+    await yard.site.apply(replicas=0, inference={"policy": "policy"})
+    task = {"kind": "math", "problem": "?", "answer": "1"}
+    body = {"id": "a", "pool": "swe", "task": task, "min_weights_version": "v1"}
+    status, answer = await yard.call("POST", "/v1/rollouts", json=body)
+    assert status == 202, answer
+
+    async def waits() -> str | None:
+        _, found = await yard.call("GET", "/v1/rollouts/a")
+        waiting: str | None = found["rollout"]["waiting"]
+        return waiting
+
+    assert await waits() == f"WeightsVersion: InferencePool policy has served no version 'v1' yet; it serves {SPEC}"
+    yard.write("v1")
+    await yard.update("v1")
+    await yard.serve("v1", 1)
+    assert await waits() is None
+    _, listed = await yard.call("GET", "/v1/rollouts")
+    assert [r["waiting"] for r in listed["rollouts"]] == [None]
+
+
+async def test_versions_of_engines_that_are_not_ours_cannot_be_asked_for(yard: WeightsYard) -> None:
+    spec = {"model": {"path": MODEL}, "engine": {"external": {"endpoints": [{"url": "http://127.0.0.1:1/v1"}]}}}
+    await yard.site.store.create(InferencePool.model_validate({"metadata": {"name": "theirs"}, "spec": spec}))
+    await yard.site.apply(replicas=0, inference={"policy": "theirs"})
+    await yard.site.apply(replicas=0, name="alone")
+    task = {"kind": "math", "problem": "?", "answer": "1"}
+    for pool, asks, words in (
+        ("swe", {"max_staleness": 1}, "are external"),
+        ("alone", {"min_weights_version": "v1"}, "has no role 'policy'"),
+        ("swe", {"group_version": "same"}, "is about a group"),
+    ):
+        status, answer = await yard.call("POST", "/v1/rollouts", json={"pool": pool, "task": task} | asks)
+        assert (status, words in answer["message"]) == (422, True), answer
+    assert (await yard.call("POST", "/v1/rollouts", json={"pool": "swe", "task": task}))[0] == 202
