@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rollyard.clock import Clock
 from rollyard.inference.heap import EndpointHeap
 from rollyard.inference.load import UNKNOWN, History, Rates, extended, rates
-from rollyard.inference.weights import Serving, denial
+from rollyard.inference.orders import Serving, denial
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
 from rollyard.telemetry import ENDPOINTS_READY

@@ -1,7 +1,7 @@
 """An update of a pool's weights, decided from the pool's status and from what its endpoints last said. Pure.
 
 All that the operation needs is in the status: a server that dies between any two lines goes on from there. `begin` accepts
-an update, `advance` moves it on, `order_for` says what one engine should serve, and `denial` what keeps it out of the heap.
+an update, `advance` moves it on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from rollyard.errors import Conflict
+from rollyard.inference.orders import Serving, has, order_of
 from rollyard.kinds.weights import (
     KEPT_VERSIONS,
     EndpointProgress,
@@ -20,39 +21,11 @@ from rollyard.kinds.weights import (
     WeightsStatus,
     WeightsUpdate,
 )
-from rollyard.kinds.wire import WeightsOrder
 
 DRAIN_SHARE = 4
 """Of so many endpoints one reloads at a time in mode Drain, so that the pool keeps serving; one at least."""
 HOPELESS = 3
 """So many endpoints that failed, and none that did it: the rest is not tried, and goes on serving what it has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """An endpoint as it was last heard."""
-
-    id: str
-    heard: bool = False
-    """Lately, by this server: what has not been heard says nothing."""
-    healthy: bool = False
-    version: str = ""
-    checksum: str = ""
-    phase: str = ""
-    error: str = ""
-    attempt: int | None = None
-    """Of the order that failed; None where it does not say so."""
-    obeys: WeightsOrder | None = None
-    """The order that it had been told before it said this."""
-
-    @property
-    def settled(self) -> bool:
-        """It is not on its way to another version; after a failure it still has the one before."""
-        return self.phase in ("", "Failed")
-
-    @property
-    def serves(self) -> bool:
-        return self.heard and self.healthy and bool(self.version) and self.settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +161,7 @@ def _at_rest(weights: WeightsStatus, members: Sequence[Serving]) -> WeightsStatu
     if operation is None or weights.current is None:
         return weights
     left = {
-        id: progress.model_copy(update={"phase": "Done", "reason": ""})
-        if _has(by_id[id], weights.current)
-        else progress
+        id: progress.model_copy(update={"phase": "Done", "reason": ""}) if has(by_id[id], weights.current) else progress
         for id, progress in operation.endpoints.items()
         if id in by_id
     }
@@ -241,7 +212,7 @@ def _progress(
 ) -> EndpointProgress:
     progress = before or EndpointProgress(since=now)
     target = operation.target
-    if _has(member, target):
+    if has(member, target):
         return _in(progress, "Done", now)
     if progress.phase == "Failed":
         return progress
@@ -260,7 +231,7 @@ def _progress(
 
 def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -> bool:
     """Whether what it says is about this order, and not about the one before it."""
-    order = _order(target, progress.attempt)
+    order = order_of(target, progress.attempt)
     return member.obeys == order if member.attempt is None else member.attempt == order.attempt
 
 
@@ -268,14 +239,6 @@ def _in(progress: EndpointProgress, phase: str, now: datetime, reason: str = "")
     if progress.phase == phase:
         return progress
     return progress.model_copy(update={"phase": phase, "since": now, "reason": reason})
-
-
-def _has(member: Serving, record: WeightsRecord) -> bool:
-    return member.version == record.version and member.settled and _content(member, record)
-
-
-def _content(member: Serving, record: WeightsRecord) -> bool:
-    return not (record.proven and member.checksum) or record.proven == member.checksum
 
 
 def _turns(
@@ -345,68 +308,3 @@ def _closed(weights: WeightsStatus, phase: str, message: str, said: Said, now: d
         "endpoints": _remembered(operation.endpoints) if phase == "Complete" else {},
     }
     return Step(weights.model_copy(update={"operation": operation.model_copy(update=update)}), (said,))
-
-
-# what one engine is told, and whether it takes work
-
-
-def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsOrder | None:
-    """What it should serve; None for what it began with. `fresh`: it has just started, and serves nothing yet."""
-    operation, current = weights.operation, weights.current
-    progress = operation.endpoints.get(id) if operation is not None else None
-    attempt = progress.attempt if progress is not None else None
-    if operation is not None and operation.under_way:
-        if fresh or (progress is not None and progress.phase != "Waiting"):
-            return _order(operation.target, attempt)
-        if current is not None and current.origin == "Spec":
-            return None
-        return _order(current) if current is not None else None
-    if current is None or (current.origin == "Spec" and (operation is None or operation.phase == "Superseded")):
-        return None
-    return _order(current, attempt)
-
-
-def _order(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
-    return WeightsOrder(
-        version=record.version,
-        mode=record.mode,
-        path=record.path,
-        adapter=record.adapter,
-        checksum=record.checksum,
-        attempt=record.attempt if attempt is None else attempt,
-    )
-
-
-def denial(weights: WeightsStatus, member: Serving) -> str:
-    """Why it may not be in the heap, as `Word: what is the matter`; empty when the weights do not stand in its way."""
-    operation, current = weights.operation, weights.current
-    progress = operation.endpoints.get(member.id) if operation is not None else None
-    if operation is not None and operation.under_way:
-        if _has(member, operation.target):
-            return ""
-        if progress is None or progress.phase == "Waiting":
-            return "" if current is None or weights.record(member.version) is not None else _unproven(current, member)
-        if progress.phase == "Failed":
-            return f"WeightsFailed: {operation.target.version}: {progress.reason}"
-        return "WeightsUpdating"
-    if current is None or _has(member, current):
-        return ""
-    if progress is not None and progress.phase == "Failed":
-        return f"WeightsFailed: {current.version}: {progress.reason}"
-    return _unproven(current, member)
-
-
-def _unproven(current: WeightsRecord, member: Serving) -> str:
-    if member.phase == "Failed":
-        why = member.error or "the engine does not say why"
-        return f"WeightsUnavailable: {current.version} from {current.source}: {why}"
-    if member.phase or not member.version:
-        return "WeightsUpdating"
-    if member.version == current.version:
-        return f"WeightsUnavailable: its folder holds {member.checksum}, and {current.version} is {current.proven}"
-    if current.origin == "Spec":
-        return (
-            f"WeightsUnavailable: {current.path} holds {member.version} now, and the pool serves {current.version}; "
-            f"if that is meant, order it: `rollyard weights POOL --version {member.version} --path {current.path}`"
-        )
-    return "WeightsUpdating"

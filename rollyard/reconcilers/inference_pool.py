@@ -8,7 +8,8 @@ from typing import Any
 from rollyard.clock import Clock, as_exact_datetime
 from rollyard.inference.endpoints import Endpoints, EndpointState, PoolKey
 from rollyard.inference.figures import status
-from rollyard.inference.weights import Serving, Step, advance, denial
+from rollyard.inference.orders import Serving, denial
+from rollyard.inference.weights import Step, advance
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.figures import Figures
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import struct
+import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 
 import pytest
-from e2e_yard import MODEL, Yard, kill, requests
+from e2e_yard import MODEL, ROOT, Yard, kill, requests
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.base import ObjectKey, get_condition
@@ -91,6 +94,20 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         assert all(versions(t) == ["v2"] for t in last)
 
 
+async def serves_still(client: AsyncClient, version: str, count: int) -> bool:
+    """After an update that failed."""
+    pool = await pool_of(client)
+    return [e.weights_version for e in pool.status.endpoints if e.ready] == [version] * count
+
+
+async def rollyard(yard: Yard, *words: str) -> str:
+    """What the command prints, without the end of the line."""
+    command = [sys.executable, "-m", "rollyard.cli.main", *words, "--kubeconfig", str(yard.data / "admin.kubeconfig")]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.rstrip("\n")
+
+
 async def serves_something(client: AsyncClient, count: int) -> bool:
     return sum(e.ready for e in (await pool_of(client)).status.endpoints) == count
 
@@ -106,3 +123,14 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> No
         yard.start()
     async with yard.client() as client:
         await yard.until(lambda: serves(client, "v2", 2))
+        shown = await rollyard(yard, "weights", "policy")
+        assert "update to v2 complete: v2 is served by 2 of 2 endpoints" in shown
+        assert shown in await rollyard(yard, "describe", "inferencepool", "policy")
+        assert " v2 " in await rollyard(yard, "get", "inferencepools")
+        ordered = ["weights", "policy", "--version", "v3", "--path", str(trained(yard.folder, "v3")), "--wait"]
+        assert "update to v3 complete" in await rollyard(yard, *ordered)
+        with pytest.raises(AssertionError, match="call other weights by another version"):
+            await rollyard(yard, "weights", "policy", "--version", "v2", "--path", "/elsewhere")
+        with pytest.raises(AssertionError, match=r"update to v4 failed: .*is no folder on this node"):
+            await rollyard(yard, "weights", "policy", "--version", "v4", "--path", "/nowhere", "--wait")
+        await yard.until(lambda: serves_still(client, "v3", 2))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollyard.errors import Conflict
-from rollyard.inference.weights import Serving, Step, advance, begin, denial, order_for
+from rollyard.inference.orders import Serving, denial, order_for
+from rollyard.inference.weights import Step, advance, begin
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
