@@ -42,6 +42,7 @@ from rollyard.rollouts.dispatch import Dispatcher
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.weights_watch import WeightsWatch
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose import choose_driver
 from rollyard.slurm.guard import Guarded
@@ -137,6 +138,7 @@ class Server:
         leases = Leases(clock, options.lease_seconds)
         self.rollouts = Rollouts(store, clock, self.agents, leases)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
+        self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
         self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
         self.feed = SnapshotFeed(driver, clock)
@@ -200,7 +202,7 @@ class Server:
         """Everything that runs beside the listener, until cancelled."""
         prober = ExternalProber(self.endpoints, self._inference_pools)
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.manager, self.dispatcher, self.resizer, prober):
+            for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, prober):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
@@ -235,9 +237,13 @@ class Server:
             self.resizer.wake(agent.pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
 
-        def endpoint_moved(state: EndpointState) -> None:
+        def weights_moved(pool: tuple[str, str]) -> None:
             for agent in self.agents.all():
                 self.dispatcher.wake(agent.pool)
+            self.weights_watch.wake()
+
+        def endpoint_moved(state: EndpointState) -> None:
+            weights_moved(state.pool)
             namespace, pool = state.pool
             self.manager.add(ObjectKey(kind="InferencePool", namespace=namespace, name=pool))
             if state.allocation:
@@ -250,6 +256,7 @@ class Server:
 
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+        self.endpoints.weights_moved = weights_moved
         self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)
         for stage in Stage:
             STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
@@ -261,6 +268,10 @@ class Server:
         found = await self.store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
         assert isinstance(found, RolloutPool)
         return found
+
+    async def _rollout_pools(self) -> list[RolloutPool]:
+        found, _ = await self.store.list_objects("RolloutPool")
+        return [p for p in found if isinstance(p, RolloutPool)]
 
     async def _stages(self, key: tuple[str, str]) -> Stages:
         return (await self._rollout_pool(key)).spec.stages

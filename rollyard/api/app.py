@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from rollyard.api import auth, discovery, engine, kinds, logs, metrics, node, rollouts, script, status, streams, top
+from rollyard.api import (
+    auth,
+    discovery,
+    engine,
+    kinds,
+    logs,
+    metrics,
+    node,
+    rollouts,
+    script,
+    status,
+    streams,
+    top,
+    weights,
+)
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.wire import MAX_RESULT_BYTES
 
@@ -15,7 +29,7 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, top, kinds, rollouts, node, engine, metrics):
+    for family in (discovery, logs, script, top, weights, kinds, rollouts, node, engine, metrics):
         app.add_routes(family.routes())
     app.add_routes([web.get("/healthz", _healthz)])
     return app

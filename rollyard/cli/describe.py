@@ -11,6 +11,7 @@ import yaml
 
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, table
+from rollyard.cli.weights import weights_lines
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
@@ -71,7 +72,7 @@ def _pool(pool: Pool) -> list[str]:
             [e.id, str(e.ready), str(e.sessions), e.weights_version or "<none>", e.url, e.reason or "<none>"]
             for e in pool.status.endpoints
         ]
-        lines += ["Endpoints:", *_indented(align(rows))]
+        lines += ["Endpoints:", *_indented(align(rows)), *weights_lines(pool.status.weights)]
     if isinstance(pool, RolloutPool):
         rows = [["STAGE", "QUEUED", "IN FLIGHT", "WIDTH"]]
         rows += [[n, str(s.queued), str(s.in_flight), str(s.width)] for n, s in pool.status.stages.items()]

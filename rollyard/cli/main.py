@@ -33,6 +33,7 @@ COMMANDS = {
     "try": "rollouts",
     "version": "processes",
     "wait": "objects",
+    "weights": "weights",
 }
 """Command -> module of this package; the function is called after the command."""
 

@@ -21,6 +21,7 @@ from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
 from rollyard.kinds.figures import Figures
 from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
+from rollyard.kinds.weights import WeightsStatus
 
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
@@ -380,6 +381,9 @@ class PoolStatus(Observed):
 
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
+    weights: WeightsStatus = WeightsStatus()
+    """Which weights it serves; written by the endpoint that orders an update and by the pool's controller, each on what it has
+    read, so that neither overwrites the other."""
     load: Figures = Figures()
     """Of all endpoints together, as old as theirs."""
 

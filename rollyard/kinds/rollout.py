@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from rollyard.kinds.base import NAME_PATTERN, Wire
+from rollyard.kinds.weights import VERSION_PATTERN
 
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=128)]
 
@@ -151,6 +152,14 @@ class Task(Wire):
         return dict(self.model_extra or {})
 
 
+class WeightsDemand(Wire):
+    """What one rollout asks of the weights once it has begun."""
+
+    same: bool = False
+    """As the rest of its group."""
+    max_staleness: int | None = None
+
+
 class RolloutRequest(Wire):
     """What a client submits; n > 1 makes one group with sample_index 0..n-1."""
 
@@ -171,6 +180,26 @@ class RolloutRequest(Wire):
     """Higher goes first."""
     mode: Literal["train", "eval"] = "train"
     """Kept with the trajectory."""
+    min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
+    """Sampled by nothing older than this version of the policy's weights; it waits in the queue until there is such an
+    endpoint, also where the version is yet to come."""
+    group_version: Literal["any", "same"] = "any"
+    """same: all rollouts of the group are sampled from one version throughout, that of the first to begin. When that version is
+    gone, a group of which nothing is sampled begins anew; else what is left of it ends Cancelled, and the group is smaller."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """By how many versions the one that a rollout began with may fall behind the pool's; further, and it begins anew."""
+
+    @model_validator(mode="after")
+    def _one_version_of_what(self) -> Self:
+        if self.group_version == "same" and self.n == 1 and self.group is None:
+            raise ValueError('`group_version: "same"` is about a group; give `n` or `group`, or leave it out')
+        return self
+
+    @property
+    def weights(self) -> WeightsDemand | None:
+        """What it asks of the weights once it has begun; None for nothing."""
+        demand = WeightsDemand(same=self.group_version == "same", max_staleness=self.max_staleness)
+        return demand if demand != WeightsDemand() else None
 
     @model_validator(mode="after")
     def _ids(self) -> Self:
@@ -291,6 +320,12 @@ class RolloutView(Wire):
     finished_at: float | None
     cursor: int | None
     """Position in the stream of terminal records; null until terminal."""
+    weights_version: str | None = None
+    """Of the policy when its present or last attempt began."""
+    outdated: int = 0
+    """Attempts that were given up because their weights had become too old; they count as no retries."""
+    waiting: str | None = None
+    """What it waits for in the queue besides its turn."""
 
 
 class Trajectory(Wire):

@@ -231,6 +231,8 @@ class ResultHeader(Message):
     """Sampled tokens."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
+    weights_versions: list[str] = []
+    """All that sampled tokens have; empty from a node agent that does not say it."""
 
 
 class EngineHello(Message):
@@ -255,6 +257,8 @@ class WeightsOrder(Message):
     """Folder of a LoRA adapter on top of the pool's own weights."""
     checksum: str | None = None
     """`weights_version` of the folder; another content is refused. Null takes what is there."""
+    attempt: int = 1
+    """A higher one orders the same anew after it failed; who serves it already has nothing to do."""
 
 
 class EngineWelcome(Message):
@@ -305,6 +309,8 @@ class EngineHeartbeat(Message):
     """How far it is with the last order; empty when it has done it."""
     weights_error: str = ""
     """Why it could not."""
+    weights_attempt: int | None = None
+    """`attempt` of the order that `Failed` is about; null from an engine that does not say it."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null when it does not say so."""

@@ -15,11 +15,13 @@ from rollyard.clock import Clock
 from rollyard.errors import RollyardError
 from rollyard.kinds.pools import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, Grant, Lease
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
+from rollyard.rollouts.freshness import POLICY, Served, allowed
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.step import Granted, step
-from rollyard.store.base import RolloutRecord, Store, Transaction
+from rollyard.store.base import GroupVersions, RolloutRecord, Store, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +33,29 @@ TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
 class Checkout(Protocol):
-    def checkout(self) -> Endpoint | None: ...
+    def checkout(self, *, allow: Callable[[Endpoint], bool] | None = None) -> Endpoint | None: ...
 
 
 class Placement(Protocol):
     """Where the endpoints come from; `inference.Endpoints` is one."""
 
     def heap(self, pool: tuple[str, str], sessions: Mapping[str, int]) -> Checkout: ...
+
+    def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
+
+    def versions(self, pool: tuple[str, str], *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        ...
+
+
+def served_in(placement: Placement, pool: RolloutPool) -> Served:
+    """The weights that the agents of a RolloutPool sample from."""
+    name = pool.spec.inference.get(POLICY)
+    if name is None:
+        return Served()
+    key = (pool.metadata.namespace, name)
+    ready = frozenset(placement.versions(key, ready=True).values())
+    return Served(placement.weights(key), placement.versions(key, ready=False), ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +145,8 @@ class Dispatcher:
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
         rooms = [_Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}) for a in agents]
-        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms))
+        served = served_in(self._placement, pool)
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, served))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
             agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
@@ -140,17 +159,24 @@ class Dispatcher:
         if len(granted) >= MAX_PER_GRANT:
             self.wake(key)
 
-    def _grant(self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room]) -> list[_Granted]:
+    def _grant(
+        self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room], served: Served
+    ) -> list[_Granted]:
         """In the writer: pick, step, put."""
         now = self._clock.time()
-        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now)
+        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
             sessions = tx.sessions() if pool.spec.inference else {}
             heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
-                endpoints = {role: found for role, heap in heaps.items() if (found := heap.checkout()) is not None}
+                may = {POLICY: _allows(tx, record, served)}
+                endpoints = {
+                    role: found
+                    for role, heap in heaps.items()
+                    if (found := heap.checkout(allow=may.get(role))) is not None
+                }
                 if len(endpoints) < len(heaps):
                     break  # a role has no endpoint that is ready; its pool's conditions say why
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
@@ -161,12 +187,24 @@ class Dispatcher:
         tx: Transaction, record: RolloutRecord, agent: NodeAgent, endpoints: dict[str, Endpoint], now: float
     ) -> _Granted:
         ids = {role: endpoint.id for role, endpoint in endpoints.items()}
-        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids))
+        version = endpoints[POLICY].weights_version if POLICY in endpoints else None
+        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids, version))
         return _Granted(agent, tx.put(after), endpoints)
 
 
+def _allows(tx: Transaction, record: RolloutRecord, served: Served) -> Callable[[Endpoint], bool] | None:
+    versions = allowed(record, _group(tx, record), served)
+    return None if versions is None else lambda endpoint: endpoint.weights_version in versions
+
+
+def _group(tx: Transaction, record: RolloutRecord) -> GroupVersions:
+    if record.group is None or record.weights is None or not record.weights.same:
+        return GroupVersions()
+    return tx.group_versions(record.namespace, record.group)
+
+
 def _matches(
-    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, stage: Stage
+    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, served: Served, stage: Stage
 ) -> Iterator[tuple[RolloutRecord, _Room]]:
     """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
     last: RolloutRecord | None = None
@@ -174,8 +212,11 @@ def _matches(
         takers = [r for r in rooms if r.free[stage] > 0]
         limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
         kinds = {kind for r in takers for kind in r.agent.kinds}
-        page = tx.queued([key], [stage], now, limit, kinds=kinds, after=last)
+        minima = served.minima if stage is Stage.INIT else None
+        page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, after=last)
         for record in page:
+            if stage is Stage.INIT and allowed(record, _group(tx, record), served) == frozenset():
+                continue  # its group is bound to a version that no endpoint has room for now
             able = (r for r in takers if r.takes(record, stages, now))
             room = max(able, key=lambda r: r.free[stage], default=None)
             if room is not None:
