@@ -16,16 +16,17 @@ import ssl
 import sys
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
 
 from rollyard.client.link import Backoff, Link, address_towards
-from rollyard.engines.command import engine_command
 from rollyard.engines.door import Door
 from rollyard.engines.gang import Gang
 from rollyard.engines.member import run_member
+from rollyard.engines.prepare import prepare
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.scratch import scratch_folder
 from rollyard.engines.supervisor import Health, Supervisor
@@ -130,9 +131,9 @@ class InferenceServer:
                 return 0
 
     def _supervise(self, address: str) -> Supervisor:
-        if self._gang is None:
-            return Supervisor(engine_command(self._spec, self._uds), self._uds)
-        return Supervisor(engine_command(self._spec, self._uds, self._gang.lead(address)), self._uds, lives=1)
+        place, lives = (None, math.inf) if self._gang is None else (self._gang.lead(address), 1)
+        command = partial(prepare, self._spec, self._uds, place)
+        return Supervisor(command, self._uds, startup_seconds=self._spec.engine.startup_timeout_seconds, lives=lives)
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
         task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())

@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from rollyard.engines.command import engine_command
 from rollyard.engines.gang import Gang
+from rollyard.engines.prepare import prepare
 from rollyard.engines.process import end_engine, how_it_ended, start_engine
 from rollyard.kinds.pools import InferencePoolSpec
 
@@ -30,7 +30,7 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
-        process = await start_engine(engine_command(spec, uds, meeting.result()))
+        process = await start_engine(await prepare(spec, uds, meeting.result()))
         death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
         try:
             await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
