@@ -66,7 +66,7 @@ def _cause(lines: Sequence[str], at: int) -> str:
                 break
             rest.append(line.partition(" [type=")[0])
         return " ".join(rest).strip().removeprefix("Value error, ") or lines[at]
-    return lines[at].rpartition(f"{raised['type']}")[1] + (f": {raised['said']}" if raised["said"] else "")
+    return f"{raised['type']}: {raised['said']}" if raised["said"] else raised["type"]
 
 
 def _short(text: str) -> str:

@@ -20,21 +20,9 @@ UDS = Path("/scratch/ry-1/engine.sock")
 
 
 KNOWN = frozenset(
-    [
-        "--uds",
-        "--headless",
-        "--nnodes",
-        "--node-rank",
-        "--master-addr",
-        "--master-port",
-        "--generation-config",
-        "--enable-prompt-tokens-details",
-        "--enable-scale-out",
-        "--disable-access-log-for-endpoints",
-        "--enforce-eager",
-        "--no-enable-chunked-prefill",
-        "--max-num-batched-tokens",
-    ]
+    {"--uds", "--headless", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--generation-config"}
+    | {"--enable-prompt-tokens-details", "--enable-scale-out", "--disable-access-log-for-endpoints", "--enforce-eager"}
+    | {"--no-enable-chunked-prefill", "--max-num-batched-tokens"}
 )
 CUDA = VllmBuild("0.32.0", "cuda", KNOWN)
 
