@@ -21,9 +21,8 @@ _RAISED = re.compile(
 _REFUSED = re.compile(r"^\S+(?: \S+)?: error: (?P<said>.+)$")
 """As argparse says it."""
 _CONSEQUENCE = re.compile(
-    r"See root cause above|See stack trace (?:above )?for (?:the )?root cause|EngineDeadError|EngineCore encountered|"
-    r"Engine core initialization failed|WorkerProc initialization failed|cancelled|KeyboardInterrupt|SystemExit|"
-    r"Executor failed|died unexpectedly|Broken ?Pipe|Connection reset|EOFError",
+    r"root cause|EngineDeadError|EngineCore encountered|Engine core initialization failed|WorkerProc initialization failed|"
+    r"Executor failed|died unexpectedly|cancelled|KeyboardInterrupt|SystemExit|Broken ?Pipe|Connection reset|EOFError",
     re.IGNORECASE,
 )
 _OUT_OF_MEMORY = re.compile(
