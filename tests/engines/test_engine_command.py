@@ -22,7 +22,7 @@ UDS = Path("/scratch/ry-1/engine.sock")
 KNOWN = frozenset(
     {"--uds", "--headless", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--generation-config"}
     | {"--enable-prompt-tokens-details", "--enable-scale-out", "--disable-access-log-for-endpoints", "--enforce-eager"}
-    | {"--no-enable-chunked-prefill", "--max-num-batched-tokens"}
+    | {"--no-enable-chunked-prefill", "--max-num-batched-tokens", "--kv-cache-memory-bytes"}
 )
 CUDA = VllmBuild("0.32.0", "cuda", KNOWN)
 
@@ -98,7 +98,7 @@ def test_on_a_cpu_it_gets_what_a_server_needs_there_and_the_user_has_the_last_wo
     assert (
         "--enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens 4096 --max-num-batched-tokens 64" in text
     )
-    assert made.defaults["VLLM_CPU_KVCACHE_SPACE"] == "4"
+    assert f"--kv-cache-memory-bytes {4 << 30}" in text
     assert made.defaults["OMP_NUM_THREADS"] == "4"
     assert made.env["OMP_NUM_THREADS"] == "7"
 
