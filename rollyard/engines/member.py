@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rollyard.engines.gang import Gang
 from rollyard.engines.prepare import prepare
-from rollyard.engines.process import end_engine, how_it_ended, start_engine
+from rollyard.engines.process import EngineCommand, end_engine, how_it_ended, start_engine
 from rollyard.kinds.pools import InferencePoolSpec
 
 GRACE_SECONDS = 3.0
@@ -25,12 +25,12 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
-    meeting = asyncio.create_task(gang.join())
+    meeting = asyncio.create_task(_meet(gang, spec, uds))
     try:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
-        process = await start_engine(await prepare(spec, uds, meeting.result()))
+        process = await start_engine(meeting.result())
         death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
         try:
             await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -48,3 +48,7 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         stopped.cancel()
         meeting.cancel()
         await asyncio.gather(stopped, meeting, return_exceptions=True)
+
+
+async def _meet(gang: Gang, spec: InferencePoolSpec, uds: Path) -> EngineCommand:
+    return await prepare(spec, uds, await gang.join())

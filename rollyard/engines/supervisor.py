@@ -62,6 +62,21 @@ class Death:
     """Trying again here would only take as long again."""
 
 
+@dataclass(slots=True)
+class Deaths:
+    total: int = 0
+    unready: int = 0
+    """In a row, each before it was ready."""
+    in_a_row: int = 0
+    """Each before it was steady."""
+
+    def add(self, lived: float | None) -> None:
+        """`lived`: seconds from ready to death, None where it never was."""
+        self.total += 1
+        self.unready = self.unready + 1 if lived is None else 0
+        self.in_a_row = 1 if lived is not None and lived >= STEADY_SECONDS else self.in_a_row + 1
+
+
 class Supervisor:
     """Starts the engine, asks it how it is, restarts it with back-off, ends it."""
 
@@ -86,24 +101,22 @@ class Supervisor:
 
     async def run(self) -> None:
         """For ever. Raises EngineFailed when the engine has no life left, or dies again and again."""
-        backoff, quick, crashes, deaths, loop = Backoff(0.5, 30.0), 0, 0, 0, asyncio.get_running_loop()
+        backoff, deaths, loop = Backoff(0.5, 30.0), Deaths(), asyncio.get_running_loop()
         again = ""
         async with self.session() as http:
             while True:
                 death = await self._one_life(http, again)
-                lived = loop.time() - self._ready_at if self._ready_at is not None else None
-                steady = lived is not None and lived >= STEADY_SECONDS
-                quick, deaths = 0 if lived is not None else quick + 1, deaths + 1
-                crashes = 1 if steady else crashes + 1
-                if steady:
+                deaths.add(None if self._ready_at is None else loop.time() - self._ready_at)
+                if deaths.in_a_row == 1:
                     backoff.reset()
                 self.health = Health(False, f"{death.reason}: {death.words}")
-                log.error("engine ended (%d times in a row): %s: %s", crashes, death.reason, death.words)
-                if death.final or deaths >= self._lives or quick >= QUICK_DEATHS:
+                log.error("engine ended (%d times in a row): %s: %s", deaths.in_a_row, death.reason, death.words)
+                if death.final or deaths.total >= self._lives or deaths.unready >= QUICK_DEATHS:
                     raise EngineFailed(f"{_failure(death)}: {death.words}")
-                if crashes >= CRASHES:
-                    raise EngineFailed(f"CrashLoop: ended {crashes} times in a row, the last time: {death.words}")
-                again = f"Restarting: it ended {crashes} times in a row, the last time: {death.words}"
+                so_far = f"ended {deaths.in_a_row} times in a row, the last time: {death.words}"
+                if deaths.in_a_row >= CRASHES:
+                    raise EngineFailed(f"CrashLoop: {so_far}")
+                again = f"Restarting: {so_far}"
                 await backoff.wait()
 
     async def _one_life(self, http: aiohttp.ClientSession, again: str) -> Death:
