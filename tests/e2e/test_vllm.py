@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from e2e_yard import MODEL, Yard, end, requests
+from e2e_yard import MODEL, Yard, requests
 from recompute import differences
 
 from rollyard.client.client import AsyncClient
@@ -22,19 +20,6 @@ pytestmark = pytest.mark.heavy
 READY_SECONDS, END_SECONDS = 400.0, 300.0
 
 
-def engine(python: str, *more: str, **fields: Any) -> dict[str, Any]:
-    """In place of the demo's engine; float32, as the logprobs are compared with those of transformers."""
-    return {"embedded": None, "vllm": {"python": python, "extraArgs": ["--dtype", "float32", *more], **fields}}
-
-
-@pytest.fixture
-async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
-    made = Yard(tmp_path_factory.mktemp("yard"))
-    made.start()
-    yield made
-    await end(made)
-
-
 async def pool(client: AsyncClient) -> InferencePool:
     found = await client.get(ObjectKey(kind="InferencePool", namespace="default", name="policy"))
     assert isinstance(found, InferencePool)
@@ -43,13 +28,15 @@ async def pool(client: AsyncClient) -> InferencePool:
 
 async def test_an_engine_killed_in_mid_run_costs_no_rollout_and_comes_back(vllm_python: str, yard: Yard) -> None:
     async with yard.client() as client:
-        await yard.apply(client, policy={"engine": engine(vllm_python), "allocation": {"memory": "4G"}})
+        # In float32, as the logprobs are compared with those of transformers.
+        vllm = {"python": vllm_python, "extraArgs": ["--dtype", "float32"]}
+        await yard.apply(client, policy={"engine": {"embedded": None, "vllm": vllm}, "allocation": {"memory": "4G"}})
 
         async def both() -> bool:
             return (await pool(client)).status.replicas.ready == 2
 
         await yard.until(both, READY_SECONDS)
-        await yard.until(lambda: yard._all_ready(client), READY_SECONDS)
+        await yard.ready(client)
         ids = await client.submit(requests(12, 12, n=3))
         ended: list[Trajectory] = []
 

@@ -146,3 +146,9 @@ def test_the_embedded_engine_runs_in_our_own_python() -> None:
 def test_an_external_engine_is_not_for_us_to_start() -> None:
     with pytest.raises(Invalid, match="started by others"):
         command({"external": {"endpoints": [{"url": "http://node7:8000/v1"}]}})
+
+
+def test_a_deadline_for_what_others_start_is_refused() -> None:
+    external = {"external": {"endpoints": [{"url": "http://node7:8000/v1"}]}, "startupTimeoutSeconds": 60}
+    with pytest.raises(ValidationError, match="leave out `startupTimeoutSeconds`"):
+        command(external)
