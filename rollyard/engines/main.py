@@ -23,12 +23,12 @@ from typing import TypeVar
 import aiohttp
 
 from rollyard.client.link import Backoff, Link, address_towards
-from rollyard.engines.command import EngineCommand, engine_command
 from rollyard.engines.control import EngineControl
 from rollyard.engines.door import Door
 from rollyard.engines.embedded_control import EmbeddedControl
 from rollyard.engines.gang import Gang, Place
 from rollyard.engines.member import run_member
+from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.scratch import scratch_folder
 from rollyard.engines.source import Source, serving
@@ -118,7 +118,10 @@ class InferenceServer:
             try:
                 self._address = await self._until_stopped(self._own_address())
                 self._supervisor = Supervisor(
-                    engine_command(self._spec, self._uds), self._uds, lives=math.inf if self._gang is None else 1
+                    Preparation(self._spec, self._uds),
+                    self._uds,
+                    startup_seconds=self._spec.engine.startup_timeout_seconds,
+                    lives=math.inf if self._gang is None else 1,
                 )
                 engine = await stack.enter_async_context(self._supervisor.session())
                 listener, url = _listener(self._address)
@@ -154,11 +157,11 @@ class InferenceServer:
             stopping=self._closing.is_set,
         )
 
-    def _command(self, source: Source) -> EngineCommand:
+    def _command(self, source: Source) -> Preparation:
         folder = str(source.folder)
         if self._gang is not None and self._place is None:
             self._place = self._gang.lead(self._address, folder)
-        return engine_command(serving(self._spec, folder), self._uds, self._place)
+        return Preparation(serving(self._spec, folder), self._uds, self._place)
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
         task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())

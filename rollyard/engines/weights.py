@@ -16,14 +16,13 @@ from typing import Literal
 import aiohttp
 
 from rollyard.engines import probe
-from rollyard.engines.command import EngineCommand
 from rollyard.engines.control import ControlFailed, EngineControl
 from rollyard.engines.generations import Generations
 from rollyard.engines.probe import Proof, reference_error, verdict
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.reference import reference_logprobs
 from rollyard.engines.source import Contents, Source, read_contents, read_source
-from rollyard.engines.supervisor import Supervisor
+from rollyard.engines.supervisor import Prepare, Supervisor
 from rollyard.errors import Invalid
 from rollyard.kinds.pools import ModelSpec
 from rollyard.kinds.wire import WeightsOrder
@@ -54,7 +53,7 @@ class Weights:
         supervisor: Supervisor,
         generations: Generations,
         control: EngineControl,
-        command: Callable[[Source], EngineCommand],
+        prepare: Callable[[Source], Prepare],
         http: aiohttp.ClientSession,
         *,
         restarts: bool = True,
@@ -71,7 +70,7 @@ class Weights:
         self._supervisor = supervisor
         self._generations = generations
         self._control = control
-        self._command = command
+        self._prepare = prepare
         self._http = http
         self._restarts = restarts
         self._stopping = stopping
@@ -117,7 +116,7 @@ class Weights:
     async def run(self) -> None:
         """Keeps the engine alive with the weights of the last order. Raises EngineFailed."""
         self._now = await self._first()
-        self._supervisor.command = self._command(self._now)
+        self._supervisor.prepare = self._prepare(self._now)
         tasks = [asyncio.create_task(self._supervisor.run()), asyncio.create_task(self._attend())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +260,7 @@ class Weights:
         """Raises _Refused when the engine does not come up with it, and has been started as it was."""
         assert self._now is not None
         life = self._supervisor.life
-        self._supervisor.restart(self._command(source), or_else=self._command(self._now))
+        self._supervisor.restart(self._prepare(source), or_else=self._prepare(self._now))
         while self._supervisor.life == life or not self._supervisor.health.ready:
             if self._supervisor.refused:
                 raise _Refused(f"LoadFailed: {self._supervisor.refused}")
@@ -280,11 +279,11 @@ class Weights:
     async def _go_back(self, life: int) -> None:
         """To what is proven; the rest of that is an engine's that has just been started."""
         assert self._now is not None
-        command, running = self._command(self._now), self._supervisor.life
-        if running == life or self._supervisor.command != command:
+        prepare, running = self._prepare(self._now), self._supervisor.life
+        if running == life or self._supervisor.prepare != prepare:
             if not self._restarts:
                 raise EngineFailed("WeightsLost: the engine has been touched in vain and cannot be started again")
-            self._supervisor.restart(command)
+            self._supervisor.restart(prepare)
             self._generations.judge(proven=False)
             self._generations.cut()
             await self._life_after(running)
@@ -344,7 +343,7 @@ class Weights:
         if proof is not None:
             self._proofs[source.checksum], self._noise, self._reading = proof, proof.error, proof.reading
         self._now, self._contents = source, contents
-        self._supervisor.command = self._command(source)
+        self._supervisor.prepare = self._prepare(source)
         self._proven_life = self._supervisor.life
         self._patience = 0.0
         self._generations.judge(proven=True)

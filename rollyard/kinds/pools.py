@@ -68,12 +68,14 @@ class VllmEngine(Kinded):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Logprobs of the model's own distribution, or of the one drawn from, behind temperature, penalties and truncation;
     rollouts must ask for the same."""
-    python: str = "python3"
-    """Interpreter that has vLLM installed."""
+    image: AbsolutePath | None = None
+    """Container image that has vLLM, a .sif file or a folder, run by Apptainer; left out: vLLM of the node itself."""
+    python: str = Field(default="python3", min_length=1)
+    """Interpreter that has vLLM installed, in the image where there is one."""
     extra_args: list[str] = []
-    """Further arguments of vLLM's server."""
+    """Further arguments of vLLM's server; they win over ours."""
     env: dict[str, str] = {}
-    """Environment variables of the engine."""
+    """Environment variables of the engine; they win over ours."""
 
     @field_validator("extra_args")
     @classmethod
@@ -117,12 +119,16 @@ class EngineSpec(Kinded):
     """Our own small CPU engine."""
     external: ExternalEngine | None = None
     """Servers that others run."""
+    startup_timeout_seconds: int = Field(default=1800, ge=1)
+    """How long one that we start may take until it is ready; a large model takes minutes to load."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> EngineSpec:
         given = [n for n in ("vllm", "embedded", "external") if getattr(self, n) is not None]
         if len(given) != 1:
             raise ValueError(f"set exactly one of vllm, embedded, external (set now: {', '.join(given) or 'none'})")
+        if self.external is not None and self.startup_timeout_seconds != 1800:
+            raise ValueError("leave out `startupTimeoutSeconds`: an external engine is started by others")
         return self
 
     @property

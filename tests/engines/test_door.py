@@ -17,8 +17,8 @@ import pytest
 from aiohttp import web
 
 from rollyard.engines import door as module
-from rollyard.engines.command import EngineCommand
 from rollyard.engines.door import Door
+from rollyard.engines.process import EngineCommand
 from rollyard.engines.supervisor import Supervisor
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
@@ -48,6 +48,10 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
     return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
 
 
+async def nothing() -> EngineCommand:
+    return EngineCommand([])
+
+
 @contextlib.asynccontextmanager
 async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) -> AsyncIterator[Open]:
     server_tls, client_tls = certified
@@ -56,7 +60,7 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
     connector = aiohttp.TCPConnector(ssl=client_tls)
     async with (
-        Supervisor(EngineCommand([]), uds).session() as engine,
+        Supervisor(nothing, uds).session() as engine,
         aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
     ):
         door = Door(engine, TOKEN)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollyard.engines.command import engine_command
 from rollyard.engines.load import Load, read_load
+from rollyard.engines.prepare import Preparation
 from rollyard.engines.supervisor import Supervisor
 from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.wire import EngineLoad
@@ -93,7 +93,7 @@ async def test_our_own_engine_counts_what_it_does(start_engine: Any) -> None:
 async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp_path: Path) -> None:
     spec = {"model": {"path": str(model_dir)}, "engine": {"embedded": {}}, "replicas": 1}
     uds = tmp_path / "e"
-    supervisor = Supervisor(engine_command(InferencePoolSpec.model_validate(spec), uds), uds)
+    supervisor = Supervisor(Preparation(InferencePoolSpec.model_validate(spec), uds), uds)
 
     async def until(done: Callable[[EngineLoad], bool]) -> EngineLoad:
         async with asyncio.timeout(30):

@@ -17,7 +17,6 @@ import aiohttp
 import numpy as np
 import pytest
 
-from rollyard.engines.command import engine_command
 from rollyard.engines.control import EngineControl
 from rollyard.engines.door import Door
 from rollyard.engines.embedded.cache import KVCache
@@ -25,6 +24,7 @@ from rollyard.engines.embedded.config import read_config
 from rollyard.engines.embedded.model import Model, Span
 from rollyard.engines.embedded.weights import load_weights
 from rollyard.engines.embedded_control import EmbeddedControl
+from rollyard.engines.prepare import Preparation
 from rollyard.engines.source import Source, serving
 from rollyard.engines.supervisor import Supervisor
 from rollyard.engines.weights import Weights
@@ -151,14 +151,14 @@ async def yard(
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-    supervisor = Supervisor(engine_command(pool, uds), uds)
+    supervisor = Supervisor(Preparation(pool, uds), uds)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     connector = aiohttp.TCPConnector(ssl=certified[1], limit=0)
     async with supervisor.session() as http, aiohttp.ClientSession(url, connector=connector, headers=headers) as client:
         door = Door(http, TOKEN)
 
         def command(source: Source) -> Any:
-            return engine_command(serving(pool, str(source.folder)), uds)
+            return Preparation(serving(pool, str(source.folder)), uds)
 
         weights = Weights(pool.model, order, supervisor, door.generations, control(http), command, http)
         runner = await door.open(listener, certified[0])
