@@ -279,6 +279,7 @@ class InferenceServer:
             weights_checksum=weights.checksum,
             weights_phase=weights.phase,
             weights_error=weights.error,
+            weights_attempt=weights.failed_attempt,
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,

@@ -102,6 +102,11 @@ class Weights:
     def checksum(self) -> str:
         return self._now.checksum if self._now is not None and self.proven else ""
 
+    @property
+    def failed_attempt(self) -> int | None:
+        """Of the order that `error` is about."""
+        return self._failed.attempt if self._failed is not None and self.phase == "Failed" else None
+
     def _shut(self) -> None:
         self._generations.shut(self._patience)
 
@@ -110,6 +115,8 @@ class Weights:
         if order is None or order == self._wanted:
             return
         self._wanted, self._failed, self._attempts = order, None, 0
+        if self.phase == "Failed":
+            self._say("")  # that was about another order
         self._retry_after = RETRY_FIRST_SECONDS
         self._news.set()
 
