@@ -67,6 +67,9 @@ class AgentSpec(Wire):
     """Model calls; reaching it ends the rollout Truncated."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
     """Most time of one tool call; longer is a tool result that says so."""
+    tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
+    """Form in which the model writes tool calls, such as hermes or llama3_json; left out, the model's chat template
+    shows it."""
 
 
 class Budgets(Wire):

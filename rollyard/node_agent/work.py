@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rollyard.agents.loop import AgentRun, run_agent
 from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tools import Tools
+from rollyard.agents.toolset import SCHEMAS
 from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError
 from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
@@ -24,6 +25,7 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox, Sandboxes
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.tool_calls import parser_for
 
 AGENTS_SHARE = 0.8
 """Of EVAL's budget, what the agent's work may use up: a solution that hangs must not look like a fault of ours."""
@@ -121,9 +123,11 @@ class Work:
     async def _agent(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate) -> tuple[AgentRun, Artifact]:
         """Running out of the stage's budget truncates; what was done by then is collected and scored."""
         lease, task = self._lease, self._lease.task
-        tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds)
+        schemas = [SCHEMAS[name] for name in handler.tools(task)]
+        parser = parser_for(template, lease.agent.tool_parser, schemas)
+        tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
         policy = self._shop.policy(lease, template)
-        run = AgentRun(Conversation(template, handler.prompt(task), tools.schemas))
+        run = AgentRun(Conversation(template, handler.prompt(task), schemas), parser)
         try:
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
