@@ -92,9 +92,9 @@ class ResponsesExchange:
             self._event("output_item.done", output_index=index, item=item),
         ])  # fmt: skip
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
         self._number += 1
-        return event({"type": f"response.{name}", "sequence_number": self._number - 1, **fields})
+        return event({"type": f"response.{kind}", "sequence_number": self._number - 1, **fields})
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
