@@ -109,10 +109,11 @@ async def test_thoughts_may_be_left_out_of_what_comes_back(scripted: Any, templa
 async def test_streams_are_the_same_text_in_pieces(scripted: Any) -> None:
     async with scripted(SAYS) as (gateway, _), client(gateway) as ai:
         for session, says in (("a", SAYS[0]), ("b", SAYS[1])):
-            gateway_call = client(gateway, session).chat.completions
-            stream = await gateway_call.create(
-                model="m", messages=QUESTION, tools=TOOLS, stream=True, stream_options={"include_usage": True}
-            )
+            named = {"X-Rollyard-Session": session}
+            stream = await ai.chat.completions.create(
+                model="m", messages=QUESTION, tools=TOOLS, stream=True, stream_options={"include_usage": True},
+                extra_headers=named,
+            )  # fmt: skip
             chunks = [chunk async for chunk in stream]
             pieces = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
             assert "".join(pieces) == says.partition("<tool_call>")[0].strip()
@@ -171,8 +172,9 @@ async def test_a_session_by_path_by_header_and_by_key(scripted: Any) -> None:
                 await ai.chat.completions.create(model="m", messages=QUESTION)
                 assert [m.id async for m in ai.models.list()] == ["policy"]
         assert gateway.sessions["x"].calls == 3
-        with pytest.raises(openai.AuthenticationError):
-            await client(gateway, "").with_options(api_key="other").chat.completions.create(model="m", messages=QUESTION)
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="other", max_retries=0) as ai:
+            with pytest.raises(openai.AuthenticationError):
+                await ai.chat.completions.create(model="m", messages=QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -233,14 +235,13 @@ async def test_a_caller_that_goes_away_frees_the_engine_and_the_session(scripted
 
 
 async def test_256_streams_at_once(scripted: Any) -> None:
-    async with scripted(["This is an answer of some words."], pace=0.002) as (gateway, _):
+    says = scripted(["This is an answer of some words."], pace=0.002)
+    async with says as (gateway, _), client(gateway) as ai:
 
         async def one(number: int) -> str:
-            ai = client(gateway, f"s{number}")
-            stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True)
-            told = "".join([c.choices[0].delta.content or "" async for c in stream])
-            await ai.close()
-            return told
+            named = {"X-Rollyard-Session": f"s{number}"}
+            stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True, extra_headers=named)
+            return "".join([c.choices[0].delta.content or "" async for c in stream])
 
         told = await asyncio.gather(*(one(i) for i in range(256)))
         assert set(told) == {"This is an answer of some words."}
