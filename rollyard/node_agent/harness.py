@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 FOLDER = f"{HOME}/.rollyard"
 PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
 SHUTDOWN_SECONDS = 1.0
-LONGEST_SECONDS = 30 * 86_400.0
-"""RUN's budget is the caller's to keep; it may stand still for a while."""
+LONGEST_SECONDS = 20 * 86_400.0
+"""RUN's budget is the caller's to keep; it may stand still for a while. poll() takes no more than 24 days."""
 LAST_WORDS = 1000
 
 
