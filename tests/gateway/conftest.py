@@ -109,7 +109,9 @@ def scripted(template: ChatTemplate) -> Any:
     """scripted(texts): a gateway whose model says these texts, one a call; (gateway, the model server)."""
 
     @asynccontextmanager
-    async def start(texts: Sequence[str], terms: Terms | None = None, **pace: Any) -> AsyncIterator[tuple[Gateway, Upstream]]:
+    async def start(
+        texts: Sequence[str], terms: Terms | None = None, **pace: Any
+    ) -> AsyncIterator[tuple[Gateway, Upstream]]:
         def script(number: int, prompt: Sequence[int]) -> list[int]:
             return [*template.encode(texts[number % len(texts)]), template.stop_ids[0]]
 

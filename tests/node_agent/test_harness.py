@@ -157,7 +157,11 @@ async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
 async def test_one_sandbox_does_not_reach_anothers_session(
     sandboxes: Sandboxes, sandbox: Sandbox, template: ChatTemplate
 ) -> None:
-    async with await sandboxes.start(SPEC) as other, session(template) as (mine, _), session(template, "its") as (its, _):
+    async with (
+        await sandboxes.start(SPEC) as other,
+        session(template) as (mine, _),
+        session(template, "its") as (its, _),
+    ):
         hold = "echo $OPENAI_BASE_URL >/workspace/url; while [ ! -e /workspace/end ]; do sleep 0.05; done"
         held = asyncio.create_task(Harness(other, its).run(command(hold), PROMPT))
         async with asyncio.timeout(30):
