@@ -48,6 +48,7 @@ async def _register(request: web.Request) -> web.Response:
         model=model.served_name,
         weights_version="",
         tokenizer=model.tokenizer or model.path,
+        logprobs=pool.spec.engine.logprobs,
     )
     services.endpoints.register((key.namespace, key.name), identity, endpoint)
     certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None

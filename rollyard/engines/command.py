@@ -61,6 +61,8 @@ def _vllm(model: ModelSpec, engine: VllmEngine, uds: Path, place: Place | None) 
     argv += ["--pipeline-parallel-size", str(engine.pipeline_parallel_size)]
     # Sampling is the request's alone: a model's generation_config must not bend logprobs.
     argv += ["--generation-config", "vllm", "--enable-prompt-tokens-details"]
+    if engine.logprobs_mode == "processed":
+        argv += ["--logprobs-mode", "processed_logprobs"]
     if model.tokenizer is not None:
         argv += ["--tokenizer", model.tokenizer]
     if engine.max_model_len is not None:

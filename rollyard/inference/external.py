@@ -73,6 +73,7 @@ class ExternalProber:
             weights_version="external",
             tokenizer=model.tokenizer or model.path,
             ca=False,
+            logprobs=external.logprobs_mode,
         )
         self._endpoints.probed(key, endpoint, ready=ready, reason=reason)
 

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import (
@@ -63,12 +63,22 @@ class VllmEngine(Kinded):
     """Pipeline stages."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length in tokens; the model's own when left out."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Logprobs of the model's own distribution, or of the one drawn from, behind temperature, penalties and truncation;
+    rollouts must ask for the same."""
     python: str = "python3"
     """Interpreter that has vLLM installed."""
     extra_args: list[str] = []
     """Further arguments of vLLM's server."""
     env: dict[str, str] = {}
     """Environment variables of the engine."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _known_logprobs(cls, value: list[str]) -> list[str]:
+        if any(argument.split("=")[0] == "--logprobs-mode" for argument in value):
+            raise ValueError("write `logprobsMode: raw` or `processed` instead of --logprobs-mode")
+        return value
 
 
 class EmbeddedEngine(Kinded):
@@ -85,6 +95,8 @@ class ExternalEndpoint(Kinded):
     """Base URL of an OpenAI-shaped server, such as http://node7:8000/v1."""
     token_file: str | None = None
     """File with its bearer token, as the server sees it."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Which logprobs it gives: see `engine.vllm.logprobsMode`."""
 
 
 class ExternalEngine(Kinded):
@@ -110,6 +122,11 @@ class EngineSpec(Kinded):
         if len(given) != 1:
             raise ValueError(f"set exactly one of vllm, embedded, external (set now: {', '.join(given) or 'none'})")
         return self
+
+    @property
+    def logprobs(self) -> Literal["raw", "processed"]:
+        """What our own engines give."""
+        return self.vllm.logprobs_mode if self.vllm is not None else "raw"
 
 
 class InferencePoolSpec(Kinded):

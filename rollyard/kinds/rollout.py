@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from rollyard.kinds.base import NAME_PATTERN, Wire
 
@@ -46,6 +46,25 @@ class Status(StrEnum):
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
+NOT_TO_CHOOSE = frozenset(
+    [
+        *(
+            "model",
+            "prompt",
+            "prompt_embeds",
+            "token_ids",
+            "stream",
+            "stream_options",
+            "request_id",
+            "return_token_ids",
+        ),
+        *("n", "best_of", "use_beam_search", "echo", "suffix", "prompt_logprobs", "truncate_prompt_tokens"),
+        *("detokenize", "output_kind", "output_mode", "sampling_params"),
+    ]
+)
+"""Parameters of engines that a turn's exactness hangs on."""
+
+
 class Sampling(Wire):
     """How the policy samples, for every turn."""
 
@@ -59,6 +78,41 @@ class Sampling(Wire):
     """Turn k of sample i uses a seed derived from it; null draws freely."""
     max_tokens: int = Field(default=1024, ge=1)
     """Most tokens of one turn."""
+    min_tokens: int | None = Field(default=None, ge=0)
+    """Least tokens of one turn before it may end itself."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Least probability of a token, as a share of the most likely one's."""
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Taken off the logit of each token that the turn has already."""
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """The same, once for each time."""
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    """Divides the logits of tokens that the prompt or the turn has already."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Token id -> what is added to its logit."""
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
+    """The only tokens to choose from."""
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
+    """Words that are never completed."""
+    stop: list[Annotated[str, Field(min_length=1)]] | None = None
+    """Texts that end a turn, which keeps the tokens up to there."""
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
+    """Further tokens that end a turn, beside the model's own."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """Of the model's own distribution, or of the one that was drawn from, behind temperature, penalties and truncation.
+    An engine gives one of the two: `engine.vllm.logprobsMode` of the pool."""
+    extra: dict[str, JsonValue] = {}
+    """Further parameters of the engine, passed on as they are."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.min_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"`min_tokens` must be at most `max_tokens` ({self.max_tokens})")
+        if known := sorted(self.extra.keys() & type(self).model_fields.keys()):
+            raise ValueError(f"`extra` is for other parameters; set `{known[0]}` beside it")
+        if ours := sorted(self.extra.keys() & NOT_TO_CHOOSE):
+            raise ValueError(f"`extra` cannot hold `{ours[0]}`: the token path sets it")
+        return self
 
 
 class AgentSpec(Wire):
@@ -164,8 +218,9 @@ class Timings(Wire):
 class Segment(Wire):
     """One unbroken token sequence. The four arrays have one length.
 
-    `loss_mask[i]` is 1 where the token was sampled by the policy; `logprobs[i]` (natural log, of the unscaled
-    distribution) and `weights_version[i]` are null wherever it was not.
+    `loss_mask[i]` is 1 where the token was sampled by the policy; `logprobs[i]` (natural log; of the model's own
+    distribution, or of the one drawn from where the request's `sampling.logprobs` is `processed`) and
+    `weights_version[i]` are null wherever it was not.
     """
 
     token_ids: list[int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_serializer
 
 from rollyard.kinds.pools import InferencePoolSpec, SandboxTemplate, Stages
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
@@ -82,6 +82,8 @@ class Endpoint(Message):
     """Folder of the tokenizer and chat template."""
     ca: bool = True
     """Whether its certificate comes from Rollyard's own CA."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """Which logprobs it gives."""
 
 
 class LeaseRef(Message):
@@ -104,6 +106,11 @@ class Lease(LeaseRef):
     budgets: Budgets
     endpoints: dict[str, Endpoint] = {}
     """Role -> model server."""
+
+    @field_serializer("agent", "sampling", "budgets")
+    def _without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
+        """What a user may ask is read strictly: a node agent that is older than a field gets it only if it was set."""
+        return asked.model_dump(mode="json", exclude_defaults=True)
 
 
 # node agent -> server, over one WebSocket

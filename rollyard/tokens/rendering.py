@@ -85,7 +85,8 @@ class Renderer:
         message: Message = {"role": "assistant"}
         body = "" if calls else self._mark(answer, BODY)
         if not self._harmony:
-            message["content"] = (f"{self._mark(answer, THOUGHTS)}\n{THINK_ENDS}\n\n" if thinks else "") + body
+            thoughts = f"{self._mark(answer, THOUGHTS)}\n{THINK_ENDS}{answer.turn.space}" if thinks else ""
+            message["content"] = thoughts + body
         else:
             if thinks:
                 message["thinking"] = self._mark(answer, THOUGHTS)

@@ -109,13 +109,14 @@ def text_before(rendered: str, seen: Seen, turn: SampledTurn) -> str:
     Harmony's header of an answer, the opening tag of thoughts and a call's own syntax are the model's to sample; where
     they begin, the text ends that stood before the turn when it was sampled.
     """
-    shown = turn.shown(shown_whole(seen, turn))[1]
+    whole = shown_whole(seen, turn)
     for size in TAILS:
         at = rendered.rfind(turn.before[-size:]) if len(turn.before) >= size else -1
         if at >= 0:
-            head = rendered[: at + size]
-            short = len(rendered) - len(head) <= LONGEST_HEADER
-            return head if short and _own(rendered[len(head) :], seen, shown) else rendered
+            head, header = rendered[: at + size], rendered[at + size :]
+            spaces = not whole and not header.strip()  # what is left of the turn begins behind them
+            own = len(header) <= LONGEST_HEADER and _own(header, seen, turn.shown(whole)[1])
+            return head if own and not spaces else rendered
     return rendered
 
 

@@ -24,6 +24,8 @@ class SampledTurn:
     rest: list[int] | None = None
     """The ids behind the thoughts, where the template knows thoughts and there are some."""
     rest_text: str = ""
+    space: str = ""
+    """White space between the thoughts and the rest, in neither."""
 
     def shown(self, whole: bool) -> tuple[list[int], str]:
         """Ids and text, with the thoughts or without."""
@@ -36,18 +38,22 @@ def sampled_turn(template: ChatTemplate, ids: Sequence[int], before: str) -> Sam
     said = list(ids[:-1] if ended else ids)
     text = template.decode(said)
     if harmony(template):
-        thoughts, marker, rest_text = text.rpartition(NEXT_MESSAGE)
-        found = bool(marker) and ANALYSIS in thoughts
+        thoughts = text.rfind(ANALYSIS)
+        end = text.find(NEXT_MESSAGE, thoughts) if thoughts >= 0 else -1
+        marker = NEXT_MESSAGE
     else:
-        thoughts, marker, rest_text = text.rpartition(THINK_ENDS)
-        found = bool(marker) and THINK_ENDS in template.source
-    if not found:
+        end = text.rfind(THINK_ENDS) if THINK_ENDS in template.source else -1
+        marker = THINK_ENDS
+    if end < 0:
         return SampledTurn(list(ids), text, before)
-    start = _behind(template, said, marker, text.count(marker))
-    if not harmony(template):
-        start = _past_space(template, said, start)
-        rest_text = rest_text.lstrip()
-    return SampledTurn(list(ids), text, before, list(ids[start:]), rest_text)
+    end += len(marker)
+    start, rest_text = _behind(template, said, marker, text.count(marker, 0, end)), text[end:]
+    if harmony(template):
+        return SampledTurn(list(ids), text, before, list(ids[start:]), rest_text)
+    space = rest_text[: len(rest_text) - len(rest_text.lstrip())]
+    return SampledTurn(
+        list(ids), text, before, list(ids[_past_space(template, said, start) :]), rest_text.lstrip(), space
+    )
 
 
 def harmony(template: ChatTemplate) -> bool:
@@ -68,7 +74,7 @@ def _behind(template: ChatTemplate, ids: list[int], marker: str, times: int) -> 
 
 
 def _past_space(template: ChatTemplate, ids: list[int], start: int) -> int:
-    """A template that leaves thoughts out trims what is left, or writes the white space itself."""
+    """A template that leaves thoughts out trims what is left, or shows this white space as text of its own."""
     while start < len(ids) and not template.decode([ids[start]]).strip():
         start += 1
     return start

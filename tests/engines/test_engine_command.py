@@ -43,6 +43,14 @@ def test_vllm_gets_every_field_of_the_spec_and_the_users_arguments_last() -> Non
     assert made.env == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
+def test_which_logprobs_vllm_gives_is_the_pools_to_say() -> None:
+    assert "--logprobs-mode" not in command({"vllm": {"logprobsMode": "raw"}}).argv
+    argv = " ".join(command({"vllm": {"logprobsMode": "processed"}}).argv)
+    assert "--logprobs-mode processed_logprobs" in argv
+    with pytest.raises(ValidationError, match="write `logprobsMode"):
+        command({"vllm": {"extraArgs": ["--logprobs-mode=raw_logits"]}})
+
+
 def test_a_gang_has_its_server_on_the_first_node_and_workers_on_the_others() -> None:
     spec = InferencePoolSpec.model_validate(
         {

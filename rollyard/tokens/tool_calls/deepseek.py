@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
-from rollyard.tokens.tool_calls.tagged import parse_tagged
+from rollyard.tokens.tool_calls.tagged import THINKING_ENDS, parse_tagged
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -25,8 +25,9 @@ class DeepSeek:
 
     def parse(self, text: str) -> ParsedTurn:
         turn = parse_tagged(text, BEGIN, END, _read)
-        content = turn.content.replace(ALL_BEGIN, "").replace(ALL_END, "").strip()
-        if turn.error is None and not turn.calls and ALL_BEGIN in turn.content.rpartition("</think>")[2]:
+        thoughts, ends, said = turn.content.rpartition(THINKING_ENDS)
+        content = (thoughts + ends + said.replace(ALL_BEGIN, "").replace(ALL_END, "")).strip()
+        if turn.error is None and not turn.calls and ALL_BEGIN in said:
             return ParsedTurn(content, (), f"between {ALL_BEGIN} and {ALL_END} stands no call")
         return ParsedTurn(content, turn.calls, turn.error)
 
