@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--upstream", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--gateway", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in node agents
     if chosen.upstream is not None:
         asyncio.run(serve_upstream(chosen.upstream))
     elif chosen.gateway is not None:

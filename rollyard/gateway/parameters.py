@@ -19,6 +19,8 @@ from rollyard.kinds.rollout import Sampling
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
 """Names of the most tokens of one turn; the first that is given counts."""
 STOPS = ("stop", "stop_sequences")
+OURS = ("logprobs", "extra")
+"""Of `Sampling`, what means something else to these APIs, or is the trainer's to set."""
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prediction", "reasoning_effort", "reasoning", "thinking", "verbosity", "include", "truncation", "betas",
@@ -100,26 +102,24 @@ def read_wanted(body: Mapping[str, Any], own: Collection[str]) -> Wanted:
             continue
         if name in STOPS:
             fields["stop"] = _stops(name, value)
-        elif name in Sampling.model_fields:
+        elif name in Sampling.model_fields and name not in OURS:
             fields[name] = value
         else:
             raise _refused(name)
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
-    if "stop" in fields and "stop" not in Sampling.model_fields:
-        raise _refused("stop")
-    _check(fields)
+    _validated(fields)
     return Wanted(fields, parallel=body.get("parallel_tool_calls") is not False)
 
 
 def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
-    """What a session samples with. `fixed`: its own sampling holds; the caller may only end turns earlier."""
+    """What a session samples with. `fixed`: its own sampling holds; the caller may only end turns earlier. Raises Refusal."""
     fields = dict(wanted.fields)
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
     if fixed:
         fields = {name: value for name, value in fields.items() if name == "stop"}
-    return Sampling.model_validate({**own.model_dump(), **fields, "max_tokens": limit})
+    return _validated({**own.model_dump(), **fields, "max_tokens": limit})
 
 
 def _neutral(name: str, value: Any) -> bool:
@@ -134,9 +134,9 @@ def _stops(name: str, value: Any) -> list[str]:
     return stops
 
 
-def _check(fields: Mapping[str, Any]) -> None:
+def _validated(fields: Mapping[str, Any]) -> Sampling:
     try:
-        Sampling.model_validate(fields)
+        return Sampling.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "sampling"

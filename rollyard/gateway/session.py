@@ -117,7 +117,7 @@ class Session:
             prepared = self._chats.prepare(asked)
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
-        stops = list(getattr(sampling, "stop", None) or [])
+        stops = sampling.stop or []
         speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
         try:
             sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
@@ -133,7 +133,7 @@ class Session:
         """One continuation of a prompt without messages. Raises Refusal."""
         sampling = self._admit(wanted)
         prepared = self._plain.prepare(prompt)
-        stops = list(getattr(sampling, "stop", None) or [])
+        stops = sampling.stop or []
         speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
         try:
             sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)

@@ -14,7 +14,8 @@ from rollyard.client.link import Backoff, Link
 from rollyard.errors import ContextExceeded, NoEndpoint, Unavailable
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint, LeaseRef, NewEndpoint
-from rollyard.tokens.client import OnProgress, TokenClient
+from rollyard.tokens.answer import OnProgress
+from rollyard.tokens.client import TokenClient
 from rollyard.tokens.sampled import Sampled
 
 log = logging.getLogger(__name__)
