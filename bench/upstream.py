@@ -59,14 +59,20 @@ class Upstream:
             for start in range(0, len(ids), self.per_chunk):
                 if self.pace:
                     await asyncio.sleep(self.pace)
-                await response.write(_chunk(ids[start : start + self.per_chunk], None))
-            await response.write(_chunk([], finish) + b"data: [DONE]\n\n")
+                echo = body["prompt"] if start == 0 and body.get("return_token_ids") else None
+                await response.write(_chunk(ids[start : start + self.per_chunk], echo, None))
+            await response.write(_chunk([], None, finish) + b"data: [DONE]\n\n")
             await response.write_eof()
         finally:
             self.running -= 1
         return response
 
 
-def _chunk(ids: Sequence[int], finish: str | None) -> bytes:
-    choice = {"index": 0, "token_ids": list(ids), "logprobs": {"token_logprobs": [LOGPROB] * len(ids)}}
+def _chunk(ids: Sequence[int], echo: Sequence[int] | None, finish: str | None) -> bytes:
+    choice = {
+        "index": 0,
+        "prompt_token_ids": echo,
+        "token_ids": list(ids),
+        "logprobs": {"token_logprobs": [LOGPROB] * len(ids)},
+    }
     return b"data: " + json.dumps({"choices": [{**choice, "finish_reason": finish, "text": ""}]}).encode() + b"\n\n"

@@ -30,7 +30,9 @@ def exact(gateway: Any, upstream: Any, template: ChatTemplate, says: list[str]) 
     (segment,) = session.segments()
     said = [[*template.encode(text), template.stop_ids[0]] for text in says]
     assert segment.token_ids == [*upstream.prompts[-1], *said[-1]]
-    assert [i for i, m in zip(segment.token_ids, segment.loss_mask, strict=True) if m] == sum(said, [])
+    assert [i for i, m in zip(segment.token_ids, segment.loss_mask, strict=True) if m] == [
+        i for ids in said for i in ids
+    ]
     assert session.breaks() == {}
 
 

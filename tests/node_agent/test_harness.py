@@ -191,6 +191,6 @@ print(get("{url}/models"), get(own, **{{"X-Rollyard-Session": "its"}}), get(own)
 async def test_a_command_and_its_type_come_together() -> None:
     whole = {"type": "command", "command": "x"}
     for wrong in ({"type": "command"}, {"command": "x"}, {"env": {"A": "b"}}, {**whole, "env": {"a b": ""}}):
-        with pytest.raises(ValueError, match="command|pattern"):
+        with pytest.raises(ValueError, match=r"command|pattern"):
             AgentSpec.model_validate(wrong)
     assert AgentSpec.model_validate(json.loads(AgentSpec().model_dump_json())) == AgentSpec()

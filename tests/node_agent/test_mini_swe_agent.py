@@ -26,7 +26,7 @@ from rollyard.tokens.template import ChatTemplate
 COMMAND = """
 export MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1
 export LITELLM_LOCAL_MODEL_COST_MAP=True
-python3 -m minisweagent.run.mini -y --exit-immediately -m openai/policy -t "$(cat $ROLLYARD_PROMPT_FILE)" -o /tmp/t.json </dev/null
+python3 -m minisweagent.run.mini -y --exit-immediately -m openai/policy -o /tmp/t.json -t "$(cat $ROLLYARD_PROMPT_FILE)"
 """
 
 
@@ -85,7 +85,9 @@ async def test_mini_swe_agent_becomes_one_segment(model_dir: Path) -> None:
     (segment,) = session.segments()
     assert session.breaks() == {}
     assert segment.token_ids == [*upstream.prompts[2], *said[2]]
-    assert [i for i, m in zip(segment.token_ids, segment.loss_mask, strict=True) if m] == sum(said, [])
+    assert [i for i, m in zip(segment.token_ids, segment.loss_mask, strict=True) if m] == [
+        i for ids in said for i in ids
+    ]
     assert {p for p in segment.logprobs if p is not None} == {LOGPROB}
     turns = session.turns()
     assert [t.tool_calls[0]["name"] for t in turns] == ["bash"] * 3
