@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 from rollyard.kinds.base import NAME_PATTERN, Wire
 from rollyard.kinds.weights import VERSION_PATTERN
 
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=128)]
 
 
@@ -116,15 +117,32 @@ class Sampling(Wire):
 
 
 class AgentSpec(Wire):
-    """The loop that turns a task into a trajectory."""
+    """What turns a task into a trajectory: the built-in loop, or a command that brings its own."""
 
+    type: Literal["loop", "command"] = "loop"
+    """`command` runs a harness inside the sandbox; its model calls go to a gateway there and become the trajectory."""
+    command: str | None = Field(default=None, min_length=1, max_length=65536)
+    """Bash, run in /workspace of the sandbox. OPENAI_BASE_URL and ANTHROPIC_BASE_URL with their keys name the gateway,
+    ROLLYARD_PROMPT_FILE holds what the task asks, ROLLYARD_SYSTEM_PROMPT_FILE what the built-in loop would tell the model."""
+    env: dict[EnvName, str] = {}
+    """Further environment of the command."""
+    sampling: Literal["rollout", "harness"] = "rollout"
+    """Whose sampling parameters hold for a command's calls: the rollout's, or the harness's where it names some."""
     max_turns: int = Field(default=20, ge=1, le=1000)
-    """Model calls; reaching it ends the rollout Truncated."""
+    """Model calls; reaching it ends the rollout Truncated. A command's further calls are refused."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
     """Most time of one tool call; longer is a tool result that says so."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
     """Form in which the model writes tool calls, such as hermes or llama3_json; left out, the model's chat template
     shows it."""
+
+    @model_validator(mode="after")
+    def _a_command_has_one(self) -> Self:
+        if (self.type == "command") != (self.command is not None):
+            raise ValueError("give `command` together with `type: command`, and leave it out of the built-in loop")
+        if self.type == "loop" and (self.env or self.sampling != "rollout"):
+            raise ValueError("`env` and `sampling` are for `type: command`")
+        return self
 
 
 class Budgets(Wire):

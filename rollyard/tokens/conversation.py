@@ -33,6 +33,8 @@ class Conversation:
         self._messages: list[Message | Answer] = list(messages)
         self._sampled: list[SampledTurn] = []
         self._tracks = [Track()]
+        self._settled = 0
+        """So many of the messages end with the last turn; what comes behind it may still be replaced."""
         self._rendering: Rendering | None = None
         self._pending: list[int] = []
         """Ids of the last text: part of the next prompt, of a segment only once a turn is sampled behind them."""
@@ -76,9 +78,30 @@ class Conversation:
         track.finish_reasons.append(finish_reason)
         if track.prompt_length is None:
             track.prompt_length = prompt_length
-        self._sampled.append(turn)
-        self._messages.append(Answer(number, turn))
+        self._append(turn, ())
         return turn.text
+
+    @property
+    def last(self) -> Answer:
+        """The turn sampled or recalled last; to be recalled in another conversation. Raises IndexError before any."""
+        answer = self._messages[self._settled - 1] if self._settled else None
+        if not isinstance(answer, Answer):
+            raise IndexError("nothing was sampled yet")
+        return answer
+
+    def add_recalled(self, answer: Answer) -> None:
+        """A turn that was sampled in another conversation, before any of this one: its ids stand here as context."""
+        self._append(answer.turn, answer.calls)
+        self._rendering = None
+
+    def replace_unanswered(self, messages: Sequence[Message]) -> None:
+        """Put these messages behind the last turn, in place of any that are there."""
+        if len(self._tracks) > 1 and self._tracks[-1].prompt_length is None:
+            # opened for a prompt that was never answered
+            self._tracks.pop()
+            self.breaks.pop()
+        self._messages[self._settled :] = messages
+        self._rendering = None
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """What a user says, or anything else that is no answer to a call."""
@@ -103,9 +126,17 @@ class Conversation:
         """One for each unbroken sequence, up to its last sampled token."""
         return [track.segment(track.prompt_length) for track in self._tracks if track.prompt_length is not None]
 
+    def _append(self, turn: SampledTurn, calls: Sequence[ToolCall]) -> None:
+        self._messages.append(Answer(len(self._sampled), turn, tuple(calls)))
+        self._sampled.append(turn)
+        self._settled = len(self._messages)
+
     def _open_track(self, rendering: Rendering, broken: Break) -> None:
-        self.breaks.append(broken)
-        self._tracks.append(Track(opened_by=broken))
+        if self._tracks[-1].prompt_length is None:  # nothing was sampled on it, so nothing breaks
+            self._tracks[-1] = Track(opened_by=self._tracks[-1].opened_by)
+        else:
+            self.breaks.append(broken)
+            self._tracks.append(Track(opened_by=broken))
         track = self._tracks[-1]
         for seen, rendered in zip(rendering.turns, rendering.texts, strict=False):
             turn = self._sampled[seen.number]

@@ -25,6 +25,9 @@ class Cause(StrEnum):
     """A sampled turn is gone, repeated or elsewhere."""
     THOUGHTS_DROPPED = "ThoughtsDropped"
     """The template leaves out what a turn says before the end of its thoughts."""
+    HISTORY_CHANGED = "HistoryChanged"
+    """An agent of its own came with a history that no call before had: edited, shortened, a sub-agent's, or at once with
+    another call."""
 
 
 @dataclass(frozen=True)
