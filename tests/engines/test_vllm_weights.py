@@ -73,6 +73,7 @@ async def test_vllm_changes_its_weights_in_each_mode_and_comes_back_with_them_wh
         answer = await made.stream(PROMPTS[0] * 8, 20)
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
         # Abort hands back what runs
+        made.answers.clear()
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 3000)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 30)
@@ -81,6 +82,7 @@ async def test_vllm_changes_its_weights_in_each_mode_and_comes_back_with_them_wh
             assert (answer.finish_reason, set(answer.versions)) == ("abort", {"v2"})
             assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
         # Drain lets it end, and what comes meanwhile waits
+        made.answers.clear()
         async with asyncio.TaskGroup() as group:
             stream = group.create_task(made.stream(PROMPTS[0], 300))
             await made.under_way(1, 30)

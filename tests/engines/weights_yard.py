@@ -89,6 +89,7 @@ class Yard:
     uds: Path
     patience: float = WAIT_SECONDS
     answers: list[Answer] = field(default_factory=list)
+    """Of the streams since this was last cleared."""
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(self.patience):
