@@ -18,13 +18,16 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import aiohttp
 from aiohttp import web
 
 from rollyard.advertise import advertised
 from rollyard.api.app import build
+from rollyard.api.placement import SessionPlacement
 from rollyard.api.services import Services
 from rollyard.clock import SystemClock
 from rollyard.errors import BadRequest, RollyardError, Superseded, Unavailable
+from rollyard.gateway.outside import OutsideSessions
 from rollyard.in_slurm.keeper import SuccessorKeeper
 from rollyard.in_slurm.place import Place
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
@@ -53,7 +56,7 @@ from rollyard.trust.ca import Authority
 from rollyard.trust.endpoint_file import write_endpoint
 from rollyard.trust.kubeconfig import write_kubeconfig
 from rollyard.trust.secrets import write_secret
-from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tls import client_ssl_context, server_ssl_context
 from rollyard.trust.tokens import Role, TokenSigner
 
 log = logging.getLogger(__name__)
@@ -137,6 +140,8 @@ class Server:
         self.endpoints, self.agents = Endpoints(clock), Agents()
         leases = Leases(clock, options.lease_seconds)
         self.rollouts = Rollouts(store, clock, self.agents, leases)
+        models = aiohttp.TCPConnector(ssl=client_ssl_context(self.authority.ca_pem), limit=0)
+        self.sessions = OutsideSessions(models, SessionPlacement(self.endpoints, self.rollouts))
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
         self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
@@ -157,6 +162,7 @@ class Server:
         driver = Guarded(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)
         server = cls(store, driver, data, options)
+        stack.push_async_callback(server.sessions.shut_down)
         write_secret(data / "ca.pem", server.authority.ca_pem)
         await server.rollouts.recover()
         runner = web.AppRunner(
@@ -182,6 +188,7 @@ class Server:
             rollouts=self.rollouts,
             agents=self.agents,
             endpoints=self.endpoints,
+            sessions=self.sessions,
             signer=self.signer,
             authority=self.authority,
             log_file=self.workspace.log_file,
@@ -205,6 +212,7 @@ class Server:
             for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, prober):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
+            tasks.create_task(self.sessions.run())
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
             if self.options.in_job:
@@ -254,6 +262,7 @@ class Server:
             self.resizer.wake(pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
 
+        self.rollouts.outside = self.dispatcher.outside = self.sessions.held
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
         self.endpoints.weights_moved = weights_moved

@@ -14,6 +14,7 @@ from rollyard.api import (
     node,
     rollouts,
     script,
+    sessions,
     status,
     streams,
     top,
@@ -29,8 +30,9 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, top, weights, kinds, rollouts, node, engine, metrics):
+    for family in (discovery, logs, script, top, weights, kinds, rollouts, sessions, node, engine, metrics):
         app.add_routes(family.routes())
+    sessions.set_up(app, services)
     app.add_routes([web.get("/healthz", _healthz)])
     return app
 

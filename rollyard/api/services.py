@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rollyard.clock import Clock
 from rollyard.errors import Cause
+from rollyard.gateway.outside import OutsideSessions
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import Pool
@@ -28,6 +29,7 @@ class Services:
     rollouts: Rollouts
     agents: Agents
     endpoints: Endpoints
+    sessions: OutsideSessions
     signer: TokenSigner
     authority: Authority
     log_file: Callable[[str, str], Path]

@@ -37,10 +37,10 @@ APIS: dict[str, Callable[[dict[str, Any]], Exchange]] = {
 }
 
 
-def build(find: Find) -> web.Application:
-    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL."""
-    app = web.Application(client_max_size=MAX_BODY)
-    front = _Front(find)
+def build(find: Find, max_body: int = MAX_BODY) -> web.Application:
+    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL. `max_body`: bytes."""
+    app = web.Application(client_max_size=max_body, middlewares=[_no_such_path])
+    front = _Front(find, max_body)
     for prefix in ("", "/s/{session}"):
         for path, exchange in APIS.items():
             app.router.add_post(prefix + path, front.serving(exchange))
@@ -62,8 +62,9 @@ def named_session(request: web.Request) -> str | None:
 
 
 class _Front:
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, max_body: int) -> None:
         self._find = find
+        self._max_body = max_body
 
     def serving(self, make: Callable[[dict[str, Any]], Exchange]) -> Handler:
         error: Callable[[Refusal], dict[str, Any]] = getattr(make, "error")  # noqa: B009 - of the class, before there is one
@@ -71,7 +72,7 @@ class _Front:
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
-                exchange = make(await _body(request))
+                exchange = make(await self._body(request))
                 if exchange.stream:
                     return await _streamed(request, session, exchange)
                 return web.json_response(exchange.whole(await exchange.carry_out(session, None)))
@@ -83,8 +84,8 @@ class _Front:
     async def count_tokens(self, request: web.Request) -> web.Response:
         try:
             session = await self._session(request)
-            exchange = MessagesExchange({"max_tokens": 1, **await _body(request)})
-            return web.json_response({"input_tokens": session.prompt_tokens(exchange.asked)})
+            exchange = MessagesExchange({"max_tokens": 1, **await self._body(request)})
+            return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
         except Refusal as refusal:
             return web.json_response(MessagesExchange.error(refusal), status=refusal.status)
 
@@ -107,6 +108,30 @@ class _Front:
 
     async def _session(self, request: web.Request) -> Session:
         return await self._find(request, named_session(request))
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        try:
+            # a clone, because below another application the limit would be that one's
+            body = json.loads(await request.clone(client_max_size=self._max_body).read())
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"the body is no JSON: {error}") from None
+        except web.HTTPRequestEntityTooLarge:
+            message = f"a request may have at most {self._max_body >> 20} MiB"
+            raise Refusal(413, "invalid_request_error", message) from None
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        return body
+
+
+@web.middleware
+async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        served = ", ".join([*APIS, "/v1/messages/count_tokens", "/v1/models"])
+        message = f"{request.method} {request.path} is not served; there are {served}"
+        refusal = Refusal(error.status, "invalid_request_error", message, code="unknown_url")
+        return web.json_response(openai_error(refusal), status=error.status)
 
 
 async def _streamed(request: web.Request, session: Session, exchange: Exchange) -> web.StreamResponse:
@@ -131,18 +156,6 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
         await send(exchange.end(said))
     await response.write_eof()
     return response
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is no JSON: {error}") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise Refusal(413, "invalid_request_error", f"a request may have at most {MAX_BODY >> 20} MiB") from None
-    if not isinstance(body, dict):
-        raise bad_request("the body must be a JSON object")
-    return body
 
 
 def _model(name: str) -> dict[str, Any]:

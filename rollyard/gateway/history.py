@@ -49,6 +49,10 @@ class ChatBranch:
         return self.conversation.segment_count
 
     @property
+    def token_count(self) -> int:
+        return self.conversation.token_count
+
+    @property
     def breaks(self) -> Sequence[Break]:
         return self.conversation.breaks
 

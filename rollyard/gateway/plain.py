@@ -29,6 +29,10 @@ class PlainBranch:
         return 1
 
     @property
+    def token_count(self) -> int:
+        return len(self.track.ids)
+
+    @property
     def breaks(self) -> Sequence[Break]:
         return [self.opened_by] if self.opened_by is not None else []
 

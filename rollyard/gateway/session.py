@@ -8,15 +8,18 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from rollyard.errors import ContextExceeded, EndpointRefused, RollyardError, TaskError
+from rollyard.gateway.apart import Apart
 from rollyard.gateway.asked import Asked, Call, Said, assistant
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
-from rollyard.gateway.plain import PlainBranch, PlainHistory
+from rollyard.gateway.plain import PlainBranch, PlainHistory, PlainPrepared
 from rollyard.gateway.refusal import Refusal, bad_request, gone, too_long, turn_limit, unavailable
 from rollyard.gateway.speech import Speech
 from rollyard.kinds.rollout import Sampling, Segment, Turn
@@ -24,6 +27,7 @@ from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
 from rollyard.tokens.tool_calls import ParsedTurn, parser_for
 
+T = TypeVar("T")
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
 
@@ -52,7 +56,10 @@ class Terms:
 class Session:
     """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
 
-    def __init__(self, id: str, template: ChatTemplate, policy: Policy, terms: Terms) -> None:
+    def __init__(
+        self, id: str, template: ChatTemplate, policy: Policy, terms: Terms, executor: Executor | None = None
+    ) -> None:
+        """`executor`: where conversations are rendered and tokenised, by a loop that has others to serve meanwhile."""
         self.id = id
         self.terms = terms
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
@@ -66,7 +73,11 @@ class Session:
         self._chats = History(template)
         self._plain = PlainHistory(template)
         self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
+        self._apart = Apart(executor)
         self._begun = 0
+        self._under_way = 0
+        self._spent = 0
+        """Calls that were answered or may yet be."""
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
 
@@ -79,7 +90,17 @@ class Session:
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight)
+        """Model calls that were admitted and have no end yet."""
+        return self._under_way
+
+    @property
+    def tokens(self) -> int:
+        """In all segments together, prompts included."""
+        return sum(branch.token_count for branch in self._branches())
+
+    async def look(self, read: Callable[[], T]) -> T:
+        """What `read` makes of the segments, turns and breaks, while no call changes them."""
+        return await self._apart.run(read)
 
     def segments(self) -> list[Segment]:
         return [segment for branch in self._branches() for segment in branch.segments()]
@@ -112,60 +133,67 @@ class Session:
 
     async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
         """One turn of a conversation. Raises Refusal."""
-        sampling = self._admit(asked.wanted)
-        try:
-            prepared = self._chats.prepare(asked)
-        except TaskError as error:
-            raise bad_request(str(error), param="messages") from error
-        stops = sampling.stop or []
-        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
-        try:
-            sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
-        except BaseException:
-            self._chats.release(prepared)
-            raise
-        said = self._answer(asked, prepared, sampled, stops, seconds)
+        with self._admitted(asked.wanted) as sampling:
+            prepared = await self._prepared(asked)
+            stops = sampling.stop or []
+            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
+            try:
+                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+            except BaseException:
+                self._apart.later(partial(self._chats.release, prepared))
+                raise
+            said = await self._apart.run(partial(self._answer, asked, prepared, sampled, stops, seconds))
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
 
     async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
         """One continuation of a prompt without messages. Raises Refusal."""
-        sampling = self._admit(wanted)
-        prepared = self._plain.prepare(prompt)
-        stops = sampling.stop or []
-        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
-        try:
-            sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
-        except BaseException:
-            self._plain.release(prepared)
-            raise
-        text = self._template.decode(_said(sampled, self._template.stop_ids))
-        self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
-        self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
-        content, stop = _cut(text, stops)
-        if tell is not None and (rest := speech.finish(content)):
+        with self._admitted(wanted) as sampling:
+            prepared = await self._apart.run(partial(self._plain.prepare, prompt), self._plain.release)
+            stops = sampling.stop or []
+            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
+            try:
+                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+            except BaseException:
+                self._apart.later(partial(self._plain.release, prepared))
+                raise
+            said = await self._apart.run(partial(self._continued, prepared, sampled, stops, seconds))
+        if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
-        finish = "length" if sampled.finish_reason == "length" else "stop"
-        return Said(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop)
+        return said
 
-    def prompt_tokens(self, asked: Asked) -> int:
+    async def prompt_tokens(self, asked: Asked) -> int:
         """How long the prompt of such a call would be. Raises Refusal."""
-        try:
-            prepared = self._chats.prepare(asked)
-        except TaskError as error:
-            raise bad_request(str(error), param="messages") from error
-        self._chats.release(prepared)
+        prepared = await self._prepared(asked)
+        self._apart.later(partial(self._chats.release, prepared))
         return len(prepared.prompt)
 
+    async def _prepared(self, asked: Asked) -> Prepared:
+        try:
+            return await self._apart.run(partial(self._chats.prepare, asked), self._chats.release)
+        except TaskError as error:
+            raise bad_request(str(error), param="messages") from error
+
+    @contextlib.contextmanager
+    def _admitted(self, wanted: Wanted) -> Iterator[Sampling]:
+        sampling = self._admit(wanted)
+        self._under_way, self._spent = self._under_way + 1, self._spent + 1
+        try:
+            yield sampling
+        except BaseException:
+            self._spent -= 1
+            raise
+        finally:
+            self._under_way -= 1
+            self.last_used = time.monotonic()
+
     def _admit(self, wanted: Wanted) -> Sampling:
-        self.last_used = time.monotonic()
-        if self._closed:
-            raise gone("this session is closed")
+        self._open()
         if self.failure.done():
             raise unavailable("this session has failed; its rollout is started anew")
         limit = self.terms.max_calls
-        if limit is not None and self.calls + self.in_flight >= limit:
+        if limit is not None and self._spent >= limit:
             self.truncated = True
             raise turn_limit(limit)
         sampling = merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
@@ -180,6 +208,7 @@ class Session:
         self, prompt: Sequence[int], sampling: Sampling, speech: Speech, tell: Tell | None
     ) -> tuple[Sampled, float]:
         """The turn and how many seconds it took, its text told as it comes. Raises Refusal."""
+        self._open()  # it may have been closed while the prompt was made
         started = time.monotonic()
         try:
             async with self._sampling(prompt, sampling, speech if tell is not None else None) as (task, pieces):
@@ -198,8 +227,10 @@ class Session:
             if not self.failure.done():
                 self.failure.set_result(error)
             raise unavailable(f"the model cannot be reached: {error}") from error
-        finally:
-            self.last_used = time.monotonic()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise gone("this session is closed")
 
     @contextlib.asynccontextmanager
     async def _sampling(
@@ -246,6 +277,15 @@ class Session:
         self._took(prepared.branch, prepared.prompt, sampled, text, parsed, seconds, prepared.results)
         finish = "tool_calls" if given else "length" if sampled.finish_reason == "length" else "stop"
         return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
+
+    def _continued(self, prepared: PlainPrepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+        """Record the continuation, and as the caller is told it."""
+        text = self._template.decode(_said(sampled, self._template.stop_ids))
+        self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
+        self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
+        content, stop = _cut(text, stops)
+        finish = "length" if sampled.finish_reason == "length" else "stop"
+        return Said(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop)
 
     def _took(
         self,

@@ -36,8 +36,8 @@ class InferenceTrade:
         meta = pool.metadata
         held = await self._rollouts.sessions()
         bounds = pool.spec.autoscaling
-        live = await self._sessions_asked(pool) if bounds is not None else 0
         states = self._endpoints.of_pool((meta.namespace, meta.name))
+        live = await self._sessions_asked(pool, states) if bounds is not None else 0
         by_uid = {state.uid: state for state in states if state.uid}
         members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
         serving = [self._serving(m.allocation) for m in members if _takes_part(m, pool)]
@@ -65,9 +65,11 @@ class InferenceTrade:
         shown = [status(state, held, coarse.endpoints.get(state.endpoint.id, silent)) for state in states]
         return {"endpoints": shown, "load": coarse.total}
 
-    async def _sessions_asked(self, pool: InferencePool) -> int:
-        """Held and asked for, by the rollouts of all RolloutPools that use this pool; one for each role it plays there."""
-        meta, total = pool.metadata, 0
+    async def _sessions_asked(self, pool: InferencePool, states: Sequence[EndpointState]) -> int:
+        """Held by outside agents; held and asked for by the rollouts of all RolloutPools that use this pool, one for each
+        role it plays there."""
+        meta, outside = pool.metadata, self._rollouts.outside()
+        total = sum(outside.get(state.endpoint.id, 0) for state in states)
         for user in self._rollout_pools():
             roles = list(user.spec.inference.values()).count(meta.name)
             if roles and user.metadata.namespace == meta.namespace:

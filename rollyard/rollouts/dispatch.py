@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -105,6 +106,8 @@ class Dispatcher:
         self._leases = leases
         self._placement = placement
         self._pool = pool
+        self.outside: Callable[[], Mapping[str, int]] = dict
+        """Endpoint id -> sessions of agents outside of sandboxes; asked from the store's writer."""
         self._due: set[PoolKey] = set()
         self._wake = asyncio.Event()
 
@@ -168,7 +171,7 @@ class Dispatcher:
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
-            sessions = tx.sessions() if pool.spec.inference else {}
+            sessions = Counter(tx.sessions()) + Counter(self.outside()) if pool.spec.inference else {}
             heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
                 may = {POLICY: _allows(tx, record, served)}

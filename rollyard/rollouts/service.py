@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from rollyard.clock import Clock
 from rollyard.errors import Fenced, NotFound, Unavailable
@@ -51,6 +52,8 @@ class Rollouts:
         self.pace = Pace(clock)
         self.wake: Callable[[Key, float], None] = lambda pool, at: None
         """Called with a pool, and when (Unix seconds), whenever there is work to hand out."""
+        self.outside: Callable[[], Mapping[str, int]] = dict
+        """Endpoint id -> sessions of agents outside of sandboxes."""
         self._ended = asyncio.Event()
         self._waiting: dict[Key, set[asyncio.Event]] = {}
 
@@ -232,7 +235,9 @@ class Rollouts:
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
     async def sessions(self) -> dict[str, int]:
-        return await self._store.transact(lambda tx: tx.sessions())
+        """Endpoint id -> what is live there: rollouts, and sessions of outside agents."""
+        rollouts = await self._store.transact(lambda tx: tx.sessions())
+        return dict(Counter(rollouts) + Counter(self.outside()))
 
     # the one way in
 

@@ -43,6 +43,11 @@ class Conversation:
     def segment_count(self) -> int:
         return sum(track.prompt_length is not None for track in self._tracks)
 
+    @property
+    def token_count(self) -> int:
+        """Of all segments together."""
+        return sum(len(track.ids) for track in self._tracks)
+
     def prompt_ids(self) -> list[int]:
         """Ids for the next model call. Raises TaskError when the template refuses the conversation."""
         if self._rendering is None:

@@ -30,6 +30,8 @@ class Role(StrEnum):
     """An engine, for its own allocation."""
     ENDPOINT = "endpoint"
     """Shown at an engine's door, never at the server."""
+    SESSION = "session"
+    """An agent outside of sandboxes, at the gateway, for its own session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,132 @@
+"""Sessions for agents outside of sandboxes: opened and closed here, called below `/gateway`."""
+
+from __future__ import annotations
+
+import pydantic
+from aiohttp import web
+
+from rollyard.api.auth import GATEWAY
+from rollyard.api.services import SERVICES, Services
+from rollyard.api.status import invalid
+from rollyard.errors import Cause, Invalid, NotFound, Unauthorized
+from rollyard.gateway.app import build
+from rollyard.gateway.outside import Outside
+from rollyard.gateway.refusal import Refusal, no_session
+from rollyard.gateway.session import Session
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.session import SessionOpened, SessionRequest
+from rollyard.trust.tokens import Claims, Role
+
+MAX_BODY = 8 << 20
+"""Bytes of a model call; to read one holds the loop for a while."""
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/sessions", _open),
+        web.get("/v1/sessions", _list),
+        web.get("/v1/sessions/{id}", _get),
+        web.post("/v1/sessions/{id}/close", _close),
+        web.delete("/v1/sessions/{id}", _delete),
+    ]
+
+
+def set_up(app: web.Application, services: Services) -> None:
+    """The gateway itself; its calls end when the server stops."""
+
+    async def find(request: web.Request, named: str | None) -> Session:
+        return _called(services, request, named)
+
+    async def end(_: web.Application) -> None:
+        services.sessions.end_calls()
+
+    app.add_subapp(GATEWAY, build(find, MAX_BODY))
+    app.on_shutdown.append(end)
+
+
+async def _open(request: web.Request) -> web.Response:
+    """201 with a new session, 200 with the one that there is."""
+    services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
+    try:
+        wanted = SessionRequest.model_validate_json(await request.read())
+    except pydantic.ValidationError as error:
+        raise invalid(error, "the session") from None
+    await _check(services, namespace, wanted)
+    found, new = await services.sessions.open(namespace, wanted, services.clock.time())
+    key = services.signer.issue(Role.SESSION, f"{found.session.id}/{found.instance}")
+    return web.json_response(_opened(request, found, key).model_dump(mode="json"), status=201 if new else 200)
+
+
+def _opened(request: web.Request, found: Outside, key: str) -> SessionOpened:
+    # by the name that the caller has reached us by
+    base = f"{request.url.origin()}{GATEWAY}s/{found.session.id}"
+    return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
+
+
+async def _check(services: Services, namespace: str, wanted: SessionRequest) -> None:
+    """Raises Invalid where there is no such pool, or soon none."""
+    try:
+        pool = await services.store.get(ObjectKey(kind="InferencePool", namespace=namespace, name=wanted.pool))
+    except NotFound:
+        pools, _ = await services.store.list_objects("InferencePool", namespace)
+        there = ", ".join(p.metadata.name for p in pools) or "none; apply one first"
+        message = f"there is no InferencePool {wanted.pool!r} in namespace {namespace!r} (there: {there})"
+        raise Invalid(message, causes=[Cause("pool", message)]) from None
+    assert isinstance(pool, InferencePool)
+    if pool.metadata.deletion_timestamp is not None:
+        raise Invalid(f"InferencePool {wanted.pool!r} is being deleted", causes=[Cause("pool", "is being deleted")])
+
+
+async def _list(request: web.Request) -> web.Response:
+    found = request.app[SERVICES].sessions.all(request.query.get("namespace", "default"))
+    return web.json_response({"sessions": [one.view().model_dump(mode="json") for one in found]})
+
+
+async def _get(request: web.Request) -> web.Response:
+    return await _record(request)
+
+
+async def _close(request: web.Request) -> web.Response:
+    request.app[SERVICES].sessions.close(request.match_info["id"])
+    return await _record(request)
+
+
+async def _delete(request: web.Request) -> web.Response:
+    request.app[SERVICES].sessions.drop(request.match_info["id"], "it was deleted")
+    return web.Response(status=204)
+
+
+async def _record(request: web.Request) -> web.Response:
+    body = await request.app[SERVICES].sessions.record(request.match_info["id"])
+    return web.Response(text=body, content_type="application/json")
+
+
+def _called(services: Services, request: web.Request, named: str | None) -> Session:
+    """The session of a model call, by its key, or by name for who may do everything. Raises Refusal."""
+    claims = _claims(services, request)
+    if claims.role is Role.ADMIN:
+        if named is None:
+            raise no_session(
+                "name the session by path (/gateway/s/ID/v1) or with X-Rollyard-Session, or send its own key"
+            )
+        return services.sessions.called(named, None)
+    if claims.role is not Role.SESSION:
+        raise Refusal(
+            403, "permission_error", f"a token of role {claims.role.value} opens no session; send a session's key"
+        )
+    id, _, instance = claims.subject.partition("/")
+    if named not in (None, id):
+        raise Refusal(403, "permission_error", f"this key is session {id!r}'s, not {named!r}'s")
+    return services.sessions.called(id, instance)
+
+
+def _claims(services: Services, request: web.Request) -> Claims:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    key = token if scheme.lower() == "bearer" and token else request.headers.get("X-Api-Key", "")
+    try:
+        return services.signer.verify(key.strip(), services.clock.time())
+    except Unauthorized:
+        raise no_session(
+            "send the session's key, which POST /v1/sessions gives, as `Authorization: Bearer …` or `x-api-key`"
+        ) from None

@@ -1,0 +1,297 @@
+"""The sessions of agents outside of sandboxes: opened, found by their calls, counted on their endpoints, dropped in the end.
+
+They are in this process's memory alone, so there are bounds on how many there are and on how much they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from rollyard.errors import Conflict, Expired, Invalid, NotFound, RollyardError, TooManyRequests, Unavailable
+from rollyard.gateway.refusal import Refusal, gone
+from rollyard.gateway.routed import Placement, PoolKey, RoutedPolicy
+from rollyard.gateway.session import Session, Terms
+from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
+from rollyard.kinds.wire import Endpoint
+from rollyard.tokens.client import TokenClient
+from rollyard.tokens.template import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN = 256
+MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
+"""Recorded in one session, and in all; a token takes about 100 bytes."""
+THREADS = 4
+SWEEP_SECONDS = 0.5
+RETRY_SECONDS = 5
+REMEMBERED = 10_000
+ADVICE = "open another with POST /v1/sessions"
+WHY_GONE = (
+    "it was deleted or dropped, or the server was started anew since: sessions live in its memory alone; " + ADVICE
+)
+
+
+@dataclass
+class Outside:
+    """One session with what the server knows of it."""
+
+    request: SessionRequest
+    pool: PoolKey
+    instance: str
+    """Tells it from an earlier one of the same id."""
+    session: Session
+    policy: RoutedPolicy
+    created_at: float
+    open: bool = True
+
+    def touch(self) -> None:
+        self.session.last_used = time.monotonic()
+
+    @property
+    def idle(self) -> float:
+        """Seconds without a call or a look."""
+        return 0.0 if self.session.in_flight else time.monotonic() - self.session.last_used
+
+    def view(self) -> SessionView:
+        session = self.session
+        return SessionView(
+            id=session.id,
+            namespace=self.pool[0],
+            pool=self.pool[1],
+            state="Open" if self.open else "Closed",
+            endpoint=self.policy.endpoint.id,
+            calls=session.calls,
+            in_flight=session.in_flight,
+            tokens=session.tokens,
+            truncated=session.truncated,
+            created_at=self.created_at,
+            expires_in_idle=round(max(0.0, self.request.idle_seconds - self.idle), 3),
+        )
+
+
+class OutsideSessions:
+    """All of them, by id."""
+
+    def __init__(self, connector: aiohttp.BaseConnector, placement: Placement) -> None:
+        """`connector` leads to model servers, and is closed with this."""
+        self._http = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        )
+        self._tokens = TokenClient(self._http)
+        self._placement = placement
+        self._found: dict[str, Outside] = {}
+        self._ended: dict[str, str] = {}
+        """Id -> why it is gone; the latest."""
+        self._on: dict[str, set[str]] = {}
+        """Endpoint id -> the open sessions there: the same set, seen from the other side."""
+        self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "gateway")
+        self.counted: Callable[[str], None] = lambda endpoint: None
+        """Called with an endpoint when the number of sessions on it has changed."""
+
+    def on(self, endpoint: str) -> int:
+        """Open sessions on an endpoint."""
+        return len(self._on.get(endpoint, ()))
+
+    def held(self) -> dict[str, int]:
+        """Endpoint id -> open sessions; from any thread."""
+        return {endpoint: len(there) for endpoint, there in list(self._on.items()) if there}
+
+    # for who opens them
+
+    async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[Outside, bool]:
+        """The session, and whether it is new. `now` in Unix seconds.
+
+        Raises Conflict for an id that means another, TooManyRequests, Unavailable without an endpoint, Invalid for a model
+        without a template.
+        """
+        id, pool = request.id or f"s-{secrets.token_hex(8)}", (namespace, request.pool)
+        if (there := self._same(id, pool, request)) is not None:
+            return there, False
+        self._admit()
+        endpoint = await self._placement.choose(pool, "", "")
+        if endpoint is None:
+            raise Unavailable(
+                f"no endpoint of InferencePool {request.pool} is ready; its conditions say why",
+                retry_after=RETRY_SECONDS,
+            )
+        template = await self._template(endpoint.tokenizer)
+        if (there := self._same(id, pool, request)) is not None:  # opened by another while the template was loaded
+            return there, False
+        self._admit()
+        made = self._made(id, pool, request, endpoint, template, now)
+        self._found[id] = made
+        self._ended.pop(id, None)
+        self._place(id, "", endpoint.id)
+        return made, True
+
+    def get(self, id: str) -> Outside:
+        """Looking at it counts as use. Raises NotFound, Expired."""
+        found = self._found.get(id)
+        if found is None and id in self._ended:
+            raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
+        if found is None:
+            raise NotFound(f"there is no session {id!r}: {WHY_GONE}")
+        found.touch()
+        return found
+
+    def all(self, namespace: str) -> list[Outside]:
+        """Without counting as a look at them."""
+        return [found for found in self._found.values() if found.pool[0] == namespace]
+
+    async def record(self, id: str) -> str:
+        """A `SessionRecord`, as JSON: what it has come to so far. Raises NotFound, Expired."""
+        found = self.get(id)
+        session = found.session
+
+        def read() -> str:
+            segments, turns, breaks = session.segments(), session.turns(), session.breaks()
+            trajectory = SessionTrajectory(segments=segments, turns=turns, breaks=breaks)
+            return SessionRecord(session=found.view(), trajectory=trajectory).model_dump_json()
+
+        return await session.look(read)
+
+    def close(self, id: str) -> None:
+        """No further calls, and those in flight are given up; the trajectory stays. Raises NotFound, Expired."""
+        found = self.get(id)
+        if found.open:
+            found.open = False
+            found.session.close()
+            self._leave(id, found.policy.endpoint.id)
+
+    def drop(self, id: str, why: str) -> None:
+        """Raises NotFound, Expired."""
+        self.close(id)
+        del self._found[id]
+        self._ended[id] = why
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    # for their calls
+
+    def called(self, id: str, instance: str | None) -> Session:
+        """The session that a call is for. `instance`: as its key says; None for who may use all. Raises Refusal."""
+        found = self._found.get(id)
+        if found is None or instance not in (None, found.instance):
+            raise gone(f"session {id!r} is gone: {self._ended.get(id, WHY_GONE)}")
+        if not found.open:
+            raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
+        if found.session.tokens >= MAX_SESSION_TOKENS:
+            raise Refusal(
+                413,
+                "invalid_request_error",
+                f"session {id!r} holds {MAX_SESSION_TOKENS} tokens, the most there may be: close it; {ADVICE}",
+                code="session_full",
+            )
+        if not self._room():
+            message = (
+                f"the sessions of this server hold {MAX_TOKENS} tokens: close or delete some, then repeat the call"
+            )
+            raise Refusal(429, "rate_limit_error", message, code="sessions_full")
+        return found.session
+
+    # beside them
+
+    async def run(self) -> None:
+        """Drop what is not used, and leave endpoints that take no more work; for ever."""
+        while True:
+            for id, found in list(self._found.items()):
+                if found.idle > found.request.idle_seconds:
+                    self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
+                elif found.open and not found.session.in_flight:
+                    await self._settle(found)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _settle(self, found: Outside) -> None:
+        try:
+            await found.policy.settle()
+        except RollyardError as error:
+            log.warning("session %s stays where it is: %s", found.session.id, error)
+
+    def end_calls(self) -> None:
+        """The server stops: every session with it."""
+        for id in list(self._found):
+            self.close(id)
+
+    async def shut_down(self) -> None:
+        self.end_calls()
+        for loading in self._templates.values():
+            loading.cancel()
+        await self._http.close()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    # inside
+
+    def _same(self, id: str, pool: PoolKey, request: SessionRequest) -> Outside | None:
+        there = self._found.get(id)
+        if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
+            raise Conflict(
+                f"there is a session {id!r} already, {'with another body' if there.open else 'which is closed'}: take "
+                f"another id, or none, or delete it with DELETE /v1/sessions/{id}"
+            )
+        if there is not None:
+            there.touch()
+        return there
+
+    def _admit(self) -> None:
+        if sum(s.open for s in self._found.values()) >= MAX_OPEN:
+            message = f"{MAX_OPEN} sessions are open, the most there may be: close some, or wait until they expire"
+            raise TooManyRequests(message, retry_after=RETRY_SECONDS)
+        if not self._room():
+            message = f"the sessions of this server hold {MAX_TOKENS} tokens: close or delete some"
+            raise TooManyRequests(message, retry_after=RETRY_SECONDS)
+
+    def _room(self) -> bool:
+        return sum(s.session.tokens for s in self._found.values()) < MAX_TOKENS
+
+    def _made(
+        self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
+    ) -> Outside:
+        def moved(before: str, after: str) -> None:
+            if id in self._on.get(before, ()):  # a closed one is nowhere
+                self._place(id, before, after)
+
+        policy = RoutedPolicy(id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved)
+        terms = Terms(
+            model=endpoint.model,
+            sampling=request.sampling,
+            fixed=not request.caller_sampling,
+            max_calls=request.max_calls,
+            tool_parser=request.tool_parser,
+        )
+        session = Session(id, template, policy, terms, self._threads)
+        return Outside(request, pool, secrets.token_hex(8), session, policy, now)
+
+    def _place(self, id: str, before: str, after: str) -> None:
+        if before:
+            self._leave(id, before)
+        self._on.setdefault(after, set()).add(id)
+        self.counted(after)
+
+    def _leave(self, id: str, endpoint: str) -> None:
+        there = self._on[endpoint]
+        there.discard(id)
+        if not there:
+            del self._on[endpoint]
+        self.counted(endpoint)
+
+    async def _template(self, folder: str) -> ChatTemplate:
+        """Loaded once, in a thread: it takes seconds, the import of transformers with it."""
+        found = self._templates.get(folder)
+        if found is None:
+            found = asyncio.get_running_loop().run_in_executor(self._threads, ChatTemplate.load, Path(folder))
+            self._templates[folder] = found
+        try:
+            return await asyncio.shield(found)
+        except Invalid:
+            self._templates.pop(folder, None)  # the folder may be better next time
+            raise

@@ -1,0 +1,104 @@
+"""The policy as a session of an outside agent sees it: it stays on one endpoint, and goes on at another when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rollyard.errors import ApiError, EndpointLost
+from rollyard.gateway.refusal import unavailable
+from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.wire import Endpoint
+from rollyard.tokens.answer import OnProgress
+from rollyard.tokens.client import TokenClient
+from rollyard.tokens.sampled import Sampled
+
+log = logging.getLogger(__name__)
+
+PoolKey = tuple[str, str]
+"""(namespace, InferencePool name)."""
+MAX_MOVES = 10
+LOOK_SECONDS = 0.2
+WAIT_SECONDS = 60.0
+"""Longer than this a call does not wait for an endpoint to go on with."""
+
+
+class Placement(Protocol):
+    """Where sessions sample."""
+
+    async def choose(self, pool: PoolKey, current: str, failed: str) -> Endpoint | None:
+        """`current` where it takes work and has not failed, else the best of the others. None when there is none."""
+        ...
+
+    def complain(self, endpoint: str, session: str, why: str) -> None:
+        """The session could not use it."""
+        ...
+
+
+class RoutedPolicy:
+    """Samples turns for one session."""
+
+    def __init__(
+        self,
+        session: str,
+        pool: PoolKey,
+        placement: Placement,
+        tokens: TokenClient,
+        endpoint: Endpoint,
+        stop_ids: Sequence[int],
+        moved: Callable[[str, str], None],
+    ) -> None:
+        """`moved` is called with the ids of the endpoint that it was on and of the one that it is on now."""
+        self._session = session
+        self._pool = pool
+        self._placement = placement
+        self._tokens = tokens
+        self.endpoint = endpoint
+        self._stop_ids = list(stop_ids)
+        self._moved = moved
+        self._moving = asyncio.Lock()
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
+    ) -> Sampled:
+        """One turn, whatever endpoints fail meanwhile.
+
+        Raises ContextExceeded, EndpointRefused, and Refusal when there is no endpoint: the session outlives that.
+        """
+        try:
+            return await self._tokens.complete_with_failover(
+                self._checkout, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress, MAX_MOVES
+            )
+        except (EndpointLost, ApiError) as error:
+            raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
+
+    async def settle(self) -> None:
+        """Leave an endpoint that takes no more work, if there is another."""
+        async with self._moving:
+            self._take(await self._placement.choose(self._pool, self.endpoint.id, ""))
+
+    async def _checkout(self, failed: str | None) -> Endpoint:
+        async with self._moving:  # calls at once lose the same endpoint once
+            if failed is not None and failed != self.endpoint.id:
+                return self.endpoint
+            if failed is not None:
+                self._placement.complain(failed, self._session, "a session could not use it")
+            began = time.monotonic()
+            while not self._take(await self._placement.choose(self._pool, self.endpoint.id, failed or "")):
+                if time.monotonic() - began > WAIT_SECONDS:
+                    message = f"no endpoint of InferencePool {self._pool[1]} was ready for {WAIT_SECONDS:g} s"
+                    raise unavailable(f"{message}; repeat the call")
+                await asyncio.sleep(LOOK_SECONDS)
+            return self.endpoint
+
+    def _take(self, found: Endpoint | None) -> bool:
+        if found is None:
+            return False
+        before, self.endpoint = self.endpoint.id, found
+        if found.id != before:
+            log.info("session %s goes from endpoint %s to %s", self._session, before, found.id)
+            self._moved(before, found.id)
+        return True
