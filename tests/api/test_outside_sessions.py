@@ -1,0 +1,413 @@
+"""Sessions for agents outside of sandboxes, at the real API: their calls by the real openai client, their trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from bench.upstream import Upstream
+from rollyard.api.app import build
+from rollyard.api.placement import SessionPlacement
+from rollyard.api.services import Services
+from rollyard.clock import SystemClock
+from rollyard.gateway import outside
+from rollyard.gateway.outside import OutsideSessions
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.registry import parse_object
+from rollyard.kinds.session import SessionRecord
+from rollyard.kinds.wire import Endpoint
+from rollyard.rollouts.agents import Agents
+from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.service import Rollouts
+from rollyard.store.sqlite import SqliteStore
+from rollyard.tokens.template import ChatTemplate
+from rollyard.trust.ca import Authority
+from rollyard.trust.tokens import Role, TokenSigner
+
+QUESTION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Solve it."},
+    {"role": "user", "content": "What is 3 * 4?"},
+]
+POOL = ("default", "policy")
+
+
+@dataclass
+class Api:
+    """The API of a server, and what it works on."""
+
+    url: str
+    admin: str
+    endpoints: Endpoints
+    sessions: OutsideSessions
+    rollouts: Rollouts
+    model: Path
+    http: aiohttp.ClientSession = field(init=False)
+
+    def serve(self, id: str, url: str, version: str = "v1") -> None:
+        endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))
+        self.endpoints.probed(POOL, endpoint, ready=True, reason="")
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        async with self.http.request(method, self.url + path, json=body) as answer:
+            return answer.status, await answer.json() if answer.content_type == "application/json" else None
+
+    async def open(self, **request: Any) -> dict[str, Any]:
+        status, opened = await self.ask("POST", "/v1/sessions", {"pool": "policy", **request})
+        assert status == 201, opened
+        return dict(opened)
+
+    async def record(self, id: str, *, close: bool = False) -> SessionRecord:
+        asked = ("POST", f"/v1/sessions/{id}/close") if close else ("GET", f"/v1/sessions/{id}")
+        status, record = await self.ask(*asked)
+        assert status == 200, record
+        return SessionRecord.model_validate(record)
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def serving(tmp_path: Path, model_dir: Path) -> Serve:
+    """serving(connector=None): an Api on the same data folder each time."""
+
+    @asynccontextmanager
+    async def start(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[Api]:
+        async with AsyncExitStack() as stack:
+            store, clock = await SqliteStore.open(tmp_path / "data"), SystemClock()
+            stack.push_async_callback(store.close)
+            endpoints, agents = Endpoints(clock), Agents()
+            rollouts = Rollouts(store, clock, agents, Leases(clock, 15))
+            sessions = OutsideSessions(
+                connector or aiohttp.TCPConnector(limit=0), SessionPlacement(endpoints, rollouts)
+            )
+            rollouts.outside = sessions.held
+            stack.push_async_callback(sessions.shut_down)
+            authority = Authority.open(tmp_path / "keys")
+            signer = TokenSigner.open(tmp_path / "keys" / "token.key")
+            services = Services(
+                store=store,
+                clock=clock,
+                rollouts=rollouts,
+                agents=agents,
+                endpoints=endpoints,
+                sessions=sessions,
+                signer=signer,
+                authority=authority,
+                log_file=lambda namespace, name: tmp_path / name,
+                check_allocation=lambda pool: ((), ()),
+                submission=lambda pool, allocations: pytest.fail("nothing is submitted here"),
+                task_kinds=frozenset(),
+            )
+            if not (await store.list_objects("InferencePool", "default"))[0]:
+                await store.create(_pool(model_dir))
+            runner = web.AppRunner(build(services), handler_cancellation=True, access_log=None, shutdown_timeout=5)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            beside = asyncio.create_task(sessions.run())
+            stack.callback(beside.cancel)
+            host, port = runner.addresses[0][:2]
+            admin = signer.issue(Role.ADMIN, "admin")
+            api = Api(f"http://{host}:{port}", admin, endpoints, sessions, rollouts, model_dir)
+            headers = {"Authorization": f"Bearer {admin}"}
+            api.http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
+            yield api
+
+    return start
+
+
+def _pool(model: Path) -> Any:
+    external = {"endpoints": [{"url": "http://127.0.0.1:1/v1"}]}
+    return parse_object({
+        "apiVersion": "rollyard.dev/v1alpha1",
+        "kind": "InferencePool",
+        "metadata": {"name": "policy", "namespace": "default"},
+        "spec": {"model": {"path": str(model)}, "engine": {"external": external}},
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def template(model_dir: Path) -> ChatTemplate:
+    return ChatTemplate.load(model_dir)
+
+
+@pytest.fixture
+def saying(template: ChatTemplate) -> Callable[..., Upstream]:
+    """saying(text): a model server that says it."""
+
+    def make(*texts: str, **pace: Any) -> Upstream:
+        def script(number: int, prompt: Sequence[int]) -> list[int]:
+            return [*template.encode(texts[number % len(texts)]), template.stop_ids[0]]
+
+        return Upstream(script, **pace)
+
+    return make
+
+
+def client(opened: dict[str, Any], **more: Any) -> openai.AsyncOpenAI:
+    given = {"base_url": opened["base_url"], "api_key": opened["key"], "max_retries": 0, **more}
+    return openai.AsyncOpenAI(**given)
+
+
+async def messages(base: str, key: str, body: Any) -> tuple[int, Any]:
+    """As Anthropic's client calls."""
+    headers = {"x-api-key": key}
+    async with aiohttp.ClientSession() as http, http.post(f"{base}/v1/messages", json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_two_turns_are_one_segment_of_the_models_own_logprobs(serving: Serve, start_engine: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    connector = aiohttp.UnixConnector(str(start_engine().socket), limit=0)
+    async with serving(connector) as api:
+        api.serve("e", "http://engine")
+        opened = await api.open(sampling={"max_tokens": 48, "seed": 3}, id="mine")
+        assert opened["base_url"] == f"{api.url}/gateway/s/mine/v1"
+        assert (opened["durable"], opened["endpoint"], opened["expires_in_idle"]) == (False, "e", 900)
+        assert await api.rollouts.sessions() == {"e": 1}
+        messages, told = list(QUESTION), []
+        async with client(opened) as ai:
+            for _ in range(2):
+                stream = await ai.chat.completions.create(model="any", messages=messages, stream=True)
+                told.append("".join([c.choices[0].delta.content or "" async for c in stream]))
+                messages += [{"role": "assistant", "content": told[-1]}, {"role": "user", "content": "Go on."}]
+        record = await api.record("mine", close=True)
+        assert (record.session.state, record.session.calls) == ("Closed", 2)
+        assert await api.rollouts.sessions() == {}
+        (segment,), turns = record.trajectory.segments, record.trajectory.turns
+        assert [turn.text.strip() for turn in turns] == told
+        assert record.trajectory.breaks == {}
+        assert sum(segment.loss_mask) == sum(turn.response_length for turn in turns)
+        model = AutoModelForCausalLM.from_pretrained(api.model, dtype=torch.float32)
+        with torch.no_grad():
+            table = torch.log_softmax(model(torch.tensor([segment.token_ids])).logits[0].float(), -1)
+        for i, logprob in enumerate(segment.logprobs):
+            assert logprob is None or abs(table[i - 1, segment.token_ids[i]].item() - logprob) < 0.02
+        # the answer may be lost on its way: closing again gives the same
+        assert (await api.record("mine", close=True)).trajectory == record.trajectory
+
+
+async def test_a_session_is_named_by_path_by_header_or_by_its_key(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("Twelve.").serving() as upstream:
+        api.serve("e", upstream.url)
+        opened, root = await api.open(), f"{api.url}/gateway/v1"
+        named = {"X-Rollyard-Session": opened["id"]}
+        ways = [{}, {"base_url": root}, {"base_url": root, "api_key": api.admin, "default_headers": named}]
+        for way in ways:
+            async with client(opened, **way) as ai:
+                said = await ai.chat.completions.create(model="m", messages=QUESTION)
+                assert said.choices[0].message.content == "Twelve."
+        body = {"model": "m", "max_tokens": 9, "messages": QUESTION[1:]}
+        said = await messages(opened["anthropic_base_url"], opened["key"], body)
+        assert said[1]["content"] == [{"type": "text", "text": "Twelve."}]
+        assert (await api.record(opened["id"])).session.calls == 4
+
+
+async def test_keys_open_their_own_session_and_nothing_else(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("Twelve.").serving() as upstream:
+        api.serve("e", upstream.url)
+        one, two = await api.open(), await api.open()
+        for key in ("", "nonsense", one["key"][:-2], f"session-{one['id']}"):
+            async with client(one, api_key=key or "-") as ai:
+                with pytest.raises(openai.AuthenticationError, match="POST /v1/sessions"):
+                    await ai.chat.completions.create(model="m", messages=QUESTION)
+        async with client(two, api_key=one["key"]) as ai:
+            with pytest.raises(openai.PermissionDeniedError, match="this key is session"):
+                await ai.chat.completions.create(model="m", messages=QUESTION)
+        status, told = await messages(one["anthropic_base_url"], "wrong", {})
+        assert (status, told["error"]["type"]) == (401, "authentication_error")
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {one['key']}"}) as http:
+            for path in (f"/v1/sessions/{one['id']}", "/v1/rollouts", "/apis"):
+                async with http.get(api.url + path) as answer:
+                    assert answer.status == 403
+            async with http.post(f"{api.url}/gateway/v1/embeddings", json={}) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_url")
+        assert upstream.prompts == []
+
+
+async def test_sessions_that_are_gone_say_what_one_can_do(serving: Serve, saying: Any) -> None:
+    async with saying("Twelve.").serving() as upstream:
+        async with serving() as api:
+            api.serve("e", upstream.url)
+            closed, deleted, idle, lost = [await api.open(**m) for m in ({}, {}, {"idle_seconds": 1}, {"id": "lost"})]
+            await api.record(closed["id"], close=True)
+            assert (await api.ask("DELETE", f"/v1/sessions/{deleted['id']}"))[0] == 204
+            await until(lambda: idle["id"] not in {s.session.id for s in api.sessions.all("default")})
+            for opened, why in ((closed, "is closed"), (deleted, "deleted"), (idle, "not used for 1 s")):
+                await refused(opened, why)
+            status, told = await api.ask("GET", f"/v1/sessions/{idle['id']}")
+            assert (status, "open another" in told["message"]) == (410, True)
+            assert (await api.ask("GET", "/v1/sessions/never"))[0] == 404
+            assert api.sessions.on("e") == 1
+        async with serving() as api:  # the server starts anew
+            api.serve("e", upstream.url)
+            lost["base_url"] = f"{api.url}/gateway/s/lost/v1"
+            await refused(lost, "in its memory alone")
+            await api.open(id="lost")
+            await refused(lost, "session 'lost' is gone")  # another one by the same name
+    assert upstream.prompts == []
+
+
+async def refused(opened: dict[str, Any], why: str) -> None:
+    async with client(opened) as ai:
+        with pytest.raises(openai.APIStatusError, match=why) as error:
+            await ai.chat.completions.create(model="m", messages=QUESTION)
+        assert (error.value.status_code, error.value.code) == (410, "session_gone")
+        assert "POST /v1/sessions" in str(error.value)
+
+
+async def test_requests_that_cannot_be_met_are_refused_in_words(serving: Serve, monkeypatch: Any, saying: Any) -> None:
+    async with serving() as api:
+        for body, status, word in (
+            ({"pool": "nobody"}, 422, "there: policy"),
+            ({"pool": "policy", "sampling": {"top_p": 2}}, 422, "sampling.top_p"),
+            ({"pool": "policy", "idle_seconds": 10**9}, 422, "idle_seconds"),
+            ({"pool": "policy"}, 503, "no endpoint of InferencePool policy is ready"),
+        ):
+            told = await api.ask("POST", "/v1/sessions", body)
+            assert (told[0], word in told[1]["message"]) == (status, True), told
+        async with saying("Twelve.").serving() as upstream:
+            api.serve("e", upstream.url)
+            first = await api.open(id="a", max_calls=3)
+            status, again = await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "a", "max_calls": 3})
+            assert (status, again["key"]) == (200, first["key"])
+            assert (await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "a"}))[0] == 409
+            monkeypatch.setattr(outside, "MAX_OPEN", 1)
+            assert (await api.ask("POST", "/v1/sessions", {"pool": "policy"}))[0] == 429
+            monkeypatch.setattr(outside, "MAX_OPEN", 256)
+            async with client(first) as ai:
+                await ai.chat.completions.create(model="m", messages=QUESTION)
+                monkeypatch.setattr(outside, "MAX_TOKENS", 10)
+                with pytest.raises(openai.RateLimitError, match="hold 10 tokens"):
+                    await ai.chat.completions.create(model="m", messages=QUESTION)
+                monkeypatch.setattr(outside, "MAX_SESSION_TOKENS", 10)
+                with pytest.raises(openai.APIStatusError, match="close it") as error:
+                    await ai.chat.completions.create(model="m", messages=QUESTION)
+                assert error.value.status_code == 413
+
+
+async def test_calls_at_once_get_no_more_than_there_may_be(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("Twelve.", pace=0.01).serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open(max_calls=3)
+        async with client(opened) as ai:
+            calls = [ai.chat.completions.create(model="m", messages=QUESTION) for _ in range(6)]
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert sorted(type(e).__name__ for e in ended) == ["ChatCompletion"] * 3 + ["PermissionDeniedError"] * 3
+        record = await api.record(opened["id"])
+        assert (record.session.calls, record.session.truncated, len(upstream.prompts)) == (3, True, 3)
+        assert len(record.trajectory.segments) == 3
+
+
+async def test_a_caller_that_goes_away_frees_the_engine_and_the_call(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("word " * 400, pace=0.02).serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open(max_calls=1)
+        session = api.sessions.get(opened["id"]).session
+        async with client(opened) as ai:
+            stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True)
+            async for chunk in stream:
+                if chunk.choices[0].delta.content:
+                    break
+            assert (session.in_flight, upstream.running) == (1, 1)
+            await stream.close()
+            await until(lambda: not session.in_flight and not upstream.running)
+            assert (await api.record(opened["id"])).trajectory.segments == []
+            # its one call was not used up, and what was not answered is forgotten
+            await ai.chat.completions.create(model="m", messages=QUESTION, max_tokens=2)
+        assert (await api.record(opened["id"])).trajectory.breaks == {}
+
+
+async def test_closing_ends_the_calls_in_flight(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("word " * 400, pace=0.02).serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open()
+        async with client(opened) as ai:
+            call = asyncio.create_task(ai.chat.completions.create(model="m", messages=QUESTION))
+            await until(lambda: upstream.running)
+            assert (await api.record(opened["id"], close=True)).trajectory.segments == []
+            with pytest.raises(openai.APIStatusError, match="closed"):
+                await call
+        await until(lambda: not upstream.running)
+
+
+async def test_an_endpoint_that_dies_is_replaced_inside_the_call(
+    serving: Serve, saying: Any, template: ChatTemplate
+) -> None:
+    text = " ".join(str(n) for n in range(60))
+    whole = [*template.encode(text), template.stop_ids[0]]
+    async with serving() as api, AsyncExitStack() as mortal:
+        dying = await mortal.enter_async_context(saying(text, pace=0.02).serving())
+        api.serve("a", dying.url)
+        opened = await api.open(sampling={"max_tokens": 500})
+
+        def rest(number: int, prompt: Sequence[int]) -> Sequence[int]:
+            return whole[len(prompt) - len(dying.prompts[0]) :]
+
+        async with Upstream(rest).serving() as other, client(opened) as ai:
+            stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True)
+            told = []
+            async for chunk in stream:
+                told.append(chunk.choices[0].delta.content or "")
+                if len(told) == 8:
+                    api.serve("b", other.url, "v2")
+                    await mortal.aclose()
+            assert "".join(told) == text
+            record = await api.record(opened["id"])
+            assert record.session.endpoint == "b"
+            assert (api.sessions.on("a"), api.sessions.on("b")) == (0, 1)
+            (segment,) = record.trajectory.segments
+            assert segment.token_ids == [*dying.prompts[0], *whole]
+            sampled = [version for version in segment.weights_version if version]
+            assert sampled == sorted(sampled)
+            assert set(sampled) == {"v1", "v2"}
+
+
+async def test_sessions_spread_stay_and_leave_what_takes_no_more_work(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("Hi.").serving() as upstream:
+        for id in ("a", "b"):
+            api.serve(id, upstream.url)
+        opened = [await api.open() for _ in range(6)]
+        assert api.sessions.held() == {"a": 3, "b": 3}
+        async with client(opened[0]) as ai:
+            for _ in range(3):
+                await ai.chat.completions.create(model="m", messages=QUESTION)
+        assert (await api.record(opened[0]["id"])).session.endpoint == opened[0]["endpoint"]
+        api.endpoints.eject("a", "a test says so")
+        await until(lambda: api.sessions.held() == {"b": 6})
+
+
+async def test_the_loop_serves_others_while_a_long_conversation_is_tokenised(serving: Serve, saying: Any) -> None:
+    async with serving() as api, saying("Hi.").serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open()
+        messages = [{"role": "user", "content": "one two three four five " * 40_000}]
+        async with client(opened) as ai:
+            call = asyncio.create_task(ai.chat.completions.create(model="m", messages=messages))
+            session = api.sessions.get(opened["id"]).session
+            await until(lambda: session.in_flight)
+            looks = 0
+            while not upstream.prompts:
+                await asyncio.sleep(0)
+                looks += 1
+            assert looks > 100, "the loop stood still"
+            await call
+        assert time.monotonic() - session.last_used < session.tokens
