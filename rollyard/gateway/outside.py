@@ -35,9 +35,7 @@ SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
-WHY_GONE = (
-    "it was deleted or dropped, or the server was started anew since: sessions live in its memory alone; " + ADVICE
-)
+UNKNOWN = "it was dropped, or the server was started anew since: sessions live in its memory alone"
 
 
 @dataclass
@@ -140,7 +138,7 @@ class OutsideSessions:
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
         if found is None:
-            raise NotFound(f"there is no session {id!r}: {WHY_GONE}")
+            raise NotFound(f"there is no session {id!r}; if there was, {UNKNOWN}; {ADVICE}")
         found.touch()
         return found
 
@@ -182,7 +180,7 @@ class OutsideSessions:
         """The session that a call is for. `instance`: as its key says; None for who may use all. Raises Refusal."""
         found = self._found.get(id)
         if found is None or instance not in (None, found.instance):
-            raise gone(f"session {id!r} is gone: {self._ended.get(id, WHY_GONE)}")
+            raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN)}; {ADVICE}")
         if not found.open:
             raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
         if found.session.tokens >= MAX_SESSION_TOKENS:

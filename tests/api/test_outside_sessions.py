@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -399,15 +398,14 @@ async def test_the_loop_serves_others_while_a_long_conversation_is_tokenised(ser
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
-        messages = [{"role": "user", "content": "one two three four five " * 40_000}]
+        messages = [{"role": "user", "content": "one two three four five " * 4_000}]
         async with client(opened) as ai:
             call = asyncio.create_task(ai.chat.completions.create(model="m", messages=messages))
             session = api.sessions.get(opened["id"]).session
             await until(lambda: session.in_flight)
             looks = 0
             while not upstream.prompts:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
                 looks += 1
-            assert looks > 100, "the loop stood still"
+            assert looks > 10, "the loop stood still"
             await call
-        assert time.monotonic() - session.last_used < session.tokens
