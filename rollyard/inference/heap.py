@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rollyard.kinds.wire import Endpoint
 
@@ -19,10 +19,17 @@ class EndpointHeap:
         self._heap = [(sessions.get(e.id, 0), random.random(), e) for e in endpoints]
         heapq.heapify(self._heap)
 
-    def checkout(self) -> Endpoint | None:
-        """The endpoint with the fewest sessions, which then counts one more; None when none is ready."""
-        if not self._heap:
+    def checkout(self, *, allow: Callable[[Endpoint], bool] | None = None) -> Endpoint | None:
+        """The endpoint with the fewest sessions of those allowed, which then counts one more; None when there is none."""
+        passed: list[tuple[int, float, Endpoint]] = []
+        try:
+            while self._heap:
+                sessions, _, endpoint = self._heap[0]
+                if allow is None or allow(endpoint):
+                    heapq.heapreplace(self._heap, (sessions + 1, random.random(), endpoint))
+                    return endpoint
+                passed.append(heapq.heappop(self._heap))
             return None
-        sessions, _, endpoint = self._heap[0]
-        heapq.heapreplace(self._heap, (sessions + 1, random.random(), endpoint))
-        return endpoint
+        finally:
+            for entry in passed:
+                heapq.heappush(self._heap, entry)
