@@ -28,7 +28,7 @@ from rollyard.errors import BadRequest, RollyardError, Superseded, Unavailable
 from rollyard.in_slurm.keeper import SuccessorKeeper
 from rollyard.in_slurm.place import Place
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
-from rollyard.inference.external import ExternalProber
+from rollyard.inference.prober import Prober
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool, Stages
 from rollyard.kinds.rollout import Stage
@@ -40,6 +40,7 @@ from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import Dispatcher
 from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.repin import Repinner
 from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
 from rollyard.slurm.base import Driver
@@ -52,7 +53,7 @@ from rollyard.trust.ca import Authority
 from rollyard.trust.endpoint_file import write_endpoint
 from rollyard.trust.kubeconfig import write_kubeconfig
 from rollyard.trust.secrets import write_secret
-from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tls import client_ssl_context, server_ssl_context
 from rollyard.trust.tokens import Role, TokenSigner
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,8 @@ class Server:
         self.endpoints, self.agents = Endpoints(clock), Agents()
         leases = Leases(clock, options.lease_seconds)
         self.rollouts = Rollouts(store, clock, self.agents, leases)
+        self.prober = Prober(self.endpoints, self._inference_pools, client_ssl_context(self.authority.ca_pem))
+        self.repinner = Repinner(clock, self.agents, leases, self.endpoints)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
         self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
@@ -198,9 +201,8 @@ class Server:
 
     async def work(self) -> None:
         """Everything that runs beside the listener, until cancelled."""
-        prober = ExternalProber(self.endpoints, self._inference_pools)
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.manager, self.dispatcher, self.resizer, prober):
+            for part in (self.manager, self.dispatcher, self.resizer, self.prober, self.repinner):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
@@ -235,9 +237,14 @@ class Server:
             self.resizer.wake(agent.pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
 
-        def endpoint_moved(state: EndpointState) -> None:
+        def room_came(pool: tuple[str, str]) -> None:
             for agent in self.agents.all():
-                self.dispatcher.wake(agent.pool)
+                if agent.pool[0] == pool[0]:
+                    self.dispatcher.wake(agent.pool)
+
+        def endpoint_moved(state: EndpointState) -> None:
+            room_came(state.pool)
+            self.repinner.wake()
             namespace, pool = state.pool
             self.manager.add(ObjectKey(kind="InferencePool", namespace=namespace, name=pool))
             if state.allocation:
@@ -250,6 +257,9 @@ class Server:
 
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+        self.endpoints.room, self.endpoints.suspected = room_came, self.prober.wake
+        leases = self.rollouts.leases
+        self.endpoints.sessions, leases.counted = leases.sessions, self.endpoints.counted
         self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)
         for stage in Stage:
             STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))

@@ -49,7 +49,9 @@ async def _register(request: web.Request) -> web.Response:
         weights_version="",
         tokenizer=model.tokenizer or model.path,
     )
-    services.endpoints.register((key.namespace, key.name), identity, endpoint)
+    template = allocation.spec.template
+    capacity = max(1, template.gpus * template.nodes)
+    services.endpoints.register((key.namespace, key.name), identity, endpoint, capacity)
     certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None
     welcome = EngineWelcome(certificate=certificate, heartbeat_seconds=HEARTBEAT_SECONDS, token=token)
     return web.json_response(welcome.model_dump())

@@ -1,23 +1,33 @@
-"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected.
+"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected, who is full.
 
 It lives in memory: engines register again within seconds of a server's restart, and until then nothing is handed out.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rollyard.clock import Clock
-from rollyard.inference.heap import EndpointHeap
+from rollyard.inference.admission import OPEN, Admission, Load, admission
+from rollyard.inference.balance import Place, excess, to_move
+from rollyard.inference.health import TRUSTED, Trust, complained, probed
+from rollyard.inference.heap import Candidate, EndpointHeap, EndpointOrder
+from rollyard.kinds.pools import Patience
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
-from rollyard.telemetry import ENDPOINTS_READY
+from rollyard.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
 STALE_SECONDS = 4 * HEARTBEAT_SECONDS
+SLOW_START_SECONDS, SLOW_START_STEPS = 20.0, 10
+"""A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
+CLEARED_SECONDS = 10.0
+"""So long a probe that went well answers the complaints of before."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
 
@@ -40,6 +50,25 @@ class EndpointState:
     heard_at: float = 0.0
     """Monotonic seconds."""
     drain: bool = False
+    node: str = ""
+    capacity: float = 1.0
+    """Beside the others of its pool, such as GPUs."""
+    trust: Trust = TRUSTED
+    admission: Admission = OPEN
+    warm_at: float = 0.0
+    """When its slow start is over (monotonic seconds)."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether new work may go there at all."""
+        return self.ready and not self.drain
+
+    def share(self, now: float) -> float:
+        """Of its capacity, what it may have of the load: from one step to all of them."""
+        left = self.warm_at - now
+        if left <= 0:
+            return 1.0
+        return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
 
 
 class Endpoints:
@@ -48,16 +77,38 @@ class Endpoints:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._states: dict[str, EndpointState] = {}
+        self._orders: dict[PoolKey, EndpointOrder] = {}
+        self._patience: dict[PoolKey, Patience] = {}
+        self._steps: list[tuple[float, str]] = []
+        """A heap of when which endpoint takes its next step of a slow start."""
         self.moved: Callable[[EndpointState], None] = lambda state: None
-        """Called whenever an endpoint appears, vanishes, or changes readiness."""
+        """Called whenever an endpoint appears, vanishes, changes readiness, or becomes full."""
+        self.room: Callable[[PoolKey], None] = lambda pool: None
+        """Called when an endpoint that was full takes more."""
+        self.suspected: Callable[[], None] = lambda: None
+        """Called when a probe has become due."""
+        self.sessions: Callable[[str], int] = lambda id: 0
+        """Live sessions on an endpoint; whoever has the leases says so, and calls `counted` at each change."""
 
-    def register(self, pool: PoolKey, identity: Identity, endpoint: Endpoint) -> None:
+    # what engines and probes say
+
+    def register(self, pool: PoolKey, identity: Identity, endpoint: Endpoint, capacity: float = 1.0) -> None:
         """An engine dialled in; it takes work once a heartbeat says that it is healthy."""
         old, uid = self._states.get(endpoint.id), identity.uid
-        drain = old.drain if old and old.uid == uid else False
-        self._put(
-            EndpointState(endpoint, pool, uid, identity.allocation, heard_at=self._clock.monotonic(), drain=drain)
+        fresh = EndpointState(
+            self._patient(pool, endpoint),
+            pool,
+            uid,
+            identity.allocation,
+            heard_at=self._clock.monotonic(),
+            node=identity.node,
+            capacity=capacity,
         )
+        if old is not None and old.uid == uid:
+            fresh = replace(fresh, drain=old.drain)
+            if old.endpoint.url == endpoint.url:  # the same process, whatever we thought of it
+                fresh = replace(fresh, trust=old.trust, admission=old.admission, warm_at=old.warm_at)
+        self._put(fresh)
 
     def heartbeat(self, id: str, beat: EngineHeartbeat) -> bool:
         """Take over what an engine says of itself. False when it has to register first."""
@@ -65,30 +116,68 @@ class Endpoints:
         if state is None or state.endpoint.url != beat.url:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
+        load = Load(self.sessions(id), beat.running, beat.waiting, beat.kv_usage)
         self._put(
             replace(
                 state,
                 endpoint=endpoint,
-                ready=beat.ready and bool(beat.weights_version),
-                reason=beat.reason,
+                ready=beat.ready and bool(beat.weights_version) and not state.trust.ejected,
+                reason=f"Ejected: {state.trust.why}" if beat.ready and state.trust.ejected else beat.reason,
                 running=beat.running,
                 waiting=beat.waiting,
                 kv_usage=beat.kv_usage,
                 heard_at=self._clock.monotonic(),
+                admission=admission(load, state.admission),
             )
         )
         return True
 
-    def probed(self, pool: PoolKey, endpoint: Endpoint, *, ready: bool, reason: str) -> None:
-        """What a probe of an external server found."""
-        self._put(EndpointState(endpoint, pool, "", ready=ready, reason=reason, heard_at=self._clock.monotonic()))
+    def listed(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
+        """An external server that its pool names; what was known of it stays."""
+        old, endpoint = self._states.get(endpoint.id), self._patient(pool, endpoint)
+        state = old or EndpointState(endpoint, pool, "", reason="Probing")
+        self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
-    def eject(self, id: str, why: str) -> None:
-        """A node agent could not use it: nothing new goes there until it is heard to be healthy again."""
+    def unlisted(self, pool: PoolKey, keep: set[str]) -> None:
+        """External servers that their pool does not name any more: they drain, and go with their last session."""
+        for id, state in list(self._states.items()):
+            if state.pool == pool and not state.uid and id not in keep:
+                if self.sessions(id):
+                    self._put(replace(state, drain=True))
+                else:
+                    self._drop(id)
+
+    def complain(self, id: str, voter: str, why: str) -> None:
+        """A node agent could not use it; a probe decides, or several of them."""
         state = self._states.get(id)
-        if state is not None and state.ready:
-            log.warning("endpoint %s ejected: %s", id, why)
-            self._put(replace(state, ready=False, reason=f"Ejected: {why}", waiting=None, kv_usage=None))
+        if state is not None:
+            log.warning("endpoint %s: %s says: %s", id, voter, why)
+            self._judge(state, complained(state.trust, voter, why, self._clock.monotonic()))
+            self.suspected()
+
+    def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
+        """What a probe found; `why` is empty when the endpoint did what was asked of it."""
+        state = self._states.get(id)
+        if state is not None:
+            if not why:
+                state = replace(state, endpoint=state.endpoint.model_copy(update={"dialect": dialect}))
+            self._judge(state, probed(state.trust, why, self._clock.monotonic()))
+
+    def suspects(self) -> list[EndpointState]:
+        """Those that are to be probed now."""
+        now = self._clock.monotonic()
+        return [s for s in self._states.values() if s.trust.probe_due(now)]
+
+    def expire(self) -> None:
+        """Nothing goes to what has fallen silent, until it is heard to be healthy again."""
+        horizon = self._clock.monotonic() - STALE_SECONDS
+        for state in list(self._states.values()):
+            if state.ready and state.uid and state.heard_at < horizon:
+                reason = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
+                log.warning("endpoint %s: %s", state.endpoint.id, reason)
+                self._put(replace(state, ready=False, reason=reason, waiting=None, kv_usage=None))
+
+    # what reconcilers say
 
     def drain(self, uid: str) -> None:
         for state in [s for s in self._states.values() if uid and s.uid == uid]:
@@ -99,16 +188,22 @@ class Endpoints:
         for id in [i for i, s in self._states.items() if uid and s.uid == uid]:
             self._drop(id)
 
-    def forget_external(self, pool: PoolKey, keep: set[str]) -> None:
-        for id in [i for i, s in self._states.items() if s.pool == pool and not s.uid and i not in keep]:
-            self._drop(id)
+    def be_patient(self, pool: PoolKey, patience: Patience) -> None:
+        """How long who uses this pool's endpoints waits for them."""
+        if self._patience.get(pool) != patience:
+            self._patience[pool] = patience
+            for state in self.of_pool(pool):
+                self._put(replace(state, endpoint=self._patient(pool, state.endpoint)))
 
-    def expire(self) -> None:
-        """Eject what has fallen silent."""
-        horizon = self._clock.monotonic() - STALE_SECONDS
-        for id, state in list(self._states.items()):
-            if state.ready and state.uid and state.heard_at < horizon:
-                self.eject(id, f"no heartbeat for {STALE_SECONDS:g} s")
+    # what leases say
+
+    def counted(self, id: str) -> None:
+        """The number of live sessions on it has changed."""
+        state = self._states.get(id)
+        if state is not None and state.takes:
+            self._orders[state.pool].put(self._candidate(state), self.sessions(id))
+
+    # what others ask
 
     def get(self, id: str) -> EndpointState | None:
         return self._states.get(id)
@@ -119,23 +214,126 @@ class Endpoints:
     def of_pool(self, pool: PoolKey) -> list[EndpointState]:
         return sorted((s for s in self._states.values() if s.pool == pool), key=lambda s: s.endpoint.id)
 
-    def heap(self, pool: PoolKey, sessions: Mapping[str, int]) -> EndpointHeap:
+    def heap(self, pool: PoolKey) -> EndpointHeap:
         """Over the endpoints of this pool that take new work now."""
-        ready = (s.endpoint for s in self._states.values() if s.pool == pool and s.ready and not s.drain)
-        return EndpointHeap(ready, sessions)
+        self._step()
+        return self._orders.setdefault(pool, EndpointOrder()).heap()
+
+    def another(self, pool: PoolKey, current: str, failed: str, node: str) -> Endpoint | None:
+        """For a session on `current`, of which `failed` could not be used, or nothing where it is empty.
+
+        `current` itself where none failed and it is no worse than the rest; and what failed only where there is nothing
+        else and a probe has just found it well. A session that is in the middle of its work is not turned away by limits
+        of admission. None when there is nothing.
+        """
+        here = self._states.get(current)
+        if not failed and here is not None and not self._should_leave(here):
+            return here.endpoint
+        found = self.heap(pool).checkout(node=node, allow=lambda e: e.id not in (failed, current))
+        found = found or self._least(pool, {failed, current})
+        if found is None and here is not None and here.ready and (not failed or self._just_cleared(here)):
+            return here.endpoint
+        return found
+
+    def _should_leave(self, state: EndpointState) -> bool:
+        return not state.takes or state.endpoint.id in excess(self._places(state.pool))
+
+    def _just_cleared(self, state: EndpointState) -> bool:
+        return not state.trust.suspected and self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
+
+    def _least(self, pool: PoolKey, without: set[str]) -> Endpoint | None:
+        """The least loaded whatever it says of its cache."""
+        able = [s for s in self.of_pool(pool) if s.takes and s.endpoint.id not in without]
+        least = min(able, key=lambda s: (self.sessions(s.endpoint.id) + 1) / s.capacity, default=None)
+        return least.endpoint if least is not None else None
+
+    def to_move(self) -> dict[str, int]:
+        """Endpoint id -> live sessions that should go on elsewhere, of all pools."""
+        moves: dict[str, int] = {}
+        for pool in {s.pool for s in self._states.values()}:
+            moves |= to_move(self._places(pool))
+        return moves
+
+    # inside
+
+    def _places(self, pool: PoolKey) -> list[Place]:
+        now = self._clock.monotonic()
+        return [
+            Place(s.endpoint.id, self.sessions(s.endpoint.id), s.capacity * s.share(now) if s.ready else 0.0, s.drain)
+            for s in self.of_pool(pool)
+        ]
+
+    def _candidate(self, state: EndpointState) -> Candidate:
+        share = state.share(self._clock.monotonic())
+        return Candidate(state.endpoint, state.node, state.capacity, share, state.admission.limit)
+
+    def _step(self) -> None:
+        """Those in a slow start that are due take a step."""
+        now = self._clock.monotonic()
+        while self._steps and self._steps[0][0] <= now:
+            _, id = heapq.heappop(self._steps)
+            self.counted(id)
+            self._expect_step(id, now)
+
+    def _expect_step(self, id: str, now: float) -> None:
+        state = self._states.get(id)
+        if state is not None and state.warm_at > now:
+            heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
+
+    def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
+        patience = self._patience.get(pool)
+        return endpoint if patience is None else endpoint.model_copy(update={"patience": patience})
+
+    def _judge(self, state: EndpointState, trust: Trust) -> None:
+        """Ejected or trusted again; an engine of ours comes back with what it says of itself."""
+        before, state = state.trust, replace(state, trust=trust)
+        if trust.ejected:
+            if not before.ejected:
+                log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
+                ENDPOINTS_EJECTED.inc()
+            reason = f"Ejected: {trust.why}" if state.uid else trust.why
+            state = replace(state, ready=False, reason=reason, waiting=None, kv_usage=None)
+        elif not state.uid or (before.ejected and state.reason.startswith("Ejected: ") and self._heard(state)):
+            state = replace(state, ready=True, reason="")
+        self._put(state)
+
+    def _heard(self, state: EndpointState) -> bool:
+        return state.heard_at >= self._clock.monotonic() - STALE_SECONDS
 
     def _put(self, state: EndpointState) -> None:
-        old = self._states.get(state.endpoint.id)
-        self._states[state.endpoint.id] = state
-        if old is None or (old.ready, old.reason, old.drain) != (state.ready, state.reason, state.drain):
+        id, now = state.endpoint.id, self._clock.monotonic()
+        old = self._states.get(id)
+        if state.ready and not (old is not None and old.ready) and self._cold(state, old):
+            state = replace(state, warm_at=now + SLOW_START_SECONDS)
+            heapq.heappush(self._steps, (now, id))
+        self._states[id] = state
+        order = self._orders.setdefault(state.pool, EndpointOrder())
+        if state.takes:
+            order.put(self._candidate(state), self.sessions(id))
+        else:
+            order.drop(id)
+        if old is None or _told(old) != _told(state):
             self._tell(state)
+        elif (old.admission.limit or 0) < (state.admission.limit or 0):
+            self.room(state.pool)
+
+    def _cold(self, state: EndpointState, old: EndpointState | None) -> bool:
+        """After a restart of the server an endpoint is new to us alone: its sessions tell."""
+        return self.sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:
-        self._tell(self._states.pop(id))
+        state = self._states.pop(id)
+        self._orders[state.pool].drop(id)
+        self._tell(state)
 
     def _tell(self, state: EndpointState) -> None:
-        ENDPOINTS_READY.set(sum(s.ready and not s.drain for s in self._states.values()))
+        ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
         self.moved(state)
+
+
+def _told(state: EndpointState) -> tuple[object, ...]:
+    """What others act on."""
+    return state.ready, state.reason, state.drain, state.admission.limit is None
 
 
 def endpoint_id(identity: Identity) -> str:

@@ -47,6 +47,11 @@ class LeasedPolicy:
         self._context = context_tokens
         self.limit: asyncio.Timeout | None = None
         """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
+        self._repin = False
+
+    def repin(self) -> None:
+        """Ask before the next turn whether there is a better endpoint by now."""
+        self._repin = True
 
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
         """One turn, whatever endpoints fail meanwhile.
@@ -66,7 +71,20 @@ class LeasedPolicy:
         if failed is not None:
             log.warning("endpoint %s failed in the middle of a turn", failed)
             self.endpoint = await self._another(failed)
+        elif self._repin:
+            self.endpoint = await self._better()
+        self._repin = False
         return self.endpoint
+
+    async def _better(self) -> Endpoint:
+        """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""
+        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="told to ask again")
+        try:
+            answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
+        except Unavailable as error:
+            log.info("staying at endpoint %s: %s", self.endpoint.id, error)
+            return self.endpoint
+        return Endpoint.model_validate(answer)
 
     async def _another(self, failed: str) -> Endpoint:
         """Waits, parked, until one is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed back."""

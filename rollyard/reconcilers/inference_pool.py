@@ -27,6 +27,7 @@ class InferenceTrade:
         held = await self._rollouts.sessions()
         bounds = pool.spec.autoscaling
         live = await self._sessions_asked(pool) if bounds is not None else 0
+        self._endpoints.be_patient((meta.namespace, meta.name), pool.spec.patience)
         states = self._endpoints.of_pool((meta.namespace, meta.name))
         by_uid = {state.uid: state for state in states if state.uid}
         members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
@@ -86,4 +87,8 @@ def _status(state: EndpointState, held: Mapping[str, int]) -> EndpointStatus:
         weights_version=state.endpoint.weights_version,
         ready=state.ready,
         reason=state.reason,
+        capacity=state.capacity,
+        draining=state.drain,
+        max_sessions=state.admission.limit,
+        full=state.admission.why,
     )

@@ -31,13 +31,15 @@ TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
 class Checkout(Protocol):
-    def checkout(self) -> Endpoint | None: ...
+    def checkout(
+        self, *, node: str = "", before: str = "", allow: Callable[[Endpoint], bool] | None = None
+    ) -> Endpoint | None: ...
 
 
 class Placement(Protocol):
     """Where the endpoints come from; `inference.Endpoints` is one."""
 
-    def heap(self, pool: tuple[str, str], sessions: Mapping[str, int]) -> Checkout: ...
+    def heap(self, pool: tuple[str, str]) -> Checkout: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ class Dispatcher:
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
         rooms = [_Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}) for a in agents]
-        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms))
+        heaps = {name: self._placement.heap((key[0], name)) for name in pool.spec.inference.values()}
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
             agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
@@ -140,19 +143,23 @@ class Dispatcher:
         if len(granted) >= MAX_PER_GRANT:
             self.wake(key)
 
-    def _grant(self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room]) -> list[_Granted]:
-        """In the writer: pick, step, put."""
+    def _grant(
+        self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room], heaps: Mapping[str, Checkout]
+    ) -> list[_Granted]:
+        """In the writer: pick, step, put. `heaps`: by InferencePool."""
         now = self._clock.time()
         matches = partial(_matches, tx, key, pool.spec.stages, rooms, now)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
-            sessions = tx.sessions() if pool.spec.inference else {}
-            heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
-                endpoints = {role: found for role, heap in heaps.items() if (found := heap.checkout()) is not None}
-                if len(endpoints) < len(heaps):
-                    break  # a role has no endpoint that is ready; its pool's conditions say why
+                node, endpoints = room.agent.identity.node, dict[str, Endpoint]()
+                for role, name in pool.spec.inference.items():
+                    found = heaps[name].checkout(node=node, before=record.endpoints.get(role, ""))
+                    if found is not None:
+                        endpoints[role] = found
+                if len(endpoints) < len(pool.spec.inference):
+                    break  # a role has no endpoint that is ready and not full; its pool's conditions say why
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
         return granted
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
-from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.endpoints import SLOW_START_SECONDS, Endpoints
 from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.wire import (
@@ -133,6 +133,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
 
     dispatcher = Dispatcher(store, clock, agents, leases, endpoints, find)
     rollouts.wake = dispatcher.wake
+    endpoints.sessions, leases.counted = leases.sessions, endpoints.counted
     yard = Yard(store, clock, agents, leases, endpoints, rollouts, dispatcher, pool)
     running = asyncio.create_task(dispatcher.run())
     yield yard
@@ -433,6 +434,7 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
     await until(lambda: len(node.leases) == 7)
     assert await yard.rollouts.sessions() == {"e1": 7}
     yard.engine("e2")
+    yard.clock.turn(SLOW_START_SECONDS)
     yard.wants(node, init=3)
     await until(lambda: len(node.leases) == 10)
     assert await yard.rollouts.sessions() == {"e1": 7, "e2": 3}, "the one with fewer gets them all"
