@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from rollyard.api import auth, discovery, engine, kinds, logs, node, rollouts, script, status, streams
+from rollyard.api import auth, discovery, endpoints, engine, kinds, logs, node, rollouts, script, status, streams
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.wire import MAX_RESULT_BYTES
 from rollyard.telemetry import REGISTRY
@@ -17,7 +17,7 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, kinds, rollouts, node, engine):
+    for family in (discovery, logs, script, endpoints, kinds, rollouts, node, engine):
         app.add_routes(family.routes())
     app.add_routes([web.get("/healthz", _healthz), web.get("/metrics", _metrics)])
     return app

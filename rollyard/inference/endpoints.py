@@ -57,6 +57,10 @@ class EndpointState:
     admission: Admission = OPEN
     warm_at: float = 0.0
     """When its slow start is over (monotonic seconds)."""
+    healthy: bool = False
+    """By its own word, or by a probe for one that says none; `ready` when it is trusted as well."""
+    said: str = ""
+    """Why it is not healthy."""
 
     @property
     def takes(self) -> bool:
@@ -121,8 +125,8 @@ class Endpoints:
             replace(
                 state,
                 endpoint=endpoint,
-                ready=beat.ready and bool(beat.weights_version) and not state.trust.ejected,
-                reason=f"Ejected: {state.trust.why}" if beat.ready and state.trust.ejected else beat.reason,
+                healthy=beat.ready and bool(beat.weights_version),
+                said=beat.reason,
                 running=beat.running,
                 waiting=beat.waiting,
                 kv_usage=beat.kv_usage,
@@ -135,7 +139,7 @@ class Endpoints:
     def listed(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
         """An external server that its pool names; what was known of it stays."""
         old, endpoint = self._states.get(endpoint.id), self._patient(pool, endpoint)
-        state = old or EndpointState(endpoint, pool, "", reason="Probing")
+        state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
     def unlisted(self, pool: PoolKey, keep: set[str]) -> None:
@@ -173,9 +177,9 @@ class Endpoints:
         horizon = self._clock.monotonic() - STALE_SECONDS
         for state in list(self._states.values()):
             if state.ready and state.uid and state.heard_at < horizon:
-                reason = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
-                log.warning("endpoint %s: %s", state.endpoint.id, reason)
-                self._put(replace(state, ready=False, reason=reason, waiting=None, kv_usage=None))
+                said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
+                log.warning("endpoint %s: %s", state.endpoint.id, said)
+                self._put(replace(state, healthy=False, said=said, waiting=None, kv_usage=None))
 
     # what reconcilers say
 
@@ -285,23 +289,17 @@ class Endpoints:
         return endpoint if patience is None else endpoint.model_copy(update={"patience": patience})
 
     def _judge(self, state: EndpointState, trust: Trust) -> None:
-        """Ejected or trusted again; an engine of ours comes back with what it says of itself."""
-        before, state = state.trust, replace(state, trust=trust)
-        if trust.ejected:
-            if not before.ejected:
-                log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
-                ENDPOINTS_EJECTED.inc()
-            reason = f"Ejected: {trust.why}" if state.uid else trust.why
-            state = replace(state, ready=False, reason=reason, waiting=None, kv_usage=None)
-        elif not state.uid or (before.ejected and state.reason.startswith("Ejected: ") and self._heard(state)):
-            state = replace(state, ready=True, reason="")
-        self._put(state)
-
-    def _heard(self, state: EndpointState) -> bool:
-        return state.heard_at >= self._clock.monotonic() - STALE_SECONDS
+        """Ejected or trusted again."""
+        if trust.ejected and not state.trust.ejected:
+            log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
+            ENDPOINTS_EJECTED.inc()
+        healthy = state.healthy or not (state.uid or trust.ejected)  # for one that others run nothing else speaks
+        self._put(replace(state, trust=trust, healthy=healthy))
 
     def _put(self, state: EndpointState) -> None:
         id, now = state.endpoint.id, self._clock.monotonic()
+        ready, reason = _readiness(state)
+        state = replace(state, ready=ready, reason=reason)
         old = self._states.get(id)
         if state.ready and not (old is not None and old.ready) and self._cold(state, old):
             state = replace(state, warm_at=now + SLOW_START_SECONDS)
@@ -329,6 +327,15 @@ class Endpoints:
     def _tell(self, state: EndpointState) -> None:
         ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
         self.moved(state)
+
+
+def _readiness(state: EndpointState) -> tuple[bool, str]:
+    """Whether new work may go there, and why not: what an engine says of itself first."""
+    if not state.healthy and state.uid:
+        return False, state.said or "Registering"
+    if state.trust.ejected:
+        return False, f"Ejected: {state.trust.why}" if state.uid else state.trust.why
+    return state.healthy, "" if state.healthy else "Probing"
 
 
 def _told(state: EndpointState) -> tuple[object, ...]:
