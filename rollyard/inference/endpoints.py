@@ -204,8 +204,8 @@ class Endpoints:
     def counted(self, id: str) -> None:
         """The number of live sessions on it has changed."""
         state = self._states.get(id)
-        if state is not None and state.takes:
-            self._orders[state.pool].put(self._candidate(state), self.sessions(id))
+        if state is not None:
+            self._orders[state.pool].count(id, self.sessions(id))
 
     # what others ask
 
@@ -276,13 +276,11 @@ class Endpoints:
         now = self._clock.monotonic()
         while self._steps and self._steps[0][0] <= now:
             _, id = heapq.heappop(self._steps)
-            self.counted(id)
-            self._expect_step(id, now)
-
-    def _expect_step(self, id: str, now: float) -> None:
-        state = self._states.get(id)
-        if state is not None and state.warm_at > now:
-            heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
+            state = self._states.get(id)
+            if state is not None and state.takes:
+                self._orders[state.pool].put(self._candidate(state), self.sessions(id))
+            if state is not None and state.warm_at > now:
+                heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
 
     def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
         patience = self._patience.get(pool)

@@ -1,21 +1,25 @@
 """The choice of an endpoint: the least load first, where load is live sessions per capacity; ties by chance.
 
 `EndpointOrder` is kept in order one endpoint at a time, as leases and heartbeats move; it counts nothing itself. A heap is
-a copy of it for one burst of checkouts: what the burst takes counts in the copy alone until it is in the leases, so a
-burst that is not stored has never happened.
+its state at one moment, for one burst of checkouts: what the burst takes counts in that heap alone until it is in the
+leases, so a burst that is not stored has never happened.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.wire import Endpoint
 
-SLACK = 64
-"""Stale entries that a heap may hold beside as many as it has endpoints."""
+NEAR = 0.125
+"""Part of the load that a warm prefix or a short way may cost."""
+STALE, FEW = 1.25, 16
+"""A heap may be so many times as long as what holds in it, and a little longer where it is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,47 +44,60 @@ class Candidate:
         return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
 
 
-_Entry = tuple[float, float, str, int, Candidate]
-"""(load, chance, endpoint id, sessions, candidate)."""
+class _Mark:
+    """One endpoint with so many sessions, from when that became true until it is no more."""
+
+    __slots__ = ("candidate", "ended", "sessions")
+
+    def __init__(self, candidate: Candidate, sessions: int) -> None:
+        self.candidate = candidate
+        self.sessions = sessions
+        self.ended: float = math.inf
+        """The order's count of changes at which it was not true any more."""
 
 
-def _entry(candidate: Candidate, sessions: int) -> _Entry:
-    return candidate.load(sessions), random.random(), candidate.endpoint.id, sessions, candidate
+_Entry = tuple[float, float, int, _Mark]
+"""(load, chance, number, mark): in the order of heaps; the number keeps marks from being compared."""
 
 
 class EndpointHeap:
-    """For one burst of checkouts; made by `EndpointOrder.heap`."""
+    """For one burst of checkouts; made by `EndpointOrder.heap`. It may be used in another thread."""
 
-    def __init__(self, heap: list[_Entry], current: dict[str, _Entry], nodes: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, order: EndpointOrder, heap: list[_Entry], changes: int) -> None:
+        self._order = order
         self._heap = heap
-        """May hold stale entries; one is good as long as it is its endpoint's current one."""
-        self._current = current
-        self._nodes = nodes
+        self._changes = changes
+        """The order's, when this was made: what ended later still holds here."""
+        self._own: dict[str, _Mark | None] = {}
+        """What this burst has made of endpoints; None for one that is full."""
 
     def checkout(
-        self, *, node: str = "", before: str = "", allow: Callable[[Endpoint], bool] | None = None
+        self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
     ) -> Endpoint | None:
         """The endpoint with the least load of those allowed, which then counts one more; None when there is none.
 
-        `before`, the one that the rollout had, and those on `node` go first as long as they have at most one session more
-        than the best: a warm prefix and a short way are worth that, and no more.
+        Those of `warm`, which have a part of its prompt in their caches, go first, and after them those on `node`, as long
+        as they have at most one session more than the best, and that is no more than NEAR of the load: a prefix and a
+        short way are worth that, and no more.
         """
         best = self._best(allow)
         if best is None:
             return None
-        entry = self._near(best, (before,), allow) or self._near(best, self._nodes.get(node, ()), allow) or best
-        self._take(entry)
-        return entry[4].endpoint
+        load, mark = best[0], best[3]
+        near = self._near(load, warm, allow) if warm else None
+        if near is None and node:
+            near = self._near(load, self._order.on(node), allow)
+        return self._take(near or mark)
 
     def _best(self, allow: Callable[[Endpoint], bool] | None) -> _Entry | None:
-        """The first that is current and allowed; it stays where it is."""
+        """The first that holds and is allowed; it stays where it is."""
         passed: list[_Entry] = []
         heap, found = self._heap, None
         while heap:
             entry = heap[0]
-            if self._current.get(entry[2]) is not entry:
+            if not self._holds(entry[3]):
                 heapq.heappop(heap)
-            elif allow is None or allow(entry[4].endpoint):
+            elif allow is None or allow(entry[3].candidate.endpoint):
                 found = entry
                 break
             else:
@@ -89,65 +106,101 @@ class EndpointHeap:
             heapq.heappush(heap, entry)
         return found
 
-    def _near(self, best: _Entry, ids: tuple[str, ...], allow: Callable[[Endpoint], bool] | None) -> _Entry | None:
-        """The least loaded of these that is no more than one session worse than the best."""
-        found: _Entry | None = None
+    def _holds(self, mark: _Mark) -> bool:
+        id = mark.candidate.endpoint.id
+        return self._own[id] is mark if id in self._own else mark.ended > self._changes
+
+    def _near(self, best: float, ids: Sequence[str], allow: Callable[[Endpoint], bool] | None) -> _Mark | None:
+        """The least loaded of these that is hardly worse than the best."""
+        found, least = None, math.inf
         for id in ids:
-            entry = self._current.get(id)
-            if (
-                entry is None
-                or (found is not None and entry >= found)
-                or not (allow is None or allow(entry[4].endpoint))
-            ):
+            mark = self._own[id] if id in self._own else self._order.mark(id)
+            if mark is None or not (allow is None or allow(mark.candidate.endpoint)):
                 continue
-            load, _, _, sessions, candidate = entry
-            if load <= best[0] or (sessions and candidate.load(sessions - 1) <= best[0]):
-                found = entry
+            candidate, sessions = mark.candidate, mark.sessions
+            load = candidate.load(sessions)
+            if load < least and (load <= best or candidate.load(max(0, sessions - 1)) <= best >= load / (1 + NEAR)):
+                found, least = mark, load
         return found
 
-    def _take(self, entry: _Entry) -> None:
-        _, _, id, sessions, candidate = entry
-        if candidate.takes(sessions + 1):
-            fresh = self._current[id] = _entry(candidate, sessions + 1)
-            heapq.heappush(self._heap, fresh)
+    def _take(self, mark: _Mark) -> Endpoint:
+        candidate, sessions = mark.candidate, mark.sessions + 1
+        endpoint = candidate.endpoint
+        if candidate.takes(sessions):
+            more = self._own[endpoint.id] = _Mark(candidate, sessions)
+            heapq.heappush(self._heap, _entry(more))
         else:
-            del self._current[id]
+            self._own[endpoint.id] = None
+        return endpoint
 
 
 class EndpointOrder:
     """The endpoints of one pool that take work, in order; told of each change, one endpoint at a time."""
 
     def __init__(self) -> None:
+        self._candidates: dict[str, Candidate] = {}
+        self._marks: dict[str, _Mark] = {}
         self._heap: list[_Entry] = []
-        self._current: dict[str, _Entry] = {}
+        """Of all marks, and of some that have ended."""
         self._nodes: dict[str, tuple[str, ...]] = {}
-        """Replaced, never changed: a heap may be read in another thread."""
+        """Node -> endpoints; each replaced, never changed, for a heap may be read in another thread."""
+        self._changes = 0
 
     def put(self, candidate: Candidate, sessions: int) -> None:
-        """This is what there is to say of it now."""
+        """It takes work, and this is what there is to say of it."""
         id = candidate.endpoint.id
-        before = self._current.get(id)
-        if before is not None and before[4].node != candidate.node:
+        before = self._candidates.get(id)
+        if before is None or before.node != candidate.node:
             self.drop(id)
-        if not candidate.takes(sessions):
-            self.drop(id)
-            return
-        entry = self._current[id] = _entry(candidate, sessions)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._current) + SLACK:
-            self._heap = list(self._current.values())
-            heapq.heapify(self._heap)
-        if candidate.node and id not in self._nodes.get(candidate.node, ()):
             self._nodes[candidate.node] = (*self._nodes.get(candidate.node, ()), id)
+        self._candidates[id] = candidate
+        self.count(id, sessions)
+
+    def count(self, id: str, sessions: int) -> None:
+        """So many live sessions are on it now; of no interest where it takes no work."""
+        candidate = self._candidates.get(id)
+        if candidate is None:
+            return
+        self._end(id)
+        if not candidate.takes(sessions):
+            return
+        mark = self._marks[id] = _Mark(candidate, sessions)
+        heapq.heappush(self._heap, _entry(mark))
+        if len(self._heap) > STALE * len(self._marks) + FEW:
+            self._heap = [entry for entry in self._heap if entry[3].ended == math.inf]
+            heapq.heapify(self._heap)
 
     def drop(self, id: str) -> None:
-        """It takes nothing now."""
-        entry = self._current.pop(id, None)
-        if entry is not None and (node := entry[4].node):
-            self._nodes[node] = tuple(other for other in self._nodes[node] if other != id)
-            if not self._nodes[node]:
-                del self._nodes[node]
+        """It takes no work now."""
+        candidate = self._candidates.pop(id, None)
+        if candidate is None:
+            return
+        self._end(id)
+        left = tuple(other for other in self._nodes[candidate.node] if other != id)
+        if left:
+            self._nodes[candidate.node] = left
+        else:
+            del self._nodes[candidate.node]
 
     def heap(self) -> EndpointHeap:
         """As it is now, for one burst of checkouts."""
-        return EndpointHeap(self._heap.copy(), self._current.copy(), self._nodes)
+        return EndpointHeap(self, self._heap.copy(), self._changes)
+
+    def mark(self, id: str) -> _Mark | None:
+        return self._marks.get(id)
+
+    def on(self, node: str) -> Sequence[str]:
+        return self._nodes.get(node, ())
+
+    def _end(self, id: str) -> None:
+        mark = self._marks.pop(id, None)
+        if mark is not None:
+            self._changes += 1
+            mark.ended = self._changes
+
+
+_numbers = itertools.count()
+
+
+def _entry(mark: _Mark) -> _Entry:
+    return mark.candidate.load(mark.sessions), random.random(), next(_numbers), mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,7 +32,7 @@ TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 class Checkout(Protocol):
     def checkout(
-        self, *, node: str = "", before: str = "", allow: Callable[[Endpoint], bool] | None = None
+        self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
     ) -> Endpoint | None: ...
 
 
@@ -152,14 +152,20 @@ class Dispatcher:
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
+            mates: dict[str | None, Mapping[str, Endpoint]] = {}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
-                node, endpoints = room.agent.identity.node, dict[str, Endpoint]()
+                mate = mates.get(record.group, {})  # the rollouts of a group begin with the same prompt
+                endpoints: dict[str, Endpoint] = {}
                 for role, name in pool.spec.inference.items():
-                    found = heaps[name].checkout(node=node, before=record.endpoints.get(role, ""))
+                    warm = [record.endpoints[role]] if role in record.endpoints else []
+                    warm += [mate[role].id] if role in mate else []
+                    found = heaps[name].checkout(node=room.agent.identity.node, warm=warm)
                     if found is not None:
                         endpoints[role] = found
                 if len(endpoints) < len(pool.spec.inference):
                     break  # a role has no endpoint that is ready and not full; its pool's conditions say why
+                if record.group is not None:
+                    mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
         return granted
 
