@@ -35,6 +35,7 @@ class Ours:
         self._repinner = Repinner(self, agents, self.leases, self.endpoints)
         self._records: dict[str, RolloutRecord] = {}
         self._live: dict[str, Rollout] = {}
+        self._burst = -1.0, self.endpoints.heap(POOL)
         self._last = "", ""
         """The group that came last, and its server."""
         agents.connect(NodeAgent(_identity("node"), ("default", "swe"), self._heard))
@@ -60,7 +61,9 @@ class Ours:
     def start(self, rollout: Rollout) -> str | None:
         group, mate = self._last
         warm = [mate] if group == rollout.script.group else []
-        found = self.endpoints.heap(POOL).checkout(warm=warm)
+        if self._burst[0] != self._sim.now:  # what arrives together is handed out together
+            self._burst = self._sim.now, self.endpoints.heap(POOL)
+        found = self._burst[1].checkout(warm=warm)
         if found is None:
             return None
         self._last = rollout.script.group, found.id

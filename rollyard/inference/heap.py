@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from rollyard.kinds.wire import Endpoint
 
+BEGUN = 0.5
+"""What a session counts more than others in the burst that begins it."""
 NEAR = 0.125
 """Part of the load that a warm prefix or a short way may cost."""
 STALE, FEW = 1.25, 16
@@ -39,7 +41,7 @@ class Candidate:
         """Whether one more is admitted; to an idle one always, so that nothing waits for ever."""
         return self.limit is None or sessions < self.limit or sessions == 0
 
-    def load(self, sessions: int) -> float:
+    def load(self, sessions: float) -> float:
         """With one session more. An idle endpoint counts in full: somebody has to be the first."""
         return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
 
@@ -47,11 +49,13 @@ class Candidate:
 class _Mark:
     """One endpoint with so many sessions, from when that became true until it is no more."""
 
-    __slots__ = ("candidate", "ended", "sessions")
+    __slots__ = ("begun", "candidate", "ended", "sessions")
 
-    def __init__(self, candidate: Candidate, sessions: int) -> None:
+    def __init__(self, candidate: Candidate, sessions: int, begun: int = 0) -> None:
         self.candidate = candidate
         self.sessions = sessions
+        self.begun = begun
+        """Of them, how many a burst has put there: their prompts all come at once."""
         self.ended: float = math.inf
         """The order's count of changes at which it was not true any more."""
 
@@ -117,7 +121,7 @@ class EndpointHeap:
             mark = self._own[id] if id in self._own else self._order.mark(id)
             if mark is None or not (allow is None or allow(mark.candidate.endpoint)):
                 continue
-            candidate, sessions = mark.candidate, mark.sessions
+            candidate, sessions = mark.candidate, mark.sessions + BEGUN * mark.begun
             load = candidate.load(sessions)
             if load < least and (load <= best or candidate.load(max(0, sessions - 1)) <= best >= load / (1 + NEAR)):
                 found, least = mark, load
@@ -127,7 +131,7 @@ class EndpointHeap:
         candidate, sessions = mark.candidate, mark.sessions + 1
         endpoint = candidate.endpoint
         if candidate.takes(sessions):
-            more = self._own[endpoint.id] = _Mark(candidate, sessions)
+            more = self._own[endpoint.id] = _Mark(candidate, sessions, mark.begun + 1)
             heapq.heappush(self._heap, _entry(more))
         else:
             self._own[endpoint.id] = None
@@ -203,4 +207,4 @@ _numbers = itertools.count()
 
 
 def _entry(mark: _Mark) -> _Entry:
-    return mark.candidate.load(mark.sessions), random.random(), next(_numbers), mark
+    return mark.candidate.load(mark.sessions + BEGUN * mark.begun), random.random(), next(_numbers), mark
