@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rollyard.kinds.wire import Endpoint
 
-BEGUN = 0.5
+BEGUN = 1.0
 """What a session counts more than others in the burst that begins it."""
 NEAR = 0.125
 """Part of the load that a warm prefix or a short way may cost."""

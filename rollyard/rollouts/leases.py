@@ -53,8 +53,9 @@ class Leases:
     def add(self, record: RolloutRecord) -> None:
         assert record.holder is not None
         expires = self._clock.monotonic() + self.seconds
-        self.discard(record.namespace, record.id)
         pool, key = (record.namespace, record.pool), (record.namespace, record.id)
+        if key in self._live:
+            self.discard(*key)
         lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints)
         self._live[key] = lease
         self._placed(key, frozenset(), lease)
@@ -95,8 +96,9 @@ class Leases:
         return [(key, self._live[key]) for key in reversed(self._on.get(endpoint, {}))]
 
     def _placed(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
-        self._leave(key, before - lease.on)
-        for endpoint in lease.on - before:
+        after = lease.on
+        self._leave(key, before - after)
+        for endpoint in after - before:
             self._on.setdefault(endpoint, {})[key] = None
             self.counted(endpoint)
 
