@@ -1,6 +1,6 @@
 """How long a model server takes: measured once on a real one, and the measure itself.
 
-    python bench/engine_times.py URL MODEL        measures the server at URL and prints the table
+    python -m bench.engine_times URL MODEL        measures the server at URL and prints the table
 
 A prompt token that is not in the cache costs PREFILL_SECONDS, one that is costs nearly nothing; a step of decoding makes one
 token for each of the requests in it and costs what STEP_SECONDS says for so many.
