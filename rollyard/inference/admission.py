@@ -2,7 +2,7 @@
 
 Pure. A session that waits for a tool holds no blocks that the engine counts, but it comes back for them: so what counts is
 the cache that all its sessions would fill at once, as far as those that run now tell. There is a band between no more and
-more again, so that it does not swing; an idle endpoint takes one whatever was said (`heap.Candidate.takes`).
+more again, so that it does not swing; an idle endpoint takes one whatever was said (`Admission.takes`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Admission:
     """Most live sessions until it is heard again; None for no limit."""
     why: str = ""
     """For people; empty where there is no limit."""
+
+    def takes(self, sessions: int) -> bool:
+        """Whether one more is admitted beside so many; to an idle one always, so that nothing waits for ever."""
+        return self.limit is None or sessions < self.limit or sessions == 0
 
 
 OPEN = Admission()

@@ -269,7 +269,7 @@ class Endpoints:
 
     def _candidate(self, state: EndpointState) -> Candidate:
         share = state.share(self._clock.monotonic())
-        return Candidate(state.endpoint, state.node, state.capacity, share, state.admission.limit)
+        return Candidate(state.endpoint, state.node, state.capacity, share, state.admission)
 
     def _step(self) -> None:
         """Those in a slow start that are due take a step."""

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rollyard.inference.admission import OPEN, Admission
 from rollyard.kinds.wire import Endpoint
 
 BEGUN = 1.0
@@ -34,12 +35,10 @@ class Candidate:
     """Beside the others of its pool, such as GPUs; above 0."""
     share: float = 1.0
     """Of its capacity, what it may have of the load now: below 1 while it starts slowly."""
-    limit: int | None = None
-    """Most live sessions for now; None for no limit."""
+    admission: Admission = OPEN
 
     def takes(self, sessions: int) -> bool:
-        """Whether one more is admitted; to an idle one always, so that nothing waits for ever."""
-        return self.limit is None or sessions < self.limit or sessions == 0
+        return self.admission.takes(sessions)
 
     def load(self, sessions: float) -> float:
         """With one session more. An idle endpoint counts in full: somebody has to be the first."""

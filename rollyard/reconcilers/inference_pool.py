@@ -36,6 +36,7 @@ class InferenceTrade:
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
             details={"endpoints": [_status(state, held) for state in states]},
             problem=self._problem(pool, states),
+            full=_full(states, held),
         )
 
     async def _sessions_asked(self, pool: InferencePool) -> int:
@@ -65,6 +66,14 @@ class InferenceTrade:
 
     async def deleted(self, pool: Pool) -> None:
         """Rollouts in hand go on while their endpoint drains; the queue waits for another pool of this name."""
+
+
+def _full(states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
+    """Why no endpoint that could take one more session does; empty when one does, or none could at all."""
+    taking = [s for s in states if s.takes]
+    if any(s.admission.takes(held.get(s.endpoint.id, 0)) for s in taking):
+        return ""
+    return "; ".join(f"{s.endpoint.id}: {s.admission.why}" for s in taking)
 
 
 def _member(allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:

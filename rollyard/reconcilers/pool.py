@@ -250,6 +250,7 @@ class PoolReconciler:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
         conditions = self._renewal(pool, members, conditions)
         conditions = self._limited(pool, scale, conditions)
+        conditions = self._admitting(pool, look, conditions)
         words = "all allocations are given back" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
@@ -293,6 +294,13 @@ class PoolReconciler:
         if pool.spec.autoscaling is None and get_condition(conditions, "ScalingLimited") is None:
             return conditions
         return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
+
+    def _admitting(self, pool: Pool, look: Look, conditions: list[Condition]) -> list[Condition]:
+        """Whether rollouts wait in the queue because every model server has as many as its cache can hold."""
+        if look.full:
+            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", look.full)
+        known = get_condition(conditions, "Admitting")
+        return self._condition(pool, conditions, "Admitting", True, "HasRoom", "") if known else conditions
 
     def _condition(
         self, pool: Pool, conditions: list[Condition], type: str, status: bool, reason: str, message: str

@@ -24,6 +24,8 @@ class Look:
     """Further fields of its status."""
     problem: tuple[str, str] | None
     """(reason, message) of what keeps it from being ready that allocations alone do not tell."""
+    full: str = ""
+    """Why it takes no more sessions though it is ready; empty while it does."""
 
 
 class Trade(Protocol):

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollyard.inference.admission import Admission
 from rollyard.inference.heap import Candidate, EndpointOrder
 from rollyard.kinds.wire import Endpoint
 
@@ -82,8 +83,8 @@ def test_only_what_is_allowed_and_the_rest_is_still_there() -> None:
 
 def test_a_limit_holds_but_an_idle_one_takes_one() -> None:
     made = EndpointOrder()
-    made.put(Candidate(endpoint("a"), limit=3), 1)
-    made.put(Candidate(endpoint("b"), limit=0), 0)
+    made.put(Candidate(endpoint("a"), admission=Admission(3)), 1)
+    made.put(Candidate(endpoint("b"), admission=Admission(0)), 0)
     assert taken(made, 9) == {"a": 2, "b": 1}
     made.count("a", 3)
     made.count("b", 1)
@@ -120,7 +121,9 @@ def test_after_any_changes_the_best_of_those_that_take_work(
 
     def change(what: str, name: str, sessions: int, limit: int | None) -> None:
         if what == "put":
-            made.put(Candidate(endpoint(name), node=f"n{name[1]}", capacity=capacity, limit=limit), sessions)
+            made.put(
+                Candidate(endpoint(name), node=f"n{name[1]}", capacity=capacity, admission=Admission(limit)), sessions
+            )
             truth[name] = (sessions, limit)
         elif what == "count":
             made.count(name, sessions)

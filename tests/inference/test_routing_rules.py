@@ -16,8 +16,6 @@ from rollyard.inference.health import (
     complained,
     probed,
 )
-from rollyard.inference.heap import Candidate
-from rollyard.kinds.wire import Endpoint
 
 # admission
 
@@ -67,8 +65,7 @@ def test_it_never_locks_up(loads: list[Load]) -> None:
     for load in loads:
         state = admission(load, state)
         assert state.limit is None or state.limit >= 1
-        endpoint = Endpoint(id="e", url="https://e", model="m", weights_version="w", tokenizer="/t")
-        assert Candidate(endpoint, limit=state.limit).takes(0)
+        assert state.takes(0)
     for _ in range(60):  # and whatever it came to, an engine at rest is open again before long
         state = admission(Load(0, 0, 0, 0.0), state)
     assert state == OPEN
