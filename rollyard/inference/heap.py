@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rollyard.inference.admission import OPEN, Admission
 from rollyard.kinds.wire import Endpoint
 
-BEGUN = 1.0
+BEGUN = 2.0
 """What a session counts more than others in the burst that begins it."""
 NEAR = 0.125
 """Part of the load that a warm prefix or a short way may cost."""
