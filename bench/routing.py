@@ -33,7 +33,7 @@ MIXED = Fleet((1.0, 1.0, 2.0))
 CHANGING = Fleet((1.0,) * 5, joins=0.25, dies=0.5)
 PAPER = Fleet((1.0,) * 8)
 MODERATE, HIGH = 0.6, 0.9
-FULL, FULL_SLOTS = 1500, 384
+FULL, FULL_SLOTS = 1500, 768
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from bench.routing_traces import GROUP, Script
 CACHE_TOKENS = 64_000
 """Of a server of capacity 1."""
 MOST_RUNNING = 64
-SLOTS = 32
+SLOTS = 96
 """Rollouts in flight for each unit of capacity: what node agents have room for."""
 REFUSED_SECONDS = 0.05
 BEAT_SECONDS = 2.0
@@ -178,7 +178,7 @@ class Server:
             _, (gone, tokens) = self._resting.popitem(last=False)
             self._rested -= tokens
             self._groups[gone] -= 1
-        seconds = OVERHEAD_SECONDS + PREFILL_SECONDS * (request.prompt - cached)
+        seconds = PREFILL_SECONDS * (request.prompt - cached)
         self.prompts.append((request, seconds / self.capacity))
 
     def _happened(self, event: int) -> None:
@@ -202,9 +202,6 @@ class Server:
         self._resting[rollout.id] = (rollout.script.group, rollout.tokens)
         self._rested += rollout.tokens
         self._sim.answered(rollout)
-
-    def forget(self, rollout: Rollout) -> None:
-        """It is over; nobody will ask for its conversation, but the server does not know that."""
 
 
 class Sim:
@@ -322,9 +319,15 @@ class Sim:
         self._ask(rollout)
 
     def _ask(self, rollout: Rollout) -> None:
+        if self.servers[rollout.server].dead:
+            self.after(REFUSED_SECONDS, lambda: self._elsewhere(rollout))
+        else:
+            self.after(OVERHEAD_SECONDS, lambda: self._arrived(rollout))
+
+    def _arrived(self, rollout: Rollout) -> None:
         server = self.servers[rollout.server]
         if server.dead:
-            self.after(REFUSED_SECONDS, lambda: self._elsewhere(rollout))
+            self._elsewhere(rollout)
         else:
             server.ask(rollout)
 

@@ -258,6 +258,7 @@ class Server:
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
         self.endpoints.room, self.endpoints.suspected = room_came, self.prober.wake
+        self.endpoints.relisted = self.prober.relist
         leases = self.rollouts.leases
         self.endpoints.sessions, leases.counted = leases.sessions, self.endpoints.counted
         self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)

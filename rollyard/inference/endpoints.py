@@ -16,7 +16,7 @@ from rollyard.inference.admission import OPEN, Admission, Load, admission
 from rollyard.inference.balance import Place, excess, to_move
 from rollyard.inference.health import TRUSTED, Trust, complained, probed
 from rollyard.inference.heap import Candidate, EndpointHeap, EndpointOrder
-from rollyard.kinds.pools import Patience
+from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 from rollyard.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
 
@@ -82,7 +82,7 @@ class Endpoints:
         self._clock = clock
         self._states: dict[str, EndpointState] = {}
         self._orders: dict[PoolKey, EndpointOrder] = {}
-        self._patience: dict[PoolKey, Patience] = {}
+        self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._steps: list[tuple[float, str]] = []
         """A heap of when which endpoint takes its next step of a slow start."""
         self.moved: Callable[[EndpointState], None] = lambda state: None
@@ -91,6 +91,8 @@ class Endpoints:
         """Called when an endpoint that was full takes more."""
         self.suspected: Callable[[], None] = lambda: None
         """Called when a probe has become due."""
+        self.relisted: Callable[[], None] = lambda: None
+        """Called when a pool's list of external servers has changed."""
         self.sessions: Callable[[str], int] = lambda id: 0
         """Live sessions on an endpoint; whoever has the leases says so, and calls `counted` at each change."""
 
@@ -192,12 +194,15 @@ class Endpoints:
         for id in [i for i, s in self._states.items() if uid and s.uid == uid]:
             self._drop(id)
 
-    def be_patient(self, pool: PoolKey, patience: Patience) -> None:
-        """How long who uses this pool's endpoints waits for them."""
-        if self._patience.get(pool) != patience:
-            self._patience[pool] = patience
+    def follow_spec(self, pool: PoolKey, spec: InferencePoolSpec) -> None:
+        """What the pool's spec says now."""
+        before = self._specs.get(pool)
+        self._specs[pool] = spec
+        if before is None or before.patience != spec.patience:
             for state in self.of_pool(pool):
                 self._put(replace(state, endpoint=self._patient(pool, state.endpoint)))
+        if spec.engine.external != (before.engine.external if before is not None else None):
+            self.relisted()
 
     # what leases say
 
@@ -283,8 +288,8 @@ class Endpoints:
                 heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
 
     def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
-        patience = self._patience.get(pool)
-        return endpoint if patience is None else endpoint.model_copy(update={"patience": patience})
+        spec = self._specs.get(pool)
+        return endpoint if spec is None else endpoint.model_copy(update={"patience": spec.patience})
 
     def _judge(self, state: EndpointState, trust: Trust) -> None:
         """Ejected or trusted again."""

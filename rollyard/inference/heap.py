@@ -48,15 +48,21 @@ class Candidate:
 class _Mark:
     """One endpoint with so many sessions, from when that became true until it is no more."""
 
-    __slots__ = ("begun", "candidate", "ended", "sessions")
+    __slots__ = ("begun", "candidate", "ended", "load", "sessions")
 
     def __init__(self, candidate: Candidate, sessions: int, begun: int = 0) -> None:
         self.candidate = candidate
         self.sessions = sessions
         self.begun = begun
         """Of them, how many a burst has put there: their prompts all come at once."""
+        self.load = candidate.load(sessions + BEGUN * begun)
         self.ended: float = math.inf
         """The order's count of changes at which it was not true any more."""
+
+    @property
+    def one_less(self) -> float:
+        """The load that it would be with one session less."""
+        return self.candidate.load(max(0, self.sessions + BEGUN * self.begun - 1))
 
 
 _Entry = tuple[float, float, int, _Mark]
@@ -115,15 +121,13 @@ class EndpointHeap:
 
     def _near(self, best: float, ids: Sequence[str], allow: Callable[[Endpoint], bool] | None) -> _Mark | None:
         """The least loaded of these that is hardly worse than the best."""
-        found, least = None, math.inf
+        found, least = None, best * (1 + NEAR)
         for id in ids:
             mark = self._own[id] if id in self._own else self._order.mark(id)
-            if mark is None or not (allow is None or allow(mark.candidate.endpoint)):
+            if mark is None or mark.load > least or (found is not None and mark.load == least):
                 continue
-            candidate, sessions = mark.candidate, mark.sessions + BEGUN * mark.begun
-            load = candidate.load(sessions)
-            if load < least and (load <= best or candidate.load(max(0, sessions - 1)) <= best >= load / (1 + NEAR)):
-                found, least = mark, load
+            if (mark.load <= best or mark.one_less <= best) and (allow is None or allow(mark.candidate.endpoint)):
+                found, least = mark, mark.load
         return found
 
     def _take(self, mark: _Mark) -> Endpoint:
@@ -206,4 +210,4 @@ _numbers = itertools.count()
 
 
 def _entry(mark: _Mark) -> _Entry:
-    return mark.candidate.load(mark.sessions + BEGUN * mark.begun), random.random(), next(_numbers), mark
+    return mark.load, random.random(), next(_numbers), mark

@@ -27,7 +27,7 @@ class InferenceTrade:
         held = await self._rollouts.sessions()
         bounds = pool.spec.autoscaling
         live = await self._sessions_asked(pool) if bounds is not None else 0
-        self._endpoints.be_patient((meta.namespace, meta.name), pool.spec.patience)
+        self._endpoints.follow_spec((meta.namespace, meta.name), pool.spec)
         states = self._endpoints.of_pool((meta.namespace, meta.name))
         by_uid = {state.uid: state for state in states if state.uid}
         members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]

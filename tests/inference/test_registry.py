@@ -6,7 +6,7 @@ from collections import Counter
 
 from rollyard.clock import ManualClock
 from rollyard.inference.endpoints import CLEARED_SECONDS, SLOW_START_SECONDS, STALE_SECONDS, Endpoints, EndpointState
-from rollyard.kinds.pools import Patience
+from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 
 POOL = ("default", "policy")
@@ -193,7 +193,8 @@ def test_rooms_are_told_when_a_full_one_takes_more() -> None:
 
 def test_patience_of_the_pool_reaches_its_endpoints() -> None:
     yard = Yard("a")
-    yard.endpoints.be_patient(POOL, Patience(connect_seconds=3))
+    spec = {"model": {"path": "/m"}, "engine": {"embedded": {}}, "replicas": 1, "patience": {"connectSeconds": 3}}
+    yard.endpoints.follow_spec(POOL, InferencePoolSpec.model_validate(spec))
     yard.register("b")
     yard.beat("b")
     assert [s.endpoint.patience.connect_seconds for s in yard.endpoints.of_pool(POOL)] == [3, 3]
