@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import statistics
 import time
@@ -33,7 +34,8 @@ MIXED = Fleet((1.0, 1.0, 2.0))
 CHANGING = Fleet((1.0,) * 5, joins=0.25, dies=0.5)
 PAPER = Fleet((1.0,) * 8)
 MODERATE, HIGH = 0.6, 0.9
-FULL, FULL_SLOTS = 1500, 768
+OURS, NONE = "ours", "consistent hash"
+FULL = 1500
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,9 @@ def pace(trace: str, rollouts: int) -> float:
 
 
 def compare(seeds: int, rollouts: int) -> bool:
-    """Prints the table; whether ours has at most the best p90 of the others at both loads."""
+    """Prints the table; whether the p90 of ours is nowhere above the best of the others' by more than chance."""
     jobs = [(scene, policy, seed) for scene in SCENES for policy in POLICIES for seed in range(seeds)]
-    with ProcessPoolExecutor(os.cpu_count(), initializer=logging.disable, initargs=[logging.WARNING]) as pool:
+    with _processes() as pool:
         paces = dict(zip(TRACES, pool.map(pace, TRACES, [rollouts] * len(TRACES)), strict=True))
         given = [(rollouts, paces[scene.trace]) for scene, _, _ in jobs]
         found = list(pool.map(one, *zip(*jobs, strict=True), *zip(*given, strict=True), chunksize=2))
@@ -77,15 +79,18 @@ def compare(seeds: int, rollouts: int) -> bool:
     for scene in SCENES:
         print(f"\n{scene.name}: {len(scene.fleet.capacities)} endpoints, {scene.load:.0%} of the fleet's pace")
         print(f"  {'':26}{'p50 s':>9}{'p90 s':>9}{'prefix hits':>13}{'tokens/s':>10}{'p90 beside ours':>17}")
-        ours = _mean([results[scene, "ours", seed] for seed in range(seeds)])
-        for policy in POLICIES:
-            mean = _mean([results[scene, policy, seed] for seed in range(seeds)])
-            beside = f"{mean.p90 / ours.p90:.2f}"
+        means = {p: _mean([results[scene, p, seed] for seed in range(seeds)]) for p in POLICIES}
+        for policy, mean in means.items():
+            beside = f"{mean.p90 / means[OURS].p90:.3f}"
             print(
                 f"  {policy:26}{mean.p50:>9.2f}{mean.p90:>9.2f}{mean.hits:>13.1%}{mean.tokens_a_second:>10.0f}{beside:>17}"
             )
-        best = min(_mean([results[scene, p, seed] for seed in range(seeds)]).p90 for p in BASELINES)
-        won &= ours.p90 <= best
+        best = min(BASELINES, key=lambda p: means[p].p90)
+        apart = [results[scene, OURS, seed].p90 - results[scene, best, seed].p90 for seed in range(seeds)]
+        spread = statistics.stdev(apart) / math.sqrt(seeds) if seeds > 1 else 0.0
+        mean_apart = statistics.mean(apart)
+        won &= mean_apart <= spread
+        print(f"  p90 of ours - that of the best other ({best}): {mean_apart:+.3f} s, standard error {spread:.3f}")
     return won
 
 
@@ -95,18 +100,24 @@ def _mean(results: Sequence[Result]) -> Result:
 
 def ablation(seeds: int) -> None:
     """As many rollouts in flight as there is room for, until all are done; each task where its hash says, or balanced."""
-    ours, none = ([_until_done(policy, seed) for seed in range(seeds)] for policy in ("ours", "consistent hash"))
-    balanced, fixed = statistics.mean(ours), statistics.mean(none)
-    print(
-        f"\n{FULL} rollouts, {FULL_SLOTS} in flight on 8 endpoints: {balanced:.1f} rollouts/s; without balancing",
-        end=" ",
-    )
-    print(f"{fixed:.1f}, {1 - fixed / balanced:.0%} less (the paper's ablation: 32% less)")
+    jobs = [(fleet, policy, seed) for fleet in (PAPER, MIXED) for policy in (OURS, NONE) for seed in range(seeds)]
+    with _processes() as pool:
+        found = dict(zip(jobs, pool.map(_until_done, *zip(*jobs, strict=True)), strict=True))
+    print("\nrollouts/s with all slots taken, until all are done (the paper's ablation: 32% less without balancing)")
+    for fleet, words in ((PAPER, "8 equal servers"), (MIXED, "capacities 1, 1 and 2")):
+        balanced, fixed = (
+            statistics.mean(found[fleet, policy, seed] for seed in range(seeds)) for policy in (OURS, NONE)
+        )
+        print(f"  {words:22} ours {balanced:.1f}, by hash of the task {fixed:.1f}: {1 - fixed / balanced:.0%} less")
 
 
-def _until_done(policy: str, seed: int) -> float:
+def _until_done(fleet: Fleet, policy: str, seed: int) -> float:
     scripts = TRACES["heavy"](seed, FULL)
-    return FULL / Sim(PAPER, scripts, POLICIES[policy], seed, rate=None, slots=FULL_SLOTS).run().seconds
+    return FULL / Sim(fleet, scripts, POLICIES[policy], seed, rate=None).run().seconds
+
+
+def _processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(os.cpu_count(), initializer=logging.disable, initargs=[logging.WARNING])
 
 
 # what a choice costs
@@ -184,8 +195,9 @@ def main() -> None:
     won = compare(given.seeds, given.rollouts)
     ablation(given.seeds)
     cost()
-    took = time.perf_counter() - began
-    print(f"\nours has at most the best p90 of the others everywhere: {'yes' if won else 'NO'} ({took:.0f} s)")
+    verdict = "nowhere above" if won else "somewhere ABOVE"
+    print(f"\nthe p90 of ours is {verdict} the best of the others by more than a standard error", end=" ")
+    print(f"({time.perf_counter() - began:.0f} s)")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import aiohttp
 from rollyard.errors import ContextExceeded, EndpointRefused
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
+from rollyard.tokens import sglang
 from rollyard.tokens.events import events
 from rollyard.tokens.sampled import Sampled, StreamLost
 
@@ -82,10 +83,14 @@ class TokenClient:
         no room for a token.
         """
         stream, patience = _Stream(endpoint, on_progress), self._patience or Patience.of(endpoint)
-        body = _body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
+        chunks = sglang.Chunks() if endpoint.dialect == "sglang" else None
+        if chunks is not None:
+            path, body = sglang.PATH, sglang.body(prompt_ids, sampling, max_tokens, stop_ids)
+        else:
+            path, body = "/v1/completions", _body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
-        url = f"{endpoint.url.rstrip('/')}/v1/completions"
+        url = endpoint.url.rstrip("/") + path
         try:
             async with asyncio.timeout(patience.first_token):
                 response = await self._http.post(
@@ -97,7 +102,7 @@ class TokenClient:
                         text = await response.content.read(MAX_ERROR_BYTES)
                     stream.fail(response.status, text.decode(errors="replace"))
                 async for event in events(response.content, patience.first_token, patience.next_token):
-                    stream.take(event)
+                    stream.take(event if chunks is None else chunks.read(event))
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             if not stream.finished:
                 raise stream.lost(type(error).__name__) from error

@@ -126,6 +126,36 @@ async def test_a_turn_goes_on_elsewhere_with_the_ids_it_has(tmp_path: Path, way:
     assert leased.endpoint.id == "second"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -> None:
+    """Its events tell all tokens so far, or the new ones alone; either way none is lost or doubled."""
+    asked: list[dict[str, Any]] = []
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        tokens = [[-0.1 * n, n, None] for n in range(1, 6)]
+        for end in (2, 5):
+            told = tokens[:end] if whole else tokens[{2: 0, 5: 2}[end] : end]
+            reason = {"type": "stop", "matched": 5} if end == 5 else None
+            meta = {"output_token_logprobs": told, "completion_tokens": end, "finish_reason": reason}
+            await answer.write(f"data: {json.dumps({'text': '', 'meta_info': meta})}\n\n".encode())
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.post("/generate", generate)])
+    async with listening(app) as url:
+        first = endpoint("first", url).model_copy(update={"dialect": "sglang"})
+        async with policy(Yard(), first, tmp_path) as leased:
+            sampled = await leased.sample([10, 11], Sampling(max_tokens=9, temperature=0.5))
+    assert (sampled.token_ids, sampled.finish_reason) == ([1, 2, 3, 4, 5], "stop")
+    assert sampled.logprobs == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.5])
+    assert asked[0]["input_ids"] == [10, 11]
+    assert asked[0]["sampling_params"] | {"max_new_tokens": 9, "temperature": 0.5} == asked[0]["sampling_params"]
+
+
 async def test_told_to_it_asks_again_once_before_its_next_turn(tmp_path: Path) -> None:
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
     async with (
