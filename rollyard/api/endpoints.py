@@ -18,7 +18,7 @@ from rollyard.api.status import invalid
 from rollyard.errors import BadRequest, Invalid, NotFound
 from rollyard.inference.prober import external_id
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, InferencePool, Pool
+from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, InferencePool, Pool, base_url
 
 
 def routes() -> list[web.RouteDef]:
@@ -32,9 +32,9 @@ async def _list(request: web.Request) -> web.Response:
     assert isinstance(pool, InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed(pool):
-        id = external_id((pool.metadata.namespace, pool.metadata.name), external.url)
+        id = external_id((pool.metadata.namespace, pool.metadata.name), external)
         if id not in known:
-            items.append(EndpointStatus(id=id, url=external.url, reason="Probing", capacity=external.capacity))
+            items.append(EndpointStatus(id=id, url=external.base, reason="Probing", capacity=external.capacity))
     return web.json_response({"kind": "EndpointList", "items": [_dumped(item) for item in items]})
 
 
@@ -49,8 +49,8 @@ async def _add(request: web.Request) -> web.Response:
     def added(current: KindObject) -> Pool:
         nonlocal new
         listed = _listed(current)
-        new = all(e.url != wanted.url for e in listed)
-        others = [wanted if e.url == wanted.url else e for e in listed]
+        new = all(e.base != wanted.base for e in listed)
+        others = [wanted if e.base == wanted.base else e for e in listed]
         return _with(request, current, [*others, wanted] if new else others)
 
     await change(request, added)
@@ -65,10 +65,10 @@ async def _remove(request: web.Request) -> web.Response:
 
     def removed(current: KindObject) -> Pool:
         listed = _listed(current)
-        if all(e.url != url for e in listed):
+        if all(e.base != base_url(url) for e in listed):
             there = ", ".join(e.url for e in listed) or "none"
             raise NotFound(f"inferencepool {current.metadata.name!r} has no endpoint {url} (there: {there})")
-        return _with(request, current, [e for e in listed if e.url != url])
+        return _with(request, current, [e for e in listed if e.base != base_url(url)])
 
     await change(request, removed)
     return web.json_response({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})

@@ -82,12 +82,12 @@ class Prober:
         for key, pool in pools.items():
             assert pool.spec.engine.external is not None
             listed = pool.spec.engine.external.endpoints
-            self._endpoints.unlisted(key, {external_id(key, e.url) for e in listed})
+            self._endpoints.unlisted(key, {external_id(key, e) for e in listed})
             for external in listed:
                 await self._one(key, pool, external)
 
     async def _one(self, key: PoolKey, pool: InferencePool, external: ExternalEndpoint) -> None:
-        id, model = external_id(key, external.url), pool.spec.model
+        id, model = external_id(key, external), pool.spec.model
         token = None
         if external.token_file is not None:
             try:
@@ -97,7 +97,7 @@ class Prober:
         known = self._endpoints.get(id)
         endpoint = Endpoint(
             id=id,
-            url=external.url.rstrip("/").removesuffix("/v1"),
+            url=external.base,
             token=token,
             model=model.served_name,
             weights_version="external",
@@ -125,8 +125,8 @@ class Prober:
         self._endpoints.probed(endpoint.id, found.why, found.dialect)
 
 
-def external_id(pool: PoolKey, url: str) -> str:
-    return f"{pool[0]}/{pool[1]}/{url}"
+def external_id(pool: PoolKey, endpoint: ExternalEndpoint) -> str:
+    return f"{pool[0]}/{pool[1]}/{endpoint.base}"
 
 
 async def _either(event: asyncio.Event, seconds: float) -> None:

@@ -88,6 +88,15 @@ class ExternalEndpoint(Kinded):
     capacity: float = Field(default=1, gt=0, le=100_000)
     """How much it takes beside the others of the pool, such as its number of GPUs."""
 
+    @property
+    def base(self) -> str:
+        """The URL below which its routes hang; what tells endpoints apart."""
+        return base_url(self.url)
+
+
+def base_url(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
 
 class ExternalEngine(Kinded):
     """Servers that others run: no allocation, same checks and ejection."""
@@ -97,7 +106,7 @@ class ExternalEngine(Kinded):
 
     @model_validator(mode="after")
     def _each_once(self) -> ExternalEngine:
-        urls = [e.url for e in self.endpoints]
+        urls = [e.base for e in self.endpoints]
         twice = sorted({url for url in urls if urls.count(url) > 1})
         if twice:
             raise ValueError(f"write each endpoint once (now twice: {', '.join(twice)})")
