@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,28 @@ async def test_they_come_and_go_while_the_pool_works(server: Server, client: Asy
         assert server.endpoints.to_move() == {id: 1}, "what is on it is to go on elsewhere"
         server.endpoints.sessions = lambda endpoint: 0
         await until(lambda: set(states(server)) == {one.url})
+
+
+async def test_a_person_does_the_same_by_command(server: Server, client: AsyncClient) -> None:
+    await pool(client)
+
+    async def rollyard(*words: str) -> str:
+        command = [sys.executable, "-m", "rollyard.cli.main", "endpoints", *words]
+        env = {**os.environ, "ROLLYARD_KUBECONFIG": str(server.data / "admin.kubeconfig")}
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT, env=env)
+        output, _ = await process.communicate()
+        return output.decode()
+
+    async with ModelServer("vllm").serving() as one:
+        added = await rollyard("add", "policy", one.url, "--capacity", "2")
+        assert added == f"inferencepool/policy: endpoint {one.url} added\n"
+        await until(lambda: any(s.ready for s in states(server).values()))
+        async with asyncio.timeout(20):
+            while "True" not in (shown := await rollyard("list", "policy")):
+                pass
+        assert shown.splitlines()[1].split()[1:4] == ["True", "0", "2"]
+        assert "removed" in await rollyard("remove", "policy", one.url)
+        assert "(there: none)" in await rollyard("remove", "policy", one.url)
 
 
 async def test_what_cannot_be_is_refused_in_words(server: Server, client: AsyncClient) -> None:
