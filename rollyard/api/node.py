@@ -195,7 +195,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     except ValueError as error:
         raise BadRequest(f"not a NewEndpoint: {error}") from None
     uid = request[CLAIMS].subject
-    if wanted.failed:
+    if wanted.failed and not wanted.again:
         services.endpoints.complain(wanted.failed, uid, wanted.why or "a node agent could not reach it")
     record = await services.rollouts.get(wanted.lease.namespace, wanted.lease.id)
     pool = await pool_of(services, record.namespace, record.pool)

@@ -248,7 +248,7 @@ class Endpoints:
         return not state.takes or state.endpoint.id in excess(self._places(state.pool))
 
     def _just_cleared(self, state: EndpointState) -> bool:
-        return not state.trust.suspected and self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
+        return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
 
     def _least(self, pool: PoolKey, without: set[str]) -> Endpoint | None:
         """The least loaded whatever it says of its cache."""

@@ -224,6 +224,8 @@ class NewEndpoint(Message):
     failed: str
     """Id of the endpoint; empty where none failed, and then the answer may be the one in use."""
     why: str = ""
+    again: bool = False
+    """Asked for the same failure before, and there was none: no further complaint of it."""
 
 
 class ResultHeader(Message):

@@ -97,6 +97,7 @@ class LeasedPolicy:
                     return Endpoint.model_validate(answer)
                 except Unavailable as error:
                     log.warning("no other endpoint yet: %s", error)
+                wanted = wanted.model_copy(update={"again": True})
                 if time.monotonic() - began > PARKED_SECONDS:
                     raise NoEndpoint(f"no endpoint to go on with for {PARKED_SECONDS:g} s")
                 await backoff.wait()

@@ -143,6 +143,10 @@ def test_it_goes_on_elsewhere_and_on_the_same_only_when_a_probe_cleared_it() -> 
     found = yard.endpoints.another(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "a"
+    yard.endpoints.complain("a", "n1", "refused")
+    assert yard.endpoints.another(POOL, "a", "a", "") is not None, (
+        "another complaint right after does not undo the probe"
+    )
     yard.clock.turn(CLEARED_SECONDS)
     assert yard.endpoints.another(POOL, "a", "a", "") is None
 

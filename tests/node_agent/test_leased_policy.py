@@ -126,6 +126,21 @@ async def test_a_turn_goes_on_elsewhere_with_the_ids_it_has(tmp_path: Path, way:
     assert leased.endpoint.id == "second"
 
 
+async def test_a_failure_is_a_complaint_once_however_often_it_asks(tmp_path: Path) -> None:
+    yard, good = Yard(), list[list[int]]()
+    async with (
+        listening(engine("well", good)) as url,
+        policy(yard, endpoint("first", "http://127.0.0.1:9"), tmp_path) as leased,
+    ):
+        turn = asyncio.create_task(leased.sample([1], Sampling(max_tokens=9)))
+        async with asyncio.timeout(20):
+            while len(yard.asked) < 3:
+                await asyncio.sleep(0.01)
+        yard.next = [endpoint("first", url)]
+        await turn
+    assert [a["again"] for a in yard.asked][:3] == [False, True, True]
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -> None:
     """Its events tell all tokens so far, or the new ones alone; either way none is lost or doubled."""
