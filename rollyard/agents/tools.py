@@ -6,19 +6,18 @@ from typing import Any
 
 from rollyard.agents import toolset
 from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tokens.tool_calls.hermes import FORM
 
 
 class Tools:
     """The tools one rollout is offered."""
 
-    def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float) -> None:
+    def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
+        """`form` says how the model at hand writes a call; it is part of the answer to a wrong one."""
         self._offered = offered
         self._sandbox = sandbox
         self._timeout = timeout
-
-    @property
-    def schemas(self) -> list[toolset.ToolSchema]:
-        return [toolset.SCHEMAS[name] for name in self._offered]
+        self._form = form
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """What the model reads back. Raises SandboxLost alone."""
@@ -26,13 +25,13 @@ class Tools:
             return toolset.unknown_tool(name, self._offered)
         parameters = toolset.SCHEMAS[name]["function"]["parameters"]
         if missing := [p for p in parameters["required"] if p not in arguments]:
-            return toolset.bad_call(f"{name} needs {', '.join(missing)}")
+            return toolset.bad_call(f"{name} needs {', '.join(missing)}", self._form)
         if unknown := [a for a in arguments if a not in parameters["properties"]]:
             return toolset.bad_call(
-                f"{name} has no argument {unknown[0]!r}; it takes {', '.join(parameters['properties'])}"
+                f"{name} has no argument {unknown[0]!r}; it takes {', '.join(parameters['properties'])}", self._form
             )
         if wrong := [p for p in parameters["required"] if not isinstance(arguments[p], str)]:
-            return toolset.bad_call(f"{wrong[0]} must be a string")
+            return toolset.bad_call(f"{wrong[0]} must be a string", self._form)
         match name:
             case "bash":
                 done = await self._sandbox.bash(arguments["command"], self._timeout)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollyard.tokens.tool_calls.hermes import FORM
+
 ToolSchema = dict[str, Any]
 
 
@@ -78,10 +80,9 @@ def ipython_result(output: str, *, timed_out_after: float | None = None, restart
     return "\n".join(lines) or "(no output)"
 
 
-def bad_call(why: str) -> str:
-    """What the model reads after text that looks like a tool call and is none."""
-    form = '{"name": "...", "arguments": {...}}'
-    return f"Error: invalid tool call: {why}. Write one JSON object {form} inside <tool_call></tool_call>."
+def bad_call(why: str, form: str = FORM) -> str:
+    """What the model reads after text that looks like a tool call and is none; `form` says how to write one."""
+    return f"Error: invalid tool call: {why}. {form}"
 
 
 def unknown_tool(name: str, offered: list[str]) -> str:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from aiohttp import web
-from prometheus_client import generate_latest
 
-from rollyard.api import auth, discovery, endpoints, engine, kinds, logs, node, rollouts, script, status, streams
+from rollyard.api import (
+    auth,
+    discovery,
+    endpoints,
+    engine,
+    kinds,
+    logs,
+    metrics,
+    node,
+    rollouts,
+    script,
+    status,
+    streams,
+    top,
+    weights,
+)
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.wire import MAX_RESULT_BYTES
-from rollyard.telemetry import REGISTRY
 
 
 def build(services: Services) -> web.Application:
@@ -17,15 +30,11 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, endpoints, kinds, rollouts, node, engine):
+    for family in (discovery, logs, script, endpoints, top, weights, kinds, rollouts, node, engine, metrics):
         app.add_routes(family.routes())
-    app.add_routes([web.get("/healthz", _healthz), web.get("/metrics", _metrics)])
+    app.add_routes([web.get("/healthz", _healthz)])
     return app
 
 
 async def _healthz(_: web.Request) -> web.Response:
     return web.Response(text="ok")
-
-
-async def _metrics(_: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(REGISTRY), content_type="text/plain")

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.kinds.base import API_VERSION, GROUP, VERSION
+from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.registry import KINDS
 
 GIT_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+rollyard", "platform": "linux/amd64"}
@@ -66,4 +67,6 @@ def _own() -> list[dict[str, Any]]:
             scale = _resource(f"{kind.PLURAL}/scale", "", "Scale", [], ["get", "update", "patch"])
             found.append({**scale, "group": "autoscaling", "version": "v1"})
             found.append(_resource(f"{kind.PLURAL}/script", "", "Submission", [], ["get", "create"]))
+        if kind is InferencePool:
+            found.append(_resource(f"{kind.PLURAL}/weights", "", "WeightsUpdate", [], ["get", "create"]))
     return found

@@ -13,9 +13,11 @@ from rollyard.api.services import SERVICES
 from rollyard.api.status import invalid
 from rollyard.errors import Invalid
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, endpoint_id
+from rollyard.inference.orders import order_for
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
 from rollyard.trust.tokens import Role
 
 
@@ -48,13 +50,22 @@ async def _register(request: web.Request) -> web.Response:
         model=model.served_name,
         weights_version="",
         tokenizer=model.tokenizer or model.path,
+        logprobs=pool.spec.engine.logprobs,
     )
-    template = allocation.spec.template
+    pool_key, weights, template = (key.namespace, key.name), pool.status.weights, allocation.spec.template
     capacity = max(1, template.gpus * template.nodes)
-    services.endpoints.register((key.namespace, key.name), identity, endpoint, capacity)
+    services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
+    # A process that asks for a certificate has just started; one that has it came back, and goes on with what it serves.
+    order = _order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
+    services.endpoints.told(endpoint.id, order)
     certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None
-    welcome = EngineWelcome(certificate=certificate, heartbeat_seconds=HEARTBEAT_SECONDS, token=token)
+    welcome = EngineWelcome(certificate=certificate, heartbeat_seconds=HEARTBEAT_SECONDS, token=token, weights=order)
     return web.json_response(welcome.model_dump())
+
+
+def _order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsOrder | None:
+    """Nothing for an engine of an earlier spec: it goes as soon as its successor is ready."""
+    return order_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 
 async def _heartbeat(request: web.Request) -> web.Response:
@@ -67,4 +78,8 @@ async def _heartbeat(request: web.Request) -> web.Response:
     id = endpoint_id(beat.identity)
     known = services.endpoints.heartbeat(id, beat)
     state = services.endpoints.get(id)
-    return web.json_response(EngineOrders(known=known, drain=state.drain if state else False).model_dump())
+    if state is None:
+        return web.json_response(EngineOrders(known=False).model_dump())
+    order = _order(services.endpoints.weights(state.pool), state.model, id)
+    services.endpoints.told(id, order)
+    return web.json_response(EngineOrders(known=known, drain=state.drain, weights=order).model_dump())

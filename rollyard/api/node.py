@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 
@@ -18,6 +19,7 @@ from rollyard.kinds.pools import RolloutPool, places
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
     NODE_AGENT_ERROR,
+    Endpoint,
     HandBack,
     Heartbeat,
     Hello,
@@ -30,7 +32,9 @@ from rollyard.kinds.wire import (
     from_node,
 )
 from rollyard.rollouts.agents import NodeAgent
+from rollyard.rollouts.freshness import POLICY
 from rollyard.rollouts.results import split_upload
+from rollyard.store.base import RolloutRecord
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +157,8 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
 async def _put_run(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     header, frame = split_upload(await request.read())
-    await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame)
+    versions = frozenset(header.weights_versions)
+    await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame, versions)
     return web.Response(status=204)
 
 
@@ -202,12 +207,26 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     name = pool.spec.inference.get(wanted.role)
     if name is None:
         raise Invalid(f"pool {record.pool} has no inference role {wanted.role!r}")
-    current = record.endpoints.get(wanted.role, "")
+    current, key = record.endpoints.get(wanted.role, ""), (record.namespace, name)
     agent = services.agents.of_allocation(uid)
     node = agent.identity.node if agent is not None else ""
-    endpoint = services.endpoints.another((record.namespace, name), current, wanted.failed, node)
+    allow = _allows(services, record, wanted.role, key)
+    endpoint = services.endpoints.another(key, current, wanted.failed, node, allow)
     if endpoint is None:
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
     if endpoint.id != current:
         await services.rollouts.move_endpoint(wanted.lease, uid, wanted.role, endpoint.id)
     return web.json_response(endpoint.model_dump())
+
+
+def _allows(
+    services: Services, record: RolloutRecord, role: str, pool: tuple[str, str]
+) -> Callable[[Endpoint], bool] | None:
+    """A rollout under way goes on with weights that it may begin with: those of its group, or none that are too old."""
+    least, version = record.min_weights_version, record.weights_version
+    if role != POLICY:
+        return None
+    if record.weights is not None and record.weights.same:
+        return lambda endpoint: endpoint.weights_version == version
+    weights = services.endpoints.weights(pool)
+    return (lambda endpoint: weights.at_least(endpoint.weights_version, least)) if least is not None else None

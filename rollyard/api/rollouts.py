@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,11 @@ from rollyard.api.status import invalid
 from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.pools import InferencePool, RolloutPool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.tasks import check_task
+from rollyard.rollouts.dispatch import served_in
+from rollyard.rollouts.freshness import POLICY, waiting
 from rollyard.rollouts.results import decompress, trajectory, view
 from rollyard.rollouts.submission import MAX_PER_REQUEST
 from rollyard.store.base import RolloutFilter, RolloutRecord
@@ -85,8 +88,26 @@ async def _check_pools(services: Services, namespace: str, requests: Sequence[Ro
             there = ", ".join(p.metadata.name for p in pools) or "none; apply one first"
             message = f"there is no RolloutPool {name!r} in namespace {namespace!r} (there: {there})"
             raise Invalid(message, causes=[Cause("pool", message)]) from None
+        assert isinstance(pool, RolloutPool)
         if pool.metadata.deletion_timestamp is not None:
             raise Invalid(f"RolloutPool {name!r} is being deleted", causes=[Cause("pool", "is being deleted")])
+        if any(r.min_weights_version is not None or r.weights is not None for r in requests if r.pool == name):
+            await _check_versions(services, pool)
+
+
+async def _check_versions(services: Services, pool: RolloutPool) -> None:
+    """Only of engines that Rollyard starts is it known which weights they serve."""
+    inference = pool.spec.inference.get(POLICY)
+    asked = "min_weights_version, group_version and max_staleness"
+    if inference is None:
+        raise Invalid(f"pool {pool.metadata.name!r} has no role {POLICY!r} in spec.inference; leave out {asked}")
+    with contextlib.suppress(NotFound):
+        key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=inference)
+        found = await services.store.get(key)
+        if isinstance(found, InferencePool) and found.spec.engine.external is not None:
+            raise Invalid(
+                f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {asked}"
+            )
 
 
 def _check_tasks(services: Services, requests: Sequence[RolloutRequest]) -> None:
@@ -115,7 +136,7 @@ async def _list(request: web.Request) -> web.Response:
     )
     records = await services.rollouts.find(filter)
     following = records[-1].seq if len(records) == limit else None
-    return web.json_response({"rollouts": [_view(services, r) for r in records], "next": following})
+    return web.json_response({"rollouts": [await _view(services, r) for r in records], "next": following})
 
 
 async def _get(request: web.Request) -> web.Response:
@@ -124,7 +145,7 @@ async def _get(request: web.Request) -> web.Response:
     if wait:
         lasts(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
-    body = {"rollout": _view(services, record), "trajectory": None}
+    body = {"rollout": await _view(services, record), "trajectory": None}
     if record.status.terminal:
         body["trajectory"] = await _trajectory(services, record)
     return web.json_response(body)
@@ -133,7 +154,7 @@ async def _get(request: web.Request) -> web.Response:
 async def _cancel(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
-    return web.json_response(_view(services, record))
+    return web.json_response(await _view(services, record))
 
 
 async def _counts(request: web.Request) -> web.Response:
@@ -169,15 +190,25 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         if record is None:
             await response.write(b": nothing yet\n\n")
             continue
-        data = await _trajectory(services, record) if whole else _view(services, record)
+        data = await _trajectory(services, record) if whole else await _view(services, record)
         await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {json.dumps(data)}\n\n".encode())
     return response
 
 
-def _view(services: Services, record: RolloutRecord) -> dict[str, Any]:
+async def _view(services: Services, record: RolloutRecord) -> dict[str, Any]:
     lease = services.rollouts.leases.get(record.namespace, record.id)
     stage = lease.stage if lease is not None and lease.fence == record.fence else None
-    return view(record, stage).model_dump(mode="json")
+    return view(record, stage, await _waiting(services, record)).model_dump(mode="json")
+
+
+async def _waiting(services: Services, record: RolloutRecord) -> str | None:
+    if record.min_weights_version is None or record.status is not Status.QUEUED:
+        return None
+    try:
+        pool = await pool_of(services, record.namespace, record.pool)
+    except NotFound:
+        return None
+    return waiting(record, pool.spec.inference.get(POLICY, ""), served_in(services.endpoints, pool))
 
 
 async def _trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:

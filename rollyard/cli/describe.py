@@ -12,6 +12,7 @@ import yaml
 
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, table
+from rollyard.cli.weights import weights_lines
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
@@ -67,7 +68,8 @@ def _pool(pool: Pool) -> list[str]:
     words = f"{replicas.desired} desired, {replicas.requested} requested, {replicas.observed} observed, {replicas.ready} ready"
     lines = [f"Replicas:   {words}", *_gpu_hours(pool)]
     if isinstance(pool, InferencePool):
-        lines += ["Endpoints:", *_indented(endpoint_lines(pool.status.endpoints))]
+        shown = endpoint_lines(pool.status.endpoints)
+        lines += ["Endpoints:", *_indented(shown), *weights_lines(pool.status.weights)]
     if isinstance(pool, RolloutPool):
         rows = [["STAGE", "QUEUED", "IN FLIGHT", "WIDTH"]]
         rows += [[n, str(s.queued), str(s.in_flight), str(s.width)] for n, s in pool.status.stages.items()]

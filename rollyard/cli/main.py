@@ -30,9 +30,11 @@ COMMANDS = {
     "server-job": "processes",
     "submit": "rollouts",
     "suspend": "objects",
+    "top": "top",
     "try": "rollouts",
     "version": "processes",
     "wait": "objects",
+    "weights": "weights",
 }
 """Command -> module of this package; the function is called after the command."""
 

@@ -139,6 +139,11 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     """For a person: state, turns, score."""
     view, trajectory = await client.rollout(id, namespace)
     click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"], _row(view)])))
+    if view.waiting:
+        click.echo(f"\n{view.waiting}")
+    if view.weights_version:
+        again = f", begun anew {view.outdated} times for its weights" if view.outdated else ""
+        click.echo(f"\nweights {view.weights_version}{again}")
     if view.error:
         click.echo(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}")
     if trajectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
@@ -22,12 +23,15 @@ from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, Pool
 from rollyard.kinds.registry import KINDS, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.submission import Submission
+from rollyard.kinds.top import Top
+from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 log = logging.getLogger(__name__)
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
+WEIGHTS_LOOK_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
 """Of a stream of rollouts, in which the server says something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
@@ -151,6 +155,38 @@ class AsyncClient:
         if isinstance(pool, ObjectKey):
             return Submission.model_validate(await self._http.json("GET", path))
         return Submission.model_validate(await self._http.json("POST", path, body=pool.dump()))
+
+    async def weights(self, namespace: str, pool: str) -> WeightsStatus:
+        """Which weights an InferencePool serves, has served, and how far the last update is. Raises NotFound."""
+        return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
+
+    async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
+        """Begin an update, or attach to the same one; answered once it is on disk.
+
+        Raises Conflict for a version that means other weights, Invalid where the engines cannot be told, NotFound.
+        """
+        body = update.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
+
+    async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus:
+        """Until the update to this version has ended: done, failed, or superseded by another. No limit of its own."""
+        backoff = Backoff()
+        while True:
+            try:
+                found = await self.weights(namespace, pool)
+            except Unavailable as error:
+                log.warning("still waiting for weights %s: %s", version, error)
+                await backoff.wait(error.retry_after or 0)
+                continue
+            backoff.reset()
+            if found.operation is None or found.operation.target.version != version or not found.operation.under_way:
+                return found
+            await asyncio.sleep(WEIGHTS_LOOK_SECONDS)
+
+    async def top(self, namespace: str | None = None) -> Top:
+        """What goes on in the pools right now, in one namespace or in all."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        return Top.model_validate(await self._http.json("GET", f"/apis/{API_VERSION}{where}/top"))
 
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None
@@ -285,6 +321,10 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         for line in lines:
             if line:
                 yield line
+
+
+def _weights_path(namespace: str, pool: str) -> str:
+    return _path("InferencePool", namespace, pool) + "/weights"
 
 
 def _path(kind: str, namespace: str | None, name: str | None = None) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 T = TypeVar("T")
 
@@ -56,6 +57,14 @@ class Client:
 
     def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         return self._run(self._client.cancel(id, namespace))
+
+    def weights(self, namespace: str, pool: str) -> WeightsStatus:
+        return self._run(self._client.weights(namespace, pool))
+
+    def update_weights(self, namespace: str, pool: str, update: WeightsUpdate, *, wait: bool = False) -> WeightsStatus:
+        """With `wait`, until the update has ended, well or not."""
+        begun = self._run(self._client.update_weights(namespace, pool, update))
+        return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -10,40 +10,33 @@ import hmac
 import logging
 import socket
 import ssl
+from collections.abc import Mapping
 from io import BytesIO
+from typing import Any
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
+
+from rollyard.engines.generations import Generations, Shut, with_fields
+from rollyard.engines.headers import end_to_end
 
 log = logging.getLogger(__name__)
 
+COMPLETIONS = ("POST", "/v1/completions")
+GENERATE = ("POST", "/inference/v1/generate")
 OPEN = {
-    ("POST", "/v1/completions"),
+    COMPLETIONS,
+    GENERATE,
     ("GET", "/v1/models"),
     ("GET", "/health"),
     ("GET", "/metrics"),
-    ("POST", "/inference/v1/generate"),
 }
-HOP_BY_HOP = frozenset(
-    [
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ]
-)
-"""RFC 9110, 7.6.1: about this connection, so not for the next one."""
-OWN = frozenset(["content-length", "host", "authorization", "expect"])
-"""Answered or set anew here; the door's token is no business of the engine's."""
 AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
 """What aiohttp would add: an engine must see what the client said and no more."""
 MAX_BODY_BYTES = 64 << 20
+RETRY_AFTER = "5"
+"""Seconds after which what was refused may be asked again."""
 
 
 class Door:
@@ -52,6 +45,7 @@ class Door:
     def __init__(self, engine: aiohttp.ClientSession, token: str) -> None:
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
+        self.generations = Generations()
         self._in_flight = 0
         self.idle = asyncio.Event()
         """Set while no request is under way."""
@@ -87,33 +81,38 @@ class Door:
     async def _relay(self, request: web.Request) -> web.StreamResponse:
         # The path is one of the list's, whatever spelling of it the client chose.
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
-        headers, body = _end_to_end(request.headers), await request.read()
-        data = BytesIO(body) if body else None  # plain bytes would be written in one go, however many
-        response: web.StreamResponse | None = None
-        try:
-            async with self._engine.request(
+        headers, body = end_to_end(request.headers), await request.read()
+
+        async def ask(fields: Mapping[str, Any]) -> aiohttp.ClientResponse:
+            sent = with_fields(body, fields)
+            data = BytesIO(sent) if sent else None  # plain bytes would be written in one go, however many
+            return await self._engine.request(
                 request.method, url, headers=headers, data=data, skip_auto_headers=AUTOMATIC
-            ) as upstream:
-                response = web.StreamResponse(status=upstream.status, headers=_end_to_end(upstream.headers))
-                await response.prepare(request)
-                async for chunk in upstream.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
-                return response
+            )
+
+        way = (request.method, request.path)
+        try:
+            if way in (COMPLETIONS, GENERATE):
+                return await self.generations.relay(request, ask, labelled=way == COMPLETIONS)
+            return await _look(request, await ask({}))
+        except Shut as why:
+            refused = _error(503, "NotReady", str(why))
+            refused.headers["Retry-After"] = RETRY_AFTER
+            return refused
         except aiohttp.ClientError as error:
-            log.warning("the engine broke off: %s: %s", type(error).__name__, error)
-            if response is None:
-                return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
-            if request.transport is not None:
-                request.transport.abort()  # the answer has begun: its only honest end is a broken connection
-            return response
+            log.warning("the engine does not answer: %s: %s", type(error).__name__, error)
+            return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
 
 
-def _end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The headers that go on, without those that `Connection` names."""
-    named = {name.strip().lower() for value in headers.getall("Connection", []) for name in value.split(",")}
-    kept = ((k, v) for k, v in headers.items() if k.lower() not in HOP_BY_HOP | OWN | named)
-    return CIMultiDict(kept)
+async def _look(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    """A short answer that makes no tokens. Raises aiohttp.ClientError."""
+    async with upstream:
+        response = web.Response(
+            status=upstream.status, headers=end_to_end(upstream.headers), body=await upstream.read()
+        )
+    await response.prepare(request)
+    await response.write_eof()
+    return response
 
 
 def _error(code: int, reason: str, message: str) -> web.Response:

@@ -33,6 +33,8 @@ class Place:
     """Of rank 0, as the other nodes reach it."""
     port: int
     """Free on rank 0 when it was chosen."""
+    model: str | None = None
+    """Folder of the weights that all of them start with; None for that of the pool's spec."""
 
 
 class Gang:
@@ -51,12 +53,12 @@ class Gang:
         run = "-".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID"))
         return cls(int(environ["SLURM_PROCID"]), size, folder / f"gang-{run}.json")
 
-    def lead(self, address: str) -> Place:
+    def lead(self, address: str, model: str) -> Place:
         """Rank 0's: tells the others where it is. Raises OSError."""
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             port = int(probe.getsockname()[1])
-        write_secret(self._meeting, json.dumps({"address": address, "port": port}), durable=False)
-        return Place(0, self.size, address, port)
+        write_secret(self._meeting, json.dumps({"address": address, "port": port, "model": model}), durable=False)
+        return Place(0, self.size, address, port, model)
 
     async def join(self) -> Place:
         """The others': waits for rank 0. Raises Unavailable when it never says where it is."""
@@ -80,9 +82,9 @@ class Gang:
         """Rank 0's last word; the others end with it."""
         self._meeting.unlink(missing_ok=True)
 
-    def _read(self) -> tuple[str, int] | None:
+    def _read(self) -> tuple[str, int, str] | None:
         try:
             told = json.loads(self._meeting.read_bytes())
         except FileNotFoundError:
             return None
-        return str(told["address"]), int(told["port"])
+        return str(told["address"]), int(told["port"]), str(told["model"])

@@ -16,23 +16,28 @@ import ssl
 import sys
 import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
 
 from rollyard.client.link import Backoff, Link, address_towards
-from rollyard.engines.command import engine_command
+from rollyard.engines.control import EngineControl
 from rollyard.engines.door import Door
-from rollyard.engines.gang import Gang
+from rollyard.engines.embedded_control import EmbeddedControl
+from rollyard.engines.gang import Gang, Place
 from rollyard.engines.member import run_member
+from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.scratch import scratch_folder
+from rollyard.engines.source import Source, serving
 from rollyard.engines.supervisor import Health, Supervisor
-from rollyard.engines.weights_version import weights_version
+from rollyard.engines.vllm_control import VllmControl
+from rollyard.engines.weights import Weights
 from rollyard.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
 from rollyard.kinds.pools import InferencePoolSpec
-from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity
+from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity, WeightsOrder
 from rollyard.telemetry import set_up_logging
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls import server_ssl_context
@@ -96,12 +101,14 @@ class InferenceServer:
             raise Invalid(f"{uds} is too long for a socket: choose a shorter spec.allocation.scratch, such as /tmp")
         self._uds = uds
         self._closing = threading.Event()
-        self._version = ""
         self._fatal = ""
         self._stop = asyncio.Event()
         self._until = math.inf
         """Loop time when running requests must have ended."""
         self._door: Door | None = None
+        self._address = ""
+        self._place: Place | None = None
+        self._weights: Weights | None = None
 
     async def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,15 +116,21 @@ class InferenceServer:
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(self._link.session())
             try:
-                address = await self._until_stopped(self._address())
-                self._supervisor = self._supervise(address)
+                self._address = await self._until_stopped(self._own_address())
+                self._supervisor = Supervisor(
+                    Preparation(self._spec, self._uds),
+                    self._uds,
+                    startup_seconds=self._spec.engine.startup_timeout_seconds,
+                    lives=math.inf if self._gang is None else 1,
+                )
                 engine = await stack.enter_async_context(self._supervisor.session())
-                listener, url = _listener(address)
+                listener, url = _listener(self._address)
                 stack.enter_context(listener)
                 key, csr = new_key_and_csr(self._identity.allocation)
                 welcome = await self._until_stopped(self._register(http, url, csr.decode()))
                 assert welcome.certificate is not None
                 self._door = Door(engine, welcome.token)
+                self._weights = self._weights_of(self._door, engine, welcome.weights)
                 runner = await self._door.open(listener, self._tls(key, welcome.certificate))
                 try:
                     return await self._serve(http, url, welcome.heartbeat_seconds)
@@ -129,10 +142,26 @@ class InferenceServer:
             except _Stopped:
                 return 0
 
-    def _supervise(self, address: str) -> Supervisor:
-        if self._gang is None:
-            return Supervisor(engine_command(self._spec, self._uds), self._uds)
-        return Supervisor(engine_command(self._spec, self._uds, self._gang.lead(address)), self._uds, lives=1)
+    def _weights_of(self, door: Door, http: aiohttp.ClientSession, order: WeightsOrder | None) -> Weights:
+        vllm = self._spec.engine.vllm
+        control: EngineControl = EmbeddedControl(http) if vllm is None else VllmControl(http, vllm.extra_args)
+        return Weights(
+            self._spec.model,
+            order,
+            self._supervisor,
+            door.generations,
+            control,
+            self._command,
+            http,
+            restarts=self._gang is None,
+            stopping=self._closing.is_set,
+        )
+
+    def _command(self, source: Source) -> Preparation:
+        folder = str(source.folder)
+        if self._gang is not None and self._place is None:
+            self._place = self._gang.lead(self._address, folder)
+        return Preparation(serving(self._spec, folder), self._uds, self._place)
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
         task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
@@ -145,7 +174,7 @@ class InferenceServer:
             task.cancel()
             stop.cancel()
 
-    async def _address(self) -> str:
+    async def _own_address(self) -> str:
         """Waits for a server to say where it is."""
         backoff = Backoff()
         while True:
@@ -178,7 +207,8 @@ class InferenceServer:
 
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
         """Engine and heartbeat until one of them ends it."""
-        engine = asyncio.create_task(self._engine())
+        assert self._weights is not None
+        engine = asyncio.create_task(self._weights.run())
         beat = asyncio.create_task(self._beat(http, url, seconds))
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -208,58 +238,66 @@ class InferenceServer:
             await asyncio.wait_for(self._stop.wait(), ALIKE_SECONDS)
         return self._stop.is_set()
 
-    async def _engine(self) -> None:
-        try:
-            folder = Path(self._spec.model.path)
-            self._version = await asyncio.to_thread(weights_version, folder, self._closing.is_set)
-        except Invalid as error:
-            raise EngineFailed(str(error)) from None
-        await self._supervisor.run()
-
     async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
         """Says how the engine is, for ever: at once when that changes. Raises Fenced."""
-        said: tuple[bool, str] | None = None
+        assert self._weights is not None
+        said: EngineHeartbeat | None = None
         due = 0.0
         loop = asyncio.get_running_loop()
         while True:
-            health = self._health()
-            if (health.ready, health.reason) != said or loop.time() >= due:
+            beat = self._heartbeat(url)
+            if said is None or _news(beat) != _news(said) or loop.time() >= due:
                 try:
                     orders = await self._say(http, url)
                     if not orders.known:
-                        await self._register(http, url, None)
+                        self._weights.obey((await self._register(http, url, None)).weights)
                         continue
+                    self._weights.obey(orders.weights)
                     if orders.drain and not self._stop.is_set():
                         self._end_within(DRAIN_SECONDS)
-                    said, due = (health.ready, health.reason), loop.time() + seconds
+                    said, due = beat, loop.time() + seconds
                 except Fenced:
                     raise
                 except ApiError as error:
                     log.warning("heartbeat not heard: %s", error)
-                    due = loop.time() + seconds / 2
-                    said = (health.ready, health.reason)
+                    said, due = beat, loop.time() + seconds / 2
             await asyncio.sleep(0.1)
 
     async def _say(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
-        health = self._health()
-        beat = EngineHeartbeat(
+        beat = self._heartbeat(url).model_dump_json()
+        return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat))
+
+    def _heartbeat(self, url: str) -> EngineHeartbeat:
+        health, weights = self._health(), self._weights
+        assert weights is not None
+        return EngineHeartbeat(
             identity=self._identity,
             url=url,
             ready=health.ready,
             reason=health.reason,
-            weights_version=self._version,
+            weights_version=weights.version,
+            weights_checksum=weights.checksum,
+            weights_phase=weights.phase,
+            weights_error=weights.error,
+            weights_attempt=weights.failed_attempt,
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,
+            load=health.load,
         )
-        return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat.model_dump_json()))
 
     def _health(self) -> Health:
         if self._fatal:
             return Health(False, self._fatal)
         if self._stop.is_set():
-            return Health(False, "Draining")
-        return self._supervisor.health
+            return replace(self._supervisor.health, ready=False, reason="Draining")  # its load goes on until it is done
+        health, weights = self._supervisor.health, self._weights
+        assert weights is not None
+        if health.ready and not weights.proven:
+            return replace(health, ready=False, reason="Proving")
+        if self._supervisor.life == 0 and weights.error:
+            return replace(health, reason=weights.error)
+        return health
 
     def _end_within(self, seconds: float) -> None:
         self._until = min(self._until, asyncio.get_running_loop().time() + seconds)
@@ -282,6 +320,11 @@ def _listener(address: str) -> tuple[socket.socket, str]:
     listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
     listener.bind((address, 0))
     return listener, f"https://{f'[{address}]' if v6 else address}:{listener.getsockname()[1]}"
+
+
+def _news(beat: EngineHeartbeat) -> tuple[object, ...]:
+    """What the server should hear at once when it changes."""
+    return beat.ready, beat.reason, beat.weights_version, beat.weights_phase, beat.weights_error
 
 
 def _reason(error: BaseException | None) -> str:

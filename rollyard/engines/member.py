@@ -7,9 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-from rollyard.engines.command import engine_command
 from rollyard.engines.gang import Gang
-from rollyard.engines.process import end_engine, how_it_ended, start_engine
+from rollyard.engines.prepare import Preparation
+from rollyard.engines.process import EngineCommand, end_engine, how_it_ended, start_engine
+from rollyard.engines.source import serving
 from rollyard.kinds.pools import InferencePoolSpec
 
 GRACE_SECONDS = 3.0
@@ -25,12 +26,12 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
-    meeting = asyncio.create_task(gang.join())
+    meeting = asyncio.create_task(_meet(gang, spec, uds))
     try:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
-        process = await start_engine(engine_command(spec, uds, meeting.result()))
+        process = await start_engine(meeting.result())
         death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
         try:
             await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -48,3 +49,8 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         stopped.cancel()
         meeting.cancel()
         await asyncio.gather(stopped, meeting, return_exceptions=True)
+
+
+async def _meet(gang: Gang, spec: InferencePoolSpec, uds: Path) -> EngineCommand:
+    place = await gang.join()
+    return await Preparation(serving(spec, place.model), uds, place)()

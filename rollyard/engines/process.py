@@ -6,11 +6,25 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rollyard.engines.command import EngineCommand
+import rollyard
 
 STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    argv: list[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the job, and wins over it."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Environment for what the job's says nothing of."""
+    foreign: bool = False
+    """It runs in an interpreter of its own, for which the packages that we import from are not."""
 
 
 class EngineFailed(Exception):
@@ -23,12 +37,21 @@ async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subpro
         return await asyncio.create_subprocess_exec(
             *command.argv,
             stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **command.env},
+            env=_environment(command),
             start_new_session=True,
             **streams,
         )
     except OSError as error:
         raise EngineFailed(f"EngineMissing: {command.argv[0]} cannot be started: {error.strerror}") from None
+
+
+def _environment(command: EngineCommand) -> dict[str, str]:
+    env = dict(os.environ)
+    if command.foreign and "PYTHONPATH" in env:  # of stage.sh: our numpy must not come before the engine's
+        ours = Path(rollyard.__file__).parents[1]
+        kept = [part for part in env["PYTHONPATH"].split(os.pathsep) if part and Path(part) != ours]
+        env["PYTHONPATH"] = os.pathsep.join(kept)
+    return {**command.defaults, **env, **command.env}
 
 
 async def end_engine(process: asyncio.subprocess.Process) -> None:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import math
 import os
-import re
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -16,24 +16,30 @@ from pathlib import Path
 import aiohttp
 
 from rollyard.client.link import Backoff
-from rollyard.engines.command import EngineCommand
-from rollyard.engines.process import EngineFailed, end_engine, how_it_ended, start_engine
+from rollyard.engines.last_words import last_words, out_of_memory
+from rollyard.engines.load import read_load
+from rollyard.engines.process import EngineCommand, EngineFailed, end_engine, how_it_ended, start_engine
+from rollyard.kinds.wire import EngineLoad
 
 log = logging.getLogger(__name__)
 
-STARTUP_SECONDS = 1800.0
-"""A large model takes minutes to load."""
+Prepare = Callable[[], Awaitable[EngineCommand]]
+"""Says what to start, before each start: what is there may have changed. Raises EngineFailed."""
+
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 RELAY_SECONDS = 2.0
 """For the last words of an engine that has ended."""
 RELAY_BYTES = 64 << 10
 """At a time, and the longest line that is kept in one piece."""
+TAIL_LINES = 500
+"""Of its words are kept: the tracebacks of vLLM's processes, one after the other."""
 QUICK_DEATHS = 3
 """Deaths before it was ever ready, in a row, after which no restart will help."""
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""vLLM's word for it, and the one of older versions."""
+STEADY_SECONDS = 120.0
+"""What dies sooner than this after it was ready has not recovered from the last death."""
+CRASHES = 5
+"""Deaths in a row, none of them after it was steady, after which it should be tried on another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +50,55 @@ class Health:
     waiting: int | None = None
     kv_usage: float | None = None
     """0 to 1, None when it does not say so; so too `waiting`."""
+    load: EngineLoad | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    reason: str
+    words: str
+    final: bool = False
+    """Trying again here would only take as long again."""
+
+
+@dataclass(slots=True)
+class Deaths:
+    total: int = 0
+    unready: int = 0
+    """In a row, each before it was ready."""
+    in_a_row: int = 0
+    """Each before it was steady."""
+
+    def add(self, lived: float | None) -> None:
+        """`lived`: seconds from ready to death, None where it never was."""
+        self.total += 1
+        self.unready = self.unready + 1 if lived is None else 0
+        self.in_a_row = 1 if lived is not None and lived >= STEADY_SECONDS else self.in_a_row + 1
 
 
 class Supervisor:
     """Starts the engine, asks it how it is, restarts it with back-off, ends it."""
 
     def __init__(
-        self, command: EngineCommand, uds: Path, *, startup_seconds: float = STARTUP_SECONDS, lives: float = math.inf
+        self, prepare: Prepare, uds: Path, *, startup_seconds: float = 1800.0, lives: float = math.inf
     ) -> None:
         """`lives`: how often it may be started in all; the other ranks of a gang do not come back with it."""
-        self._command = command
+        self.prepare = prepare
+        """Of the next life."""
+        self.life = 0
+        """How often it has been started."""
+        self.starting: Callable[[], None] = lambda: None
+        """Called before each start."""
+        self.refused = ""
+        """What `restart` led to, once that was given up for the other one."""
+        self._or_else: Prepare | None = None
+        self._again = asyncio.Event()
         self._lives = lives
         self._uds = uds
         self._startup = startup_seconds
-        self._tail: deque[str] = deque(maxlen=20)
-        self._ever_ready = False
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._ready_at: float | None = None
+        """Loop time at which this life was first ready."""
         self.health = Health(False, "Starting")
 
     def session(self) -> aiohttp.ClientSession:
@@ -68,57 +108,85 @@ class Supervisor:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def run(self) -> None:
-        """For ever. Raises EngineFailed when the engine has no life left, or dies again and again before it was ready."""
-        backoff, quick, deaths = Backoff(0.5, 30.0), 0, 0
+        """For ever. Raises EngineFailed when the engine has no life left, or dies again and again."""
+        backoff, deaths, loop = Backoff(0.5, 30.0), Deaths(), asyncio.get_running_loop()
+        again = ""
         async with self.session() as http:
             while True:
-                why = await self._one_life(http)
-                quick, deaths = 0 if self._ever_ready else quick + 1, deaths + 1
-                if self._ever_ready:
+                death = await self._one_life(http, again)
+                if self._again.is_set() or self._fell_back(death.words):
+                    self._again.clear()
+                    backoff, deaths, again = Backoff(0.5, 30.0), Deaths(deaths.total), ""
+                    continue
+                deaths.add(None if self._ready_at is None else loop.time() - self._ready_at)
+                if deaths.in_a_row == 1:
                     backoff.reset()
-                self.health = Health(False, f"EngineDied: {why}")
-                log.error("engine ended (%d times before it was ready): %s", quick, why)
-                if quick >= QUICK_DEATHS or deaths >= self._lives:
-                    raise EngineFailed(f"EngineFailed: {why}")
+                self.health = Health(False, f"{death.reason}: {death.words}")
+                log.error("engine ended (%d times in a row): %s: %s", deaths.in_a_row, death.reason, death.words)
+                if death.final or deaths.total >= self._lives or deaths.unready >= QUICK_DEATHS:
+                    raise EngineFailed(f"{_failure(death)}: {death.words}")
+                so_far = f"ended {deaths.in_a_row} times in a row, the last time: {death.words}"
+                if deaths.in_a_row >= CRASHES:
+                    raise EngineFailed(f"CrashLoop: {so_far}")
+                again = f"Restarting: {so_far}"
                 await backoff.wait()
 
-    async def _one_life(self, http: aiohttp.ClientSession) -> str:
-        """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started."""
-        self.health, self._ever_ready = Health(False, "Loading"), False
+    def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
+        """End the engine and start this one; `or_else` takes its place if it dies before it was ready."""
+        self.prepare, self._or_else, self.refused = prepare, or_else, ""
+        self._again.set()
+
+    def _fell_back(self, why: str) -> bool:
+        other, self._or_else = self._or_else, None
+        if other is None or self._ready_at is not None:
+            return False
+        self.prepare, self.refused = other, why
+        return True
+
+    async def _one_life(self, http: aiohttp.ClientSession, again: str) -> Death:
+        """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started.
+
+        `again`: what there is to say while it loads, if it has died before.
+        """
+        self.health, self._ready_at = Health(False, again or "Loading"), None
+        self.life += 1
+        self.starting()
         self._tail.clear()
         self._uds.unlink(missing_ok=True)
+        command = await self.prepare()
         # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
         output, input = os.pipe()
         with FileIO(output) as words:
             try:
-                process = await start_engine(self._command, stdout=input, stderr=input)
+                process = await start_engine(command, stdout=input, stderr=input)
             finally:
                 os.close(input)
             return await self._watch(http, process, words)
 
-    async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO) -> str:
+    async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO) -> Death:
         relay = asyncio.create_task(self._relay(words))
         probe = asyncio.create_task(self._probe(http))
         death = asyncio.create_task(process.wait())
+        again = asyncio.create_task(self._again.wait())
         try:
-            await asyncio.wait({probe, death}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({probe, death, again}, return_when=asyncio.FIRST_COMPLETED)
             by_itself = death.done()
         finally:
             self.health = Health(False, "EngineDied")
             await end_engine(process)
             await asyncio.wait({relay}, timeout=RELAY_SECONDS)
-            for task in (relay, probe, death):
+            for task in (relay, probe, death, again):
                 task.cancel()
-            await asyncio.gather(relay, probe, death, return_exceptions=True)
-        return self._why(process.returncode if by_itself else None)
-
-    def _why(self, code: int | None) -> str:
-        """In its own words where there are any; `code` is None when it was ended by us."""
-        errors = [line for line in self._tail if line.startswith("error: ")]
-        words = (errors or list(self._tail) or ["it said nothing"])[-1].removeprefix("error: ")
-        if code is None:
-            return words
-        return f"{how_it_ended(code)}: {words}"
+            await asyncio.gather(relay, probe, death, again, return_exceptions=True)
+        if not by_itself:
+            return (
+                probe.result() if probe.done() and not probe.cancelled() else Death("Restarting", "it is started anew")
+            )
+        assert process.returncode is not None
+        words_said = last_words(self._tail)
+        if out_of_memory(words_said):
+            return Death("OutOfMemory", words_said)
+        return Death("EngineDied", f"{how_it_ended(process.returncode)}: {words_said}")
 
     async def _relay(self, words: FileIO) -> None:
         """The engine's words go to the job's log; the last ones are kept to explain a death."""
@@ -143,25 +211,24 @@ class Supervisor:
         # In a thread: the log lies on shared storage, which may stall, and this loop carries token streams.
         await asyncio.to_thread(_print, lines)
 
-    async def _probe(self, http: aiohttp.ClientSession) -> None:
-        """Until it hangs."""
+    async def _probe(self, http: aiohttp.ClientSession) -> Death:
+        """Until it hangs, or has not become ready in time."""
         failed, loop = 0, asyncio.get_running_loop()
         deadline = loop.time() + self._startup
         while True:
             health = await self._ask(http)
             if health.ready:
-                self._ever_ready, failed = True, 0
+                self._ready_at, failed = self._ready_at or loop.time(), 0
                 self.health = health
-            elif self._ever_ready:
+            elif self._ready_at is not None:
                 failed += 1
                 self.health = health
                 if failed >= FAILED_PROBES:
-                    self._tail.append("error: it does not answer /health any more")
-                    return
+                    return Death("EngineDied", "it does not answer /health any more")
             elif loop.time() > deadline:
-                self._tail.append(f"error: it was not ready after {self._startup:g} s")
-                return
-            await asyncio.sleep(PROBE_SECONDS if self._ever_ready else LOADING_PROBE_SECONDS)
+                late = f"it was not ready after {self._startup:g} s (`engine.startupTimeoutSeconds`)"
+                return Death("StartupTimeout", f"{late}; its last words: {last_words(self._tail)}", final=True)
+            await asyncio.sleep(LOADING_PROBE_SECONDS if self._ready_at is None else PROBE_SECONDS)
 
     async def _ask(self, http: aiohttp.ClientSession) -> Health:
         try:
@@ -170,36 +237,20 @@ class Supervisor:
                     if answer.status != 200:
                         return Health(False, f"Unhealthy: /health answers {answer.status}")
                 async with http.get("http://engine/metrics", headers={"Accept-Encoding": "identity"}) as answer:
-                    return _load(await answer.text())
+                    return self._healthy(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Health(False, f"Unhealthy: {type(error).__name__}")
+
+    def _healthy(self, metrics: str) -> Health:
+        load = read_load(metrics, life=self.life, at=asyncio.get_running_loop().time())
+        return Health(True, "", load.running or 0, load.waiting, load.kv_usage, load.totals)
+
+
+def _failure(death: Death) -> str:
+    """The word for a death that is not followed by another life."""
+    return "EngineFailed" if death.reason == "EngineDied" else death.reason
 
 
 def _print(lines: bytes) -> None:
     sys.stderr.buffer.write(lines)
     sys.stderr.buffer.flush()
-
-
-def _load(metrics: str) -> Health:
-    """vLLM's gauges: of several engines behind one socket, the sum of requests and the mean of cache use."""
-    running, waiting = _gauge(metrics, RUNNING), _gauge(metrics, WAITING)
-    usage = next((found for name in KV_USAGE if (found := _gauge(metrics, name))), [])
-    return Health(
-        True,
-        "",
-        int(sum(running)),
-        int(sum(waiting)) if waiting else None,
-        sum(usage) / len(usage) if usage else None,
-    )
-
-
-def _gauge(metrics: str, name: str) -> list[float]:
-    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
-    return [value for value in map(_number, values) if math.isfinite(value)]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -1,4 +1,5 @@
-"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected, who is full.
+"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected, who is full, and who
+serves which weights.
 
 It lives in memory: engines register again within seconds of a server's restart, and until then nothing is handed out.
 """
@@ -16,8 +17,11 @@ from rollyard.inference.admission import OPEN, Admission, Load, admission
 from rollyard.inference.balance import Place, excess, to_move
 from rollyard.inference.health import TRUSTED, Trust, complained, probed
 from rollyard.inference.heap import Candidate, EndpointHeap, EndpointOrder
+from rollyard.inference.load import UNKNOWN, History, Rates, extended, rates
+from rollyard.inference.orders import Serving, denial
 from rollyard.kinds.pools import InferencePoolSpec
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
 from rollyard.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,8 @@ CLEARED_SECONDS = 10.0
 """So long a probe that went well answers the complaints of before."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
+Allow = Callable[[Endpoint], bool]
+"""Whether a session may go there, for its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,10 @@ class EndpointState:
     waiting: int | None = None
     kv_usage: float | None = None
     """None until it has said so, and when it has fallen silent; so too `waiting`."""
+    history: History = ()
+    """Totals that it said lately; empty where `kv_usage` would be None."""
+    rates: Rates = UNKNOWN
+    """Of this history."""
     heard_at: float = 0.0
     """Monotonic seconds."""
     drain: bool = False
@@ -58,9 +68,23 @@ class EndpointState:
     warm_at: float = 0.0
     """When its slow start is over (monotonic seconds)."""
     healthy: bool = False
-    """By its own word, or by a probe for one that says none; `ready` when it is trusted as well."""
+    """By its own word, or by a probe for one that says none; `ready` when it is trusted and has the right weights as well."""
     said: str = ""
     """Why it is not healthy."""
+    model: str | None = None
+    """Folder of the model that its allocation was made for; None where that is not known."""
+    denied: str = ""
+    """What is the matter with its weights."""
+    spoken: bool = False
+    """It has said how it is since it registered here."""
+    weights_checksum: str = ""
+    weights_phase: str = ""
+    weights_error: str = ""
+    weights_attempt: int | None = None
+    told: WeightsOrder | None = None
+    """The order in the last answer to it."""
+    obeys: WeightsOrder | None = None
+    """The one before its last heartbeat: that is what it speaks of."""
 
     @property
     def takes(self) -> bool:
@@ -74,6 +98,19 @@ class EndpointState:
             return 1.0
         return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
 
+    def serving(self, heard: bool) -> Serving:
+        return Serving(
+            id=self.endpoint.id,
+            heard=heard,
+            healthy=self.healthy,
+            version=self.endpoint.weights_version,
+            checksum=self.weights_checksum,
+            phase=self.weights_phase,
+            error=self.weights_error,
+            attempt=self.weights_attempt,
+            obeys=self.obeys,
+        )
+
 
 class Endpoints:
     """All endpoints of all InferencePools, by id."""
@@ -83,10 +120,13 @@ class Endpoints:
         self._states: dict[str, EndpointState] = {}
         self._orders: dict[PoolKey, EndpointOrder] = {}
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
+        self._weights: dict[PoolKey, WeightsStatus] = {}
         self._steps: list[tuple[float, str]] = []
         """A heap of when which endpoint takes its next step of a slow start."""
         self.moved: Callable[[EndpointState], None] = lambda state: None
-        """Called whenever an endpoint appears, vanishes, changes readiness, or becomes full."""
+        """Called whenever an endpoint appears, vanishes, changes readiness or weights, or becomes full."""
+        self.weights_moved: Callable[[PoolKey], None] = lambda pool: None
+        """Called when a pool serves other weights, or serves others as well."""
         self.room: Callable[[PoolKey], None] = lambda pool: None
         """Called when an endpoint that was full takes more."""
         self.suspected: Callable[[], None] = lambda: None
@@ -98,8 +138,23 @@ class Endpoints:
 
     # what engines and probes say
 
-    def register(self, pool: PoolKey, identity: Identity, endpoint: Endpoint, capacity: float = 1.0) -> None:
-        """An engine dialled in; it takes work once a heartbeat says that it is healthy."""
+    def register(
+        self,
+        pool: PoolKey,
+        identity: Identity,
+        endpoint: Endpoint,
+        model: str | None = None,
+        weights: WeightsStatus | None = None,
+        *,
+        capacity: float = 1.0,
+    ) -> None:
+        """An engine dialled in; it takes work once a heartbeat says that it is healthy, and has the right weights.
+
+        `model`: what its allocation was made for; `weights`: the pool's, where nothing has been followed yet; `capacity`:
+        beside the others of its pool.
+        """
+        if weights is not None:
+            self._weights.setdefault(pool, weights)
         old, uid = self._states.get(endpoint.id), identity.uid
         fresh = EndpointState(
             self._patient(pool, endpoint),
@@ -109,6 +164,7 @@ class Endpoints:
             heard_at=self._clock.monotonic(),
             node=identity.node,
             capacity=capacity,
+            model=model,
         )
         if old is not None and old.uid == uid:
             fresh = replace(fresh, drain=old.drain)
@@ -122,20 +178,30 @@ class Endpoints:
         if state is None or state.endpoint.url != beat.url:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
-        load = Load(self.sessions(id), beat.running, beat.waiting, beat.kv_usage)
-        self._put(
-            replace(
-                state,
-                endpoint=endpoint,
-                healthy=beat.ready and bool(beat.weights_version),
-                said=beat.reason,
-                running=beat.running,
-                waiting=beat.waiting,
-                kv_usage=beat.kv_usage,
-                heard_at=self._clock.monotonic(),
-                admission=admission(load, state.admission),
-            )
+        load, history = (
+            Load(self.sessions(id), beat.running, beat.waiting, beat.kv_usage),
+            extended(state.history, beat.load),
         )
+        state = replace(
+            state,
+            endpoint=endpoint,
+            healthy=beat.ready and bool(beat.weights_version),
+            said="" if beat.reason == beat.weights_error else beat.reason,  # what is denied says it better
+            running=beat.running,
+            waiting=beat.waiting,
+            kv_usage=beat.kv_usage,
+            history=history,
+            rates=rates(history),
+            heard_at=self._clock.monotonic(),
+            admission=admission(load, state.admission),
+            weights_checksum=beat.weights_checksum,
+            weights_phase=beat.weights_phase,
+            weights_error=beat.weights_error,
+            weights_attempt=beat.weights_attempt,
+            spoken=True,
+            obeys=state.told,
+        )
+        self._put(replace(state, denied=self._denial(state)))
         return True
 
     def listed(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
@@ -178,10 +244,12 @@ class Endpoints:
         """Nothing goes to what has fallen silent, until it is heard to be healthy again."""
         horizon = self._clock.monotonic() - STALE_SECONDS
         for state in list(self._states.values()):
-            if state.ready and state.uid and state.heard_at < horizon:
+            # Also what was ejected or denied anyway: neither a probe nor other weights bring it back while it says nothing.
+            if state.healthy and state.uid and state.heard_at < horizon:
                 said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
                 log.warning("endpoint %s: %s", state.endpoint.id, said)
-                self._put(replace(state, healthy=False, said=said, waiting=None, kv_usage=None))
+                silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
+                self._put(replace(silent, healthy=False, said=said))
 
     # what reconcilers say
 
@@ -204,6 +272,25 @@ class Endpoints:
         if spec.engine.external != (before.engine.external if before is not None else None):
             self.relisted()
 
+    def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
+        """What the pool's status says of its weights now; None for a pool that is gone."""
+        if weights is None:
+            self._weights.pop(pool, None)
+            return
+        before, self._weights[pool] = self._weights.get(pool), weights
+        for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
+            denied = self._denial(state)
+            if denied != state.denied:
+                self._put(replace(state, denied=denied))
+        if before is None or (before.current, before.history) != (weights.current, weights.history):
+            self.weights_moved(pool)
+
+    def told(self, id: str, order: WeightsOrder | None) -> None:
+        """What it is answered; what it says next is about that."""
+        state = self._states.get(id)
+        if state is not None:
+            self._states[id] = replace(state, told=order)
+
     # what leases say
 
     def counted(self, id: str) -> None:
@@ -220,26 +307,51 @@ class Endpoints:
     def of_allocation(self, uid: str) -> EndpointState | None:
         return next((s for s in self._states.values() if uid and s.uid == uid), None)
 
+    def all(self) -> list[EndpointState]:
+        return sorted(self._states.values(), key=lambda s: s.endpoint.id)
+
     def of_pool(self, pool: PoolKey) -> list[EndpointState]:
         return sorted((s for s in self._states.values() if s.pool == pool), key=lambda s: s.endpoint.id)
+
+    def weights(self, pool: PoolKey) -> WeightsStatus:
+        return self._weights.get(pool, WeightsStatus())
+
+    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        found = (s for s in self._states.values() if s.pool == pool and (s.takes or not ready))
+        return {s.endpoint.id: s.endpoint.weights_version for s in found}
+
+    def serving(self, uid: str, id: str) -> Serving:
+        """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
+        state = self.of_allocation(uid)
+        if state is None:
+            return Serving(id)
+        return state.serving(state.spoken and self._clock.monotonic() - state.heard_at < STALE_SECONDS)
 
     def heap(self, pool: PoolKey) -> EndpointHeap:
         """Over the endpoints of this pool that take new work now."""
         self._step()
         return self._orders.setdefault(pool, EndpointOrder()).heap()
 
-    def another(self, pool: PoolKey, current: str, failed: str, node: str) -> Endpoint | None:
+    def another(
+        self, pool: PoolKey, current: str, failed: str, node: str, allow: Allow | None = None
+    ) -> Endpoint | None:
         """For a session on `current`, of which `failed` could not be used, or nothing where it is empty.
 
         `current` itself where none failed and it is no worse than the rest; and what failed only where there is nothing
         else and a probe has just found it well. A session that is in the middle of its work is not turned away by limits
-        of admission. None when there is nothing.
+        of admission, but never gets what it is not allowed. None when there is nothing.
         """
         here = self._states.get(current)
+        if here is not None and allow is not None and not allow(here.endpoint):
+            here = None
         if not failed and here is not None and not self._should_leave(here):
             return here.endpoint
-        found = self.heap(pool).checkout(node=node, allow=lambda e: e.id not in (failed, current))
-        found = found or self._least(pool, {failed, current})
+
+        def elsewhere(endpoint: Endpoint) -> bool:
+            return endpoint.id not in (failed, current) and (allow is None or allow(endpoint))
+
+        found = self.heap(pool).checkout(node=node, allow=elsewhere) or self._least(pool, elsewhere)
         if found is None and here is not None and here.ready and (not failed or self._just_cleared(here)):
             return here.endpoint
         return found
@@ -250,9 +362,9 @@ class Endpoints:
     def _just_cleared(self, state: EndpointState) -> bool:
         return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
 
-    def _least(self, pool: PoolKey, without: set[str]) -> Endpoint | None:
-        """The least loaded whatever it says of its cache."""
-        able = [s for s in self.of_pool(pool) if s.takes and s.endpoint.id not in without]
+    def _least(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
+        """The least loaded of those allowed, whatever it says of its cache."""
+        able = [s for s in self.of_pool(pool) if s.takes and allow(s.endpoint)]
         least = min(able, key=lambda s: (self.sessions(s.endpoint.id) + 1) / s.capacity, default=None)
         return least.endpoint if least is not None else None
 
@@ -286,6 +398,12 @@ class Endpoints:
                 self._orders[state.pool].put(self._candidate(state), self.sessions(id))
             if state is not None and state.warm_at > now:
                 heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
+
+    def _denial(self, state: EndpointState) -> str:
+        weights = self._weights.get(state.pool)
+        if weights is None or state.model not in (None, weights.model):
+            return ""  # of an earlier spec: it serves what it has until its successor is ready
+        return denial(weights, state.serving(True))
 
     def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
         spec = self._specs.get(pool)
@@ -333,17 +451,26 @@ class Endpoints:
 
 
 def _readiness(state: EndpointState) -> tuple[bool, str]:
-    """Whether new work may go there, and why not: what an engine says of itself first."""
+    """Whether new work may go there, and why not: what an engine says of itself first, then our trust, then its weights."""
     if not state.healthy and state.uid:
-        return False, state.said or "Registering"
+        return False, _telling(state) if state.spoken or state.said else "Registering"
     if state.trust.ejected:
         return False, f"Ejected: {state.trust.why}" if state.uid else state.trust.why
+    if state.denied:
+        return False, _telling(state)
     return state.healthy, "" if state.healthy else "Probing"
+
+
+def _telling(state: EndpointState) -> str:
+    """Of its own word and the one on its weights the first that says what is the matter."""
+    words = (state.said, state.denied)
+    return next((word for word in words if ":" in word), state.said or state.denied or "Registering")
 
 
 def _told(state: EndpointState) -> tuple[object, ...]:
     """What others act on."""
-    return state.ready, state.reason, state.drain, state.admission.limit is None
+    weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
+    return state.ready, state.reason, state.drain, state.admission.limit is None, *weights
 
 
 def endpoint_id(identity: Identity) -> str:

@@ -103,6 +103,7 @@ class Prober:
             weights_version="external",
             tokenizer=model.tokenizer or model.path,
             ca=False,
+            logprobs=external.logprobs_mode,
             dialect=known.endpoint.dialect if known is not None else "openai",
         )
         self._endpoints.listed(key, endpoint, external.capacity)

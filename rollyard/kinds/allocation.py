@@ -151,6 +151,8 @@ class AllocationSpec(Kinded):
     """Allocation that this one replaces: it drains when this one is ready."""
     after_job: str | None = None
     """Slurm job that must have ended before this one may start, where both at once are not wanted."""
+    model: str | None = None
+    """Folder of the model that it was made to serve, for an InferencePool."""
 
 
 class Binding(Observed):

@@ -59,6 +59,7 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
             lambda o, now: str(sum(e.sessions for e in o.status.endpoints)),
         ),
         Column("MODEL", "Name under which it is served.", lambda o, now: o.spec.model.served_name),
+        Column("WEIGHTS", "Version that it serves, and the one that it is taking.", lambda o, now: _weights(o)),
         Column("PATH", "Folder of the model.", lambda o, now: o.spec.model.path, wide=True),
         _AGE,
     ],
@@ -94,6 +95,12 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         Column("MESSAGE", "What happened.", lambda o, now: o.message),
     ],
 }
+
+
+def _weights(pool: InferencePool) -> str:
+    current, operation = pool.status.weights.current, pool.status.weights.operation
+    version = current.version if current is not None else "<unknown>"
+    return f"{version}->{operation.target.version}" if operation is not None and operation.under_way else version
 
 
 def _stage(pool: RolloutPool, stage: str) -> str:

@@ -8,7 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-FIELDS = (("spec", "model", "path"), ("spec", "model", "tokenizer"), ("spec", "sandbox", "defaultImage"))
+FIELDS = (
+    ("spec", "model", "path"),
+    ("spec", "model", "tokenizer"),
+    ("spec", "engine", "vllm", "image"),
+    ("spec", "sandbox", "defaultImage"),
+)
 
 
 def _check(path: str) -> str:

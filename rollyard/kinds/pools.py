@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import (
@@ -18,8 +18,10 @@ from rollyard.kinds.autoscaling import (
     ScalingRecord,
 )
 from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
+from rollyard.kinds.figures import Figures
 from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
+from rollyard.kinds.weights import WeightsStatus
 
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
@@ -63,12 +65,24 @@ class VllmEngine(Kinded):
     """Pipeline stages."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length in tokens; the model's own when left out."""
-    python: str = "python3"
-    """Interpreter that has vLLM installed."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Logprobs of the model's own distribution, or of the one drawn from, behind temperature, penalties and truncation;
+    rollouts must ask for the same."""
+    image: AbsolutePath | None = None
+    """Container image that has vLLM, a .sif file or a folder, run by Apptainer; left out: vLLM of the node itself."""
+    python: str = Field(default="python3", min_length=1)
+    """Interpreter that has vLLM installed, in the image where there is one."""
     extra_args: list[str] = []
-    """Further arguments of vLLM's server."""
+    """Further arguments of vLLM's server; they win over ours."""
     env: dict[str, str] = {}
-    """Environment variables of the engine."""
+    """Environment variables of the engine; they win over ours."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _known_logprobs(cls, value: list[str]) -> list[str]:
+        if any(argument.split("=")[0] == "--logprobs-mode" for argument in value):
+            raise ValueError("write `logprobsMode: raw` or `processed` instead of --logprobs-mode")
+        return value
 
 
 class EmbeddedEngine(Kinded):
@@ -87,6 +101,8 @@ class ExternalEndpoint(Kinded):
     """File with its bearer token, as the server sees it."""
     capacity: float = Field(default=1, gt=0, le=100_000)
     """How much it takes beside the others of the pool, such as its number of GPUs."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Which logprobs it gives: see `engine.vllm.logprobsMode`."""
 
     @property
     def base(self) -> str:
@@ -122,13 +138,22 @@ class EngineSpec(Kinded):
     """Our own small CPU engine."""
     external: ExternalEngine | None = None
     """Servers that others run."""
+    startup_timeout_seconds: int = Field(default=1800, ge=1)
+    """How long one that we start may take until it is ready; a large model takes minutes to load."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> EngineSpec:
         given = [n for n in ("vllm", "embedded", "external") if getattr(self, n) is not None]
         if len(given) != 1:
             raise ValueError(f"set exactly one of vllm, embedded, external (set now: {', '.join(given) or 'none'})")
+        if self.external is not None and self.startup_timeout_seconds != 1800:
+            raise ValueError("leave out `startupTimeoutSeconds`: an external engine is started by others")
         return self
+
+    @property
+    def logprobs(self) -> Literal["raw", "processed"]:
+        """What our own engines give."""
+        return self.vllm.logprobs_mode if self.vllm is not None else "raw"
 
 
 class Patience(Kinded):
@@ -351,7 +376,9 @@ class Replicas(Observed):
     ready: int = 0
 
 
-class EndpointStatus(Observed):
+class EndpointStatus(Figures):
+    """With its figures, which are up to 30 seconds old here; `rollyard top` has those of now."""
+
     id: str
     url: str
     sessions: int = 0
@@ -400,6 +427,11 @@ class PoolStatus(Observed):
 
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
+    weights: WeightsStatus = WeightsStatus()
+    """Which weights it serves; written by the endpoint that orders an update and by the pool's controller, each on what it has
+    read, so that neither overwrites the other."""
+    load: Figures = Figures()
+    """Of all endpoints together, as old as theirs."""
 
 
 class RolloutPoolStatus(PoolStatus):

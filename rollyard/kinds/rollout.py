@@ -9,10 +9,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from rollyard.kinds.base import NAME_PATTERN, Wire
+from rollyard.kinds.weights import VERSION_PATTERN
 
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=128)]
 
 
@@ -45,6 +47,25 @@ class Status(StrEnum):
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
+NOT_TO_CHOOSE = frozenset(
+    [
+        *(
+            "model",
+            "prompt",
+            "prompt_embeds",
+            "token_ids",
+            "stream",
+            "stream_options",
+            "request_id",
+            "return_token_ids",
+        ),
+        *("n", "best_of", "use_beam_search", "echo", "suffix", "prompt_logprobs", "truncate_prompt_tokens"),
+        *("detokenize", "output_kind", "output_mode", "sampling_params"),
+    ]
+)
+"""Parameters of engines that a turn's exactness hangs on."""
+
+
 class Sampling(Wire):
     """How the policy samples, for every turn."""
 
@@ -58,15 +79,70 @@ class Sampling(Wire):
     """Turn k of sample i uses a seed derived from it; null draws freely."""
     max_tokens: int = Field(default=1024, ge=1)
     """Most tokens of one turn."""
+    min_tokens: int | None = Field(default=None, ge=0)
+    """Least tokens of one turn before it may end itself."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Least probability of a token, as a share of the most likely one's."""
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Taken off the logit of each token that the turn has already."""
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """The same, once for each time."""
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    """Divides the logits of tokens that the prompt or the turn has already."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Token id -> what is added to its logit."""
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
+    """The only tokens to choose from."""
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
+    """Words that are never completed."""
+    stop: list[Annotated[str, Field(min_length=1)]] | None = None
+    """Texts that end a turn, which keeps the tokens up to there."""
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
+    """Further tokens that end a turn, beside the model's own."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """Of the model's own distribution, or of the one that was drawn from, behind temperature, penalties and truncation.
+    An engine gives one of the two: `engine.vllm.logprobsMode` of the pool."""
+    extra: dict[str, JsonValue] = {}
+    """Further parameters of the engine, passed on as they are."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.min_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"`min_tokens` must be at most `max_tokens` ({self.max_tokens})")
+        if known := sorted(self.extra.keys() & type(self).model_fields.keys()):
+            raise ValueError(f"`extra` is for other parameters; set `{known[0]}` beside it")
+        if ours := sorted(self.extra.keys() & NOT_TO_CHOOSE):
+            raise ValueError(f"`extra` cannot hold `{ours[0]}`: the token path sets it")
+        return self
 
 
 class AgentSpec(Wire):
-    """The loop that turns a task into a trajectory."""
+    """What turns a task into a trajectory: the built-in loop, or a command that brings its own."""
 
+    type: Literal["loop", "command"] = "loop"
+    """`command` runs a harness inside the sandbox; its model calls go to a gateway there and become the trajectory."""
+    command: str | None = Field(default=None, min_length=1, max_length=65536)
+    """Bash, run in /workspace of the sandbox. OPENAI_BASE_URL and ANTHROPIC_BASE_URL with their keys name the gateway,
+    ROLLYARD_PROMPT_FILE holds what the task asks, ROLLYARD_SYSTEM_PROMPT_FILE what the built-in loop would tell the model."""
+    env: dict[EnvName, str] = {}
+    """Further environment of the command."""
+    sampling: Literal["rollout", "harness"] = "rollout"
+    """Whose sampling parameters hold for a command's calls: the rollout's, or the harness's where it names some."""
     max_turns: int = Field(default=20, ge=1, le=1000)
-    """Model calls; reaching it ends the rollout Truncated."""
+    """Model calls; reaching it ends the rollout Truncated. A command's further calls are refused."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
     """Most time of one tool call; longer is a tool result that says so."""
+    tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
+    """Form in which the model writes tool calls, such as hermes or llama3_json; left out, the model's chat template
+    shows it."""
+
+    @model_validator(mode="after")
+    def _a_command_has_one(self) -> Self:
+        if (self.type == "command") != (self.command is not None):
+            raise ValueError("give `command` together with `type: command`, and leave it out of the built-in loop")
+        if self.type == "loop" and (self.env or self.sampling != "rollout"):
+            raise ValueError("`env` and `sampling` are for `type: command`")
+        return self
 
 
 class Budgets(Wire):
@@ -94,6 +170,14 @@ class Task(Wire):
         return dict(self.model_extra or {})
 
 
+class WeightsDemand(Wire):
+    """What one rollout asks of the weights once it has begun."""
+
+    same: bool = False
+    """As the rest of its group."""
+    max_staleness: int | None = None
+
+
 class RolloutRequest(Wire):
     """What a client submits; n > 1 makes one group with sample_index 0..n-1."""
 
@@ -114,6 +198,26 @@ class RolloutRequest(Wire):
     """Higher goes first."""
     mode: Literal["train", "eval"] = "train"
     """Kept with the trajectory."""
+    min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
+    """Sampled by nothing older than this version of the policy's weights; it waits in the queue until there is such an
+    endpoint, also where the version is yet to come."""
+    group_version: Literal["any", "same"] = "any"
+    """same: all rollouts of the group are sampled from one version throughout, that of the first to begin. When that version is
+    gone, a group of which nothing is sampled begins anew; else what is left of it ends Cancelled, and the group is smaller."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """By how many versions the one that a rollout began with may fall behind the pool's; further, and it begins anew."""
+
+    @model_validator(mode="after")
+    def _one_version_of_what(self) -> Self:
+        if self.group_version == "same" and self.n == 1 and self.group is None:
+            raise ValueError('`group_version: "same"` is about a group; give `n` or `group`, or leave it out')
+        return self
+
+    @property
+    def weights(self) -> WeightsDemand | None:
+        """What it asks of the weights once it has begun; None for nothing."""
+        demand = WeightsDemand(same=self.group_version == "same", max_staleness=self.max_staleness)
+        return demand if demand != WeightsDemand() else None
 
     @model_validator(mode="after")
     def _ids(self) -> Self:
@@ -143,8 +247,9 @@ class Timings(Wire):
 class Segment(Wire):
     """One unbroken token sequence. The four arrays have one length.
 
-    `loss_mask[i]` is 1 where the token was sampled by the policy; `logprobs[i]` (natural log, of the unscaled
-    distribution) and `weights_version[i]` are null wherever it was not.
+    `loss_mask[i]` is 1 where the token was sampled by the policy; `logprobs[i]` (natural log; of the model's own
+    distribution, or of the one drawn from where the request's `sampling.logprobs` is `processed`) and
+    `weights_version[i]` are null wherever it was not.
     """
 
     token_ids: list[int]
@@ -233,6 +338,12 @@ class RolloutView(Wire):
     finished_at: float | None
     cursor: int | None
     """Position in the stream of terminal records; null until terminal."""
+    weights_version: str | None = None
+    """Of the policy when its present or last attempt began."""
+    outdated: int = 0
+    """Attempts that were given up because their weights had become too old; they count as no retries."""
+    waiting: str | None = None
+    """What it waits for in the queue besides its turn."""
 
 
 class Trajectory(Wire):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_serializer
 
 from rollyard.kinds.pools import InferencePoolSpec, Patience, SandboxTemplate, Stages
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
@@ -86,6 +86,8 @@ class Endpoint(Message):
     """How long to wait for it."""
     dialect: Literal["openai", "sglang"] = "openai"
     """Which of its routes takes and gives token ids: `/v1/completions`, or SGLang's own `/generate`."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """Which logprobs it gives."""
 
 
 class LeaseRef(Message):
@@ -108,6 +110,11 @@ class Lease(LeaseRef):
     budgets: Budgets
     endpoints: dict[str, Endpoint] = {}
     """Role -> model server."""
+
+    @field_serializer("agent", "sampling", "budgets")
+    def _without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
+        """What a user may ask is read strictly: a node agent that is older than a field gets it only if it was set."""
+        return asked.model_dump(mode="json", exclude_defaults=True)
 
 
 # node agent -> server, over one WebSocket
@@ -242,6 +249,8 @@ class ResultHeader(Message):
     """Sampled tokens."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
+    weights_versions: list[str] = []
+    """All that sampled tokens have; empty from a node agent that does not say it."""
 
 
 class EngineHello(Message):
@@ -266,6 +275,8 @@ class WeightsOrder(Message):
     """Folder of a LoRA adapter on top of the pool's own weights."""
     checksum: str | None = None
     """`weights_version` of the folder; another content is refused. Null takes what is there."""
+    attempt: int = 1
+    """A higher one orders the same anew after it failed; who serves it already has nothing to do."""
 
 
 class EngineWelcome(Message):
@@ -276,6 +287,28 @@ class EngineWelcome(Message):
     """What node agents will show at the door."""
     weights: WeightsOrder | None = None
     """What to serve from the start; null for the model of the pool's spec."""
+
+
+class EngineLoad(Message):
+    """Totals since the engine's start; null is what it does not say. What they say together is in `inference/load.py`."""
+
+    life: int = 0
+    """Which start of the engine within its allocation: with each the totals begin at zero."""
+    at: float
+    """Seconds on the sender's monotonic clock when they were read."""
+    generated_tokens: int | None = None
+    prompt_tokens: int | None = None
+    """Those found in the prefix cache included."""
+    prefix_queries: int | None = None
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int | None = None
+    """Of those, found."""
+    preemptions: int | None = None
+    """Requests put back for want of key-value cache."""
+    first_tokens: int | None = None
+    """Requests that got their first token."""
+    first_token_seconds: float | None = None
+    """From arrival to first token, of all of them together."""
 
 
 class EngineHeartbeat(Message):
@@ -294,11 +327,15 @@ class EngineHeartbeat(Message):
     """How far it is with the last order; empty when it has done it."""
     weights_error: str = ""
     """Why it could not."""
+    weights_attempt: int | None = None
+    """`attempt` of the order that `Failed` is about; null from an engine that does not say it."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null when it does not say so."""
     kv_usage: float | None = None
     """Filled share of its key-value cache, 0 to 1; null when it does not say so."""
+    load: EngineLoad | None = None
+    """What it has done; null when it does not say so."""
 
 
 class EngineOrders(Message):

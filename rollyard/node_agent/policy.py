@@ -14,6 +14,7 @@ from rollyard.client.link import Backoff, Link
 from rollyard.errors import ContextExceeded, NoEndpoint, Unavailable
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint, LeaseRef, NewEndpoint
+from rollyard.tokens.answer import OnProgress
 from rollyard.tokens.client import TokenClient
 from rollyard.tokens.sampled import Sampled
 
@@ -45,6 +46,7 @@ class LeasedPolicy:
         self.endpoint = endpoint
         self._stop_ids = list(stop_ids)
         self._context = context_tokens
+        self._moving = asyncio.Lock()
         self.limit: asyncio.Timeout | None = None
         """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
         self._repin = False
@@ -53,7 +55,9 @@ class LeasedPolicy:
         """Ask before the next turn whether there is a better endpoint by now."""
         self._repin = True
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
+    ) -> Sampled:
         """One turn, whatever endpoints fail meanwhile.
 
         Raises ContextExceeded, EndpointLost, EndpointRefused, NoEndpoint, Fenced.
@@ -64,17 +68,20 @@ class LeasedPolicy:
         if limit < 1:
             raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {self._context}")
         return await self._tokens.complete_with_failover(
-            self._checkout, prompt_ids, sampling, limit, self._stop_ids, max_moves=MAX_MOVES
+            self._checkout, prompt_ids, sampling, limit, self._stop_ids, on_progress, max_moves=MAX_MOVES
         )
 
     async def _checkout(self, failed: str | None) -> Endpoint:
-        if failed is not None:
-            log.warning("endpoint %s failed in the middle of a turn", failed)
-            self.endpoint = await self._another(failed)
-        elif self._repin:
-            self.endpoint = await self._better()
-        self._repin = False
-        return self.endpoint
+        async with self._moving:  # calls of one agent at once lose the same endpoint once
+            if failed is None:
+                if self._repin:
+                    self.endpoint = await self._better()
+                    self._repin = False
+            elif failed == self.endpoint.id:
+                log.warning("endpoint %s failed in the middle of a turn", failed)
+                self.endpoint = await self._another(failed)
+                self._repin = False
+            return self.endpoint
 
     async def _better(self) -> Endpoint:
         """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""

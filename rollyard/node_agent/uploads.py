@@ -91,4 +91,5 @@ def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:
         tokens=sum(t.response_length for t in outcome.turns),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
+        weights_versions=sorted({v for s in outcome.segments for v in s.weights_version if v is not None}),
     )

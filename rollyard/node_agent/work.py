@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 
 from rollyard.agents.loop import AgentRun, run_agent
 from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tools import Tools
+from rollyard.agents.toolset import SCHEMAS
 from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError
+from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
-from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings
+from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn
 from rollyard.kinds.wire import Lease, LeaseRef
+from rollyard.node_agent.harness import Harness
 from rollyard.node_agent.outcome import StageTimeout, failed
 from rollyard.node_agent.policy import ROLE, LeasedPolicy
 from rollyard.node_agent.stages import StagePools
@@ -24,6 +28,7 @@ from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.sandbox import Sandbox, Sandboxes
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.tool_calls import parser_for
 
 AGENTS_SHARE = 0.8
 """Of EVAL's budget, what the agent's work may use up: a solution that hangs must not look like a fault of ours."""
@@ -43,6 +48,17 @@ class Workshop:
     sandbox: SandboxTemplate
     stages: Stages
     node: str
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What the agent did, by the built-in loop or by a command."""
+
+    status: Status
+    segments: list[Segment]
+    turns: list[Turn]
+    breaks: dict[str, int]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Work:
@@ -101,10 +117,11 @@ class Work:
                 run, artifact = await self._agent(handler, sandbox, template)
         outcome = self._so_far = Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
-            segments=run.conversation.segments(),
+            metrics=run.metrics,
+            segments=run.segments,
             turns=run.turns,
             timings=self._times(),
-            breaks=_counted(run.conversation),
+            breaks=run.breaks,
             endpoint=self._endpoint,
             node=self._shop.node,
         )
@@ -114,25 +131,55 @@ class Work:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._in(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
             sandbox = await stack.enter_async_context(await self._shop.sandboxes.start(self._spec(handler)))
-            await sandbox.prepare([t for t in handler.tools(task) if t in ("bash", "ipython")])
+            await sandbox.prepare(["bash"] if self._lease.agent.command is not None else _prepared(handler.tools(task)))
             await handler.init(task, sandbox)
         return sandbox
 
-    async def _agent(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate) -> tuple[AgentRun, Artifact]:
+    async def _agent(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate) -> tuple[_Ran, Artifact]:
         """Running out of the stage's budget truncates; what was done by then is collected and scored."""
+        policy = self._shop.policy(self._lease, template)
+        if self._lease.agent.command is not None:
+            ran = await self._command(handler, sandbox, template, policy)
+        else:
+            ran = await self._loop(handler, sandbox, template, policy)
+        self._endpoint = policy.endpoint.id
+        budget = self._budget(Stage.INIT)
+        async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
+            return ran, await handler.collect(self._lease.task, sandbox)
+
+    async def _loop(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeasedPolicy) -> _Ran:
         lease, task = self._lease, self._lease.task
-        tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds)
-        policy = self._shop.policy(lease, template)
-        run = AgentRun(Conversation(template, handler.prompt(task), tools.schemas))
+        schemas = [SCHEMAS[name] for name in handler.tools(task)]
+        parser = parser_for(template, lease.agent.tool_parser, schemas)
+        tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
+        run = AgentRun(Conversation(template, handler.prompt(task), schemas), parser)
         try:
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
         except TimeoutError:
             run.status = Status.TRUNCATED
-        self._endpoint = policy.endpoint.id
-        budget = self._budget(Stage.INIT)
-        async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
-            return run, await handler.collect(task, sandbox)
+        return _Ran(run.status, run.conversation.segments(), run.turns, _counted(run.conversation))
+
+    async def _command(
+        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeasedPolicy
+    ) -> _Ran:
+        """The harness is stopped with the budget; what it had sampled by then is the trajectory."""
+        lease, agent = self._lease, self._lease.agent
+        terms = Terms(
+            model=lease.endpoints[ROLE].model,
+            sampling=lease.sampling,
+            fixed=agent.sampling == "rollout",
+            max_calls=agent.max_turns,
+            tool_parser=agent.tool_parser,
+            sample_index=lease.sample_index,
+        )
+        session = Session(secrets.token_hex(16), template, policy, terms)
+        status, metrics = Status.TRUNCATED, {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
+                status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
+                metrics = {"harness_exit_code": float(code)} if code is not None else {}
+        return _Ran(status, session.segments(), session.turns(), session.breaks(), metrics)
 
     # EVAL
 
@@ -141,7 +188,8 @@ class Work:
         async with self._in(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
             score = await self._score(handler, run, AGENTS_SHARE * budget)
         timings = run.outcome.timings.model_copy(update={"eval": self._timings["eval"]})
-        update = {"reward": score.reward, "metrics": dict(score.metrics), "timings": timings}
+        metrics = {**run.outcome.metrics, **score.metrics}
+        update = {"reward": score.reward, "metrics": metrics, "timings": timings}
         return run.outcome.model_copy(update=update)
 
     async def _score(self, handler: TaskHandler, run: RunResult, seconds: float) -> Score:
@@ -189,6 +237,10 @@ class Work:
 
     def _times(self) -> Timings:
         return Timings(**self._timings)
+
+
+def _prepared(tools: Sequence[str]) -> list[str]:
+    return [tool for tool in tools if tool in ("bash", "ipython")]
 
 
 def _counted(conversation: Conversation) -> dict[str, int]:

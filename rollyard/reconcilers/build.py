@@ -56,7 +56,7 @@ def build_manager(
         informers=[allocations, inference_pools, rollout_pools],
         controllers=[
             Controller("Allocation", jobs),
-            Controller("InferencePool", pool(InferenceTrade(endpoints, rollouts, rollout_pools.list))),
+            Controller("InferencePool", pool(InferenceTrade(endpoints, rollouts, rollout_pools.list, clock))),
             Controller("RolloutPool", pool(RolloutTrade(agents, rollouts, inference_pools.get))),
         ],
         beside=[feed.run, submitter.run, OrphanSweep(store, driver, feed, workspace).run],
@@ -77,6 +77,11 @@ def build_manager(
     def pool_changed(old: InferencePool | RolloutPool | None, new: InferencePool | RolloutPool | None) -> None:
         seen = new or old
         assert seen is not None
+        if isinstance(seen, InferencePool):
+            meta = seen.metadata
+            endpoints.follow(
+                (meta.namespace, meta.name), new.status.weights if isinstance(new, InferencePool) else None
+            )
         if _declared(old) != _declared(new):  # and not for what its own look wrote
             manager.add(seen.key)
         if (_declared(old), _is_ready(old)) == (_declared(new), _is_ready(new)):
@@ -108,7 +113,10 @@ def _declared(pool: Pool | None) -> tuple[object, ...] | None:
     if pool is None:
         return None
     meta = pool.metadata
-    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers
+    operation = pool.status.weights.operation if isinstance(pool, InferencePool) else None
+    pending = operation is not None and operation.phase == "Pending"
+    asked = (operation.target.version, operation.started_at) if operation is not None and pending else None
+    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, asked
 
 
 def _is_ready(pool: Pool | None) -> bool:

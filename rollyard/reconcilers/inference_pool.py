@@ -1,23 +1,33 @@
-"""What is an InferencePool's own: endpoints and the sessions on them."""
+"""What is an InferencePool's own: endpoints, the sessions on them, and the weights that they serve."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from rollyard.inference.endpoints import Endpoints, EndpointState
+from rollyard.clock import Clock, as_exact_datetime
+from rollyard.inference.endpoints import Endpoints, EndpointState, PoolKey
+from rollyard.inference.figures import status
+from rollyard.inference.orders import Serving, denial
+from rollyard.inference.weights import Step, advance
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import EndpointStatus, InferencePool, Pool, RolloutPool
+from rollyard.kinds.figures import Figures
+from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.reconcilers.coarse import CoarseFigures
 from rollyard.reconcilers.demand import Report, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
-from rollyard.reconcilers.trade import Look
+from rollyard.reconcilers.trade import Fact, Look
 from rollyard.rollouts.service import Rollouts
 
 
 class InferenceTrade:
     def __init__(
-        self, endpoints: Endpoints, rollouts: Rollouts, rollout_pools: Callable[[], list[RolloutPool]]
+        self, endpoints: Endpoints, rollouts: Rollouts, rollout_pools: Callable[[], list[RolloutPool]], clock: Clock
     ) -> None:
         self._endpoints = endpoints
+        self._clock = clock
+        self._coarse = CoarseFigures(clock)
         self._rollouts = rollouts
         self._rollout_pools = rollout_pools
 
@@ -31,13 +41,31 @@ class InferenceTrade:
         states = self._endpoints.of_pool((meta.namespace, meta.name))
         by_uid = {state.uid: state for state in states if state.uid}
         members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
+        serving = [self._serving(m.allocation) for m in members if _takes_part(m, pool)]
+        step = self._weights(pool, serving)
         return Look(
             members=members,
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
-            details={"endpoints": [_status(state, held) for state in states]},
+            details={**self._details((meta.namespace, meta.name), states, held), "weights": step.weights},
             problem=self._problem(pool, states),
             full=_full(states, held),
+            conditions=_facts(step.weights, serving),
+            said=list(step.said),
         )
+
+    def _weights(self, pool: InferencePool, serving: Sequence[Serving]) -> Step:
+        if pool.spec.engine.external is not None or pool.metadata.deletion_timestamp is not None:
+            return Step(pool.status.weights)
+        return advance(pool.status.weights, pool.spec.model.path, serving, as_exact_datetime(self._clock.time()))
+
+    def _serving(self, allocation: Allocation) -> Serving:
+        meta = allocation.metadata
+        return self._endpoints.serving(meta.uid, f"{meta.namespace}/{meta.name}")
+
+    def _details(self, key: PoolKey, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
+        coarse, silent = self._coarse.of(key, states), Figures()
+        shown = [status(state, held, coarse.endpoints.get(state.endpoint.id, silent)) for state in states]
+        return {"endpoints": shown, "load": coarse.total}
 
     async def _sessions_asked(self, pool: InferencePool) -> int:
         """Held and asked for, by the rollouts of all RolloutPools that use this pool; one for each role it plays there."""
@@ -59,6 +87,8 @@ class InferenceTrade:
         if complaints:
             word, _, rest = complaints[0].reason.partition(":")
             return word, f"{complaints[0].endpoint.id}: {rest.strip()}"
+        if updating := [s for s in states if s.reason == "WeightsUpdating"]:
+            return "WeightsUpdating", f"{len(updating)} of {len(states)} engines are loading other weights"
         loading = [s for s in states if not s.ready]
         if loading:
             return "Loading", f"{len(loading)} of {len(states)} engines: {loading[0].reason}"
@@ -76,6 +106,36 @@ def _full(states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
     return "; ".join(f"{s.endpoint.id}: {s.admission.why}" for s in taking)
 
 
+def _takes_part(member: Member, pool: InferencePool) -> bool:
+    """In an update of the weights: it has an engine, which stays, and serves the model in the spec."""
+    allocation = member.allocation
+    return (
+        member.active
+        and allocation.status.binding is not None
+        and allocation.spec.model in (None, pool.spec.model.path)
+    )
+
+
+def _facts(weights: WeightsStatus, serving: Sequence[Serving]) -> list[Fact]:
+    """Whether every endpoint serves the current weights, and if not why."""
+    operation, current = weights.operation, weights.current
+    if operation is not None and operation.under_way:
+        message = f"{operation.done} of {operation.total} endpoints serve {operation.target.version}"
+        return [Fact("WeightsCurrent", False, "Updating", message)]
+    if operation is not None and operation.phase == "Failed":
+        return [Fact("WeightsCurrent", False, "UpdateFailed", operation.message)]
+    if current is None:
+        unknown = Fact("WeightsCurrent", False, "Unknown", f"no endpoint has said yet what {weights.model} holds")
+        return [unknown] if weights.history else []
+    have = sum(s.version == current.version for s in serving)
+    message = f"{have} of {len(serving)} endpoints serve {current.version}"
+    if have == len(serving):
+        return [Fact("WeightsCurrent", True, "Current", message)]
+    without = next(s for s in serving if s.version != current.version)
+    why = denial(weights, without)
+    return [Fact("WeightsCurrent", False, "EndpointsWithout", f"{message}; {without.id}: {why}")]
+
+
 def _member(allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
     """By sessions and not by requests: between two turns an engine is idle, and the rollout's cache is on it."""
     live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
@@ -86,18 +146,3 @@ def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> 
     """One for each that counts and has once been ready: it has something to say, whether or not it is heard now."""
     heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
     return [Report() if state is None else Report(state.waiting, state.kv_usage) for state in heard]
-
-
-def _status(state: EndpointState, held: Mapping[str, int]) -> EndpointStatus:
-    return EndpointStatus(
-        id=state.endpoint.id,
-        url=state.endpoint.url,
-        sessions=held.get(state.endpoint.id, 0),
-        weights_version=state.endpoint.weights_version,
-        ready=state.ready,
-        reason=state.reason,
-        capacity=state.capacity,
-        draining=state.drain,
-        max_sessions=state.admission.limit,
-        full=state.admission.why,
-    )

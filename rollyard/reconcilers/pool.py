@@ -211,6 +211,8 @@ class PoolReconciler:
             return pool
         written = await self._store.update(changed, "status")
         assert isinstance(written, Pool)
+        for said in look.said:
+            await self._recorder.say(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
         if scale.desired != before.replicas.desired:
             message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
             await self._recorder.say(pool, "Scaled", message)
@@ -227,6 +229,7 @@ class PoolReconciler:
             "WaitingForAllocations",
             "WaitingForSlurm",
             "Loading",
+            "WeightsUpdating",
         )
         await self._recorder.say(pool, new.reason, new.message, "Warning" if bad else "Normal")
 
@@ -251,6 +254,8 @@ class PoolReconciler:
         conditions = self._renewal(pool, members, conditions)
         conditions = self._limited(pool, scale, conditions)
         conditions = self._admitting(pool, look, conditions)
+        for fact in look.conditions:
+            conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         words = "all allocations are given back" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
@@ -325,6 +330,7 @@ def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: 
             index=index,
             template_hash=template_hash(pool),
             template=pool.spec.allocation,
+            model=pool.spec.model.path if isinstance(pool, InferencePool) else None,
             drain_timeout_seconds=pool.spec.renewal.drain_timeout_seconds,
             successor_of=of,
             after_job=after_job,

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rollyard.inference.weights import Said
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pools import Pool
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.scaling import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A condition, but for the times."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,10 @@ class Look:
     """(reason, message) of what keeps it from being ready that allocations alone do not tell."""
     full: str = ""
     """Why it takes no more sessions though it is ready; empty while it does."""
+    conditions: list[Fact] = field(default_factory=list)
+    """Further conditions."""
+    said: list[Said] = field(default_factory=list)
+    """Events to write once the status is."""
 
 
 class Trade(Protocol):

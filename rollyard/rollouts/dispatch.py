@@ -15,11 +15,13 @@ from rollyard.clock import Clock
 from rollyard.errors import RollyardError
 from rollyard.kinds.pools import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, Grant, Lease
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
+from rollyard.rollouts.freshness import POLICY, Served, allowed
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.step import Granted, step
-from rollyard.store.base import RolloutRecord, Store, Transaction
+from rollyard.store.base import GroupVersions, RolloutRecord, Store, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,22 @@ class Placement(Protocol):
     """Where the endpoints come from; `inference.Endpoints` is one."""
 
     def heap(self, pool: tuple[str, str]) -> Checkout: ...
+
+    def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
+
+    def versions(self, pool: tuple[str, str], *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        ...
+
+
+def served_in(placement: Placement, pool: RolloutPool) -> Served:
+    """The weights that the agents of a RolloutPool sample from."""
+    name = pool.spec.inference.get(POLICY)
+    if name is None:
+        return Served()
+    key = (pool.metadata.namespace, name)
+    ready = frozenset(placement.versions(key, ready=True).values())
+    return Served(placement.weights(key), placement.versions(key, ready=False), ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +147,9 @@ class Dispatcher:
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
         rooms = [_Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}) for a in agents]
+        served = served_in(self._placement, pool)
         heaps = {name: self._placement.heap((key[0], name)) for name in pool.spec.inference.values()}
-        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps))
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
             agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
@@ -144,26 +163,29 @@ class Dispatcher:
             self.wake(key)
 
     def _grant(
-        self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room], heaps: Mapping[str, Checkout]
+        self,
+        tx: Transaction,
+        key: PoolKey,
+        pool: RolloutPool,
+        rooms: list[_Room],
+        heaps: Mapping[str, Checkout],
+        served: Served,
     ) -> list[_Granted]:
         """In the writer: pick, step, put. `heaps`: by InferencePool."""
         now = self._clock.time()
-        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now)
+        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
             mates: dict[str | None, Mapping[str, Endpoint]] = {}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
-                mate = mates.get(record.group, {})  # the rollouts of a group begin with the same prompt
-                endpoints: dict[str, Endpoint] = {}
-                for role, name in pool.spec.inference.items():
-                    warm = [record.endpoints[role]] if role in record.endpoints else []
-                    warm += [mate[role].id] if role in mate else []
-                    found = heaps[name].checkout(node=room.agent.identity.node, warm=warm)
-                    if found is not None:
-                        endpoints[role] = found
-                if len(endpoints) < len(pool.spec.inference):
+                allow = _allows(tx, record, served)
+                endpoints = _endpoints(pool, record, room.agent, heaps, mates.get(record.group, {}), allow)
+                if endpoints is None and allow is None:
                     break  # a role has no endpoint that is ready and not full; its pool's conditions say why
+                if endpoints is None:
+                    room.free[Stage.INIT] += 1
+                    continue  # those with the weights that it may have are full; what is behind it may have others
                 if record.group is not None:
                     mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
@@ -174,12 +196,48 @@ class Dispatcher:
         tx: Transaction, record: RolloutRecord, agent: NodeAgent, endpoints: dict[str, Endpoint], now: float
     ) -> _Granted:
         ids = {role: endpoint.id for role, endpoint in endpoints.items()}
-        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids))
+        version = endpoints[POLICY].weights_version if POLICY in endpoints else None
+        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids, version))
         return _Granted(agent, tx.put(after), endpoints)
 
 
+def _endpoints(
+    pool: RolloutPool,
+    record: RolloutRecord,
+    agent: NodeAgent,
+    heaps: Mapping[str, Checkout],
+    mate: Mapping[str, Endpoint],
+    allow: Callable[[Endpoint], bool] | None,
+) -> dict[str, Endpoint] | None:
+    """One for each role, of those allowed; None where a role finds none.
+
+    `mate`: what the last of its group got, for the rollouts of a group begin with the same prompt.
+    """
+    chosen: dict[str, Endpoint] = {}
+    for role, name in pool.spec.inference.items():
+        warm = [record.endpoints[role]] if role in record.endpoints else []
+        warm += [mate[role].id] if role in mate else []
+        limit = allow if role == POLICY else None
+        found = heaps[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
+        if found is None:
+            return None
+        chosen[role] = found
+    return chosen
+
+
+def _allows(tx: Transaction, record: RolloutRecord, served: Served) -> Callable[[Endpoint], bool] | None:
+    versions = allowed(record, _group(tx, record), served)
+    return None if versions is None else lambda endpoint: endpoint.weights_version in versions
+
+
+def _group(tx: Transaction, record: RolloutRecord) -> GroupVersions:
+    if record.group is None or record.weights is None or not record.weights.same:
+        return GroupVersions()
+    return tx.group_versions(record.namespace, record.group)
+
+
 def _matches(
-    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, stage: Stage
+    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, served: Served, stage: Stage
 ) -> Iterator[tuple[RolloutRecord, _Room]]:
     """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
     last: RolloutRecord | None = None
@@ -187,8 +245,11 @@ def _matches(
         takers = [r for r in rooms if r.free[stage] > 0]
         limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
         kinds = {kind for r in takers for kind in r.agent.kinds}
-        page = tx.queued([key], [stage], now, limit, kinds=kinds, after=last)
+        minima = served.minima if stage is Stage.INIT else None
+        page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, after=last)
         for record in page:
+            if stage is Stage.INIT and allowed(record, _group(tx, record), served) == frozenset():
+                continue  # its group is bound to a version that no endpoint has room for now
             able = (r for r in takers if r.takes(record, stages, now))
             room = max(able, key=lambda r: r.free[stage], default=None)
             if room is not None:

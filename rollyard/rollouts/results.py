@@ -38,8 +38,8 @@ def decompress(frame: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(frame, max_output_size=MAX_RESULT_BYTES)
 
 
-def view(record: RolloutRecord, stage: Stage | None = None) -> RolloutView:
-    """The record as listed; `stage` is what its holder last said, where that is fresher."""
+def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
+    """The record as listed; `stage` is what its holder last said, where that is fresher; `waiting`: what it waits for."""
     return RolloutView(
         id=record.id,
         namespace=record.namespace,
@@ -59,6 +59,9 @@ def view(record: RolloutRecord, stage: Stage | None = None) -> RolloutView:
         created_at=record.created_at,
         finished_at=record.finished_at,
         cursor=record.cursor,
+        weights_version=record.weights_version,
+        outdated=record.outdated,
+        waiting=waiting,
     )
 
 

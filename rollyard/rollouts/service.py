@@ -12,7 +12,9 @@ from rollyard.errors import Fenced, NotFound, Unavailable
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.wire import Cancel, LeaseRef, ResultHeader
 from rollyard.rollouts.agents import Agents
+from rollyard.rollouts.freshness import Verdict
 from rollyard.rollouts.leases import Key, Leases
+from rollyard.rollouts.pace import Pace
 from rollyard.rollouts.step import (
     Cancelled,
     Effect,
@@ -21,18 +23,20 @@ from rollyard.rollouts.step import (
     Event,
     Finished,
     Lost,
+    Outdated,
     Requeued,
     RunStored,
     StopHolder,
     step,
 )
 from rollyard.rollouts.submission import accept, expand
-from rollyard.store.base import RolloutFilter, RolloutRecord, Store, Transaction
-from rollyard.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
+from rollyard.store.base import Demanding, GroupVersions, RolloutFilter, RolloutRecord, Store, Transaction
+from rollyard.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_OUTDATED
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
+Judge = Callable[[Demanding, GroupVersions], Verdict | None]
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
 
@@ -44,6 +48,7 @@ class Rollouts:
         self._clock = clock
         self._agents = agents
         self.leases = leases
+        self.pace = Pace(clock)
         self.wake: Callable[[Key, float], None] = lambda pool, at: None
         """Called with a pool, and when (Unix seconds), whenever there is work to hand out."""
         self._ended = asyncio.Event()
@@ -151,15 +156,17 @@ class Rollouts:
 
     # node agents
 
-    async def run_stored(self, ref: LeaseRef, holder_uid: str, blob: bytes) -> None:
-        """RUN is done. Raises Fenced; the same word said twice is no error."""
+    async def run_stored(
+        self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
+    ) -> None:
+        """RUN is done. `versions`: the weights it was sampled from. Raises Fenced; the same word said twice is no error."""
         now = self._clock.time()
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
             record = _held(tx, ref, holder_uid)
             if record.stage is Stage.EVAL and record.fence == ref.fence and record.leased:
                 return []
-            return [(record, RunStored(now, ref.fence, tx.add_blob(blob)))]
+            return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions))]
 
         await self._change(change)
 
@@ -187,6 +194,26 @@ class Rollouts:
             LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
         except Fenced:
             self._drop_void(ref)
+
+    async def judge_weights(self, pool: Key, judge: Judge) -> int:
+        """Begin anew, or end, what `judge` says of all that asks something of the weights; answers how many."""
+        now = self._clock.time()
+
+        def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            found: list[tuple[RolloutRecord, Event]] = []
+            for demanding in tx.demanding(pool):
+                alone = demanding.group is None or not demanding.weights.same
+                group = GroupVersions() if alone else tx.group_versions(pool[0], str(demanding.group))
+                verdict = judge(demanding, group)
+                record = tx.get(pool[0], demanding.id) if verdict is not None else None
+                if verdict is not None and record is not None:
+                    found.append((record, _event(record, verdict, now)))
+            return found
+
+        changed = await self._change(pick)
+        for record in changed:
+            ROLLOUTS_OUTDATED.labels("Ended" if record.status.terminal else "BegunAnew").inc()
+        return len(changed)
 
     async def lose_allocation(self, uid: str) -> None:
         """Its job has certainly ended: take its leases back without waiting for them to run out."""
@@ -256,6 +283,7 @@ class Rollouts:
 
     def _tell(self, record: RolloutRecord) -> None:
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        self.pace.ended((record.namespace, record.pool), record.status)
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
@@ -269,6 +297,12 @@ class Rollouts:
         if lease is not None and lease.fence <= ref.fence:
             log.info("lease %s of rollout %s had ended in the store already", ref.fence, ref.id)
             self.leases.discard(ref.namespace, ref.id)
+
+
+def _event(record: RolloutRecord, verdict: Verdict, now: float) -> Event:
+    if verdict.ends:
+        return Cancelled(now, verdict.reason, verdict.message)
+    return Outdated(now, record.fence, verdict.reason, verdict.message)
 
 
 def _held(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:

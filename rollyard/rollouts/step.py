@@ -8,6 +8,7 @@ this function: whatever process dies, what follows is one of the events below.
       ^  ^                  |                          |
       |  +--- Lost ---------+                          |      Lost: the lease came back undone; costs no retry
       |       Finished(InfraFailed), retries left      |      a fault of ours: counted, with back-off, until spent
+      |       Outdated, not at EVAL                    |      its weights became too old: begun anew, costs no retry
       +------------------------------------------------+      at EVAL the stored run is scored again, not run again
 
     Cancelled: from anywhere that is not terminal, at once.
@@ -26,6 +27,8 @@ from rollyard.store.base import BlobRef, RolloutRecord
 
 MAX_LOSSES = 20
 """Leases that may come back undone before a rollout counts as one that ends its node agents."""
+MAX_OUTDATED = 10
+"""Attempts given up for their weights before a rollout counts as one that is too slow for what it asks."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -37,6 +40,8 @@ class Granted:
     holder: str
     node: str
     endpoints: Mapping[str, str]
+    weights_version: str | None = None
+    """Of the policy's endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class RunStored:
     at: float
     fence: int
     run: BlobRef
+    versions: frozenset[str] = frozenset()
+    """All weights that it was sampled from, as far as the holder says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,23 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Outdated:
+    """Its weights are no longer what it asked for."""
+
+    at: float
+    fence: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     at: float
     reason: str = "Cancelled"
     message: str = "cancelled on request"
 
 
-Event = Granted | EndpointMoved | RunStored | Finished | Lost | Cancelled
+Event = Granted | EndpointMoved | RunStored | Finished | Lost | Outdated | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +144,9 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             _check_fence(record, event.fence)
             return replace(record, endpoints={**record.endpoints, event.role: event.endpoint}), ()
         case RunStored():
-            _check_fence(record, event.fence)
-            return replace(record, stage=Stage.EVAL, run=event.run), ()
+            return _store_run(record, event)
+        case Outdated():
+            return _outdate(record, event)
         case Lost():
             return _lose(record, event)
         case Finished():
@@ -152,6 +170,7 @@ def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
         node=event.node,
         fence=record.fence + 1,
         endpoints=dict(event.endpoints),
+        weights_version=event.weights_version if record.stage is not Stage.EVAL else record.weights_version,
         queued_seconds=record.queued_seconds + max(0.0, event.at - record.queued_at),
     )
 
@@ -162,6 +181,36 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
     error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
     stop = (StopHolder(record.holder, record.fence),) if record.holder else ()
     return _end(record, Status.CANCELLED, None, error, record.result, {}, event.at), (*stop, Ended())
+
+
+def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    """What was sampled across an update, where one version was asked for, is sampled again."""
+    _check_fence(record, event.fence)
+    others = event.versions - {record.weights_version}
+    if record.weights is not None and record.weights.same and others:
+        message = (
+            f"it was sampled from {', '.join(sorted(event.versions))}, and its group from {record.weights_version}"
+        )
+        return _outdate(record, Outdated(event.at, event.fence, "WeightsMixed", message))
+    return replace(record, stage=Stage.EVAL, run=event.run), ()
+
+
+def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    _check_fence(record, event.fence)
+    if record.stage is Stage.EVAL:
+        return record, ()  # all of it is sampled
+    assert record.holder is not None
+    stop = StopHolder(record.holder, record.fence)
+    error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
+    record = replace(record, outdated=record.outdated + 1, error=error)
+    if record.outdated > MAX_OUTDATED:
+        words = (
+            f"begun {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
+        )
+        error = error.model_copy(update={"message": words})
+        return _end(record, Status.CANCELLED, None, error, None, {}, event.at), (stop, Ended())
+    queued, effects = _requeue(record, event.at, event.at)
+    return queued, (stop, *effects)
 
 
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -199,6 +248,7 @@ def _requeue(record: RolloutRecord, now: float, not_before: float) -> tuple[Roll
         status=Status.QUEUED,
         holder=None,
         node=None,
+        weights_version=None if again else record.weights_version,
         attempt=record.attempt + (1 if again else 0),
         queued_at=now,
         not_before=not_before,

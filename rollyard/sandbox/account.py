@@ -66,7 +66,8 @@ def node_cache() -> Path:
         return chosen
     for folder in (chosen, SYSTEM_CACHE):
         if not folder.exists() and folder == SYSTEM_CACHE:
-            folder.mkdir(mode=0o755, parents=True)
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
         if folder.exists() and sandbox_account().can_reach(folder):
             return folder
     return SYSTEM_CACHE

@@ -13,14 +13,17 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     """`folder`, made by `fill` in an empty folder beside it unless it is there already. Others who need it wait."""
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.parent.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.chmod(0o755)  # whatever the umask: sandboxes may run as another user
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
             return folder
         growing = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(growing, ignore_errors=True)
-        growing.mkdir(mode=0o755)
+        growing.mkdir()
+        growing.chmod(0o755)
         try:
             fill(growing)
             os.rename(growing, folder)

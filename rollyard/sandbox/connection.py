@@ -13,7 +13,7 @@ from typing import Any
 
 from rollyard.errors import SandboxLost
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 1 << 30
 _LENGTHS = struct.Struct("!II")
 Header = dict[str, Any]

@@ -110,6 +110,7 @@ def _make_skeleton(folder: Path) -> None:
     (folder / "etc" / "ld.so.cache").touch()
     for name, text in _ETC.items():
         (folder / "etc" / name).write_text(text)
+    _open_to_all(folder)
 
 
 def _mount_points(cache: Path) -> Path:
@@ -119,3 +120,11 @@ def _mount_points(cache: Path) -> Path:
 def _make_mount_points(folder: Path) -> None:
     for place in _MOUNT_POINTS:
         (folder / place[1:]).mkdir(parents=True)
+    _open_to_all(folder)
+
+
+def _open_to_all(folder: Path) -> None:
+    """Whatever the umask of who made it: sandboxes may run as another user."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)

@@ -37,10 +37,12 @@ END_SECONDS = 5.0
 class Sandbox:
     """One isolated environment. Its calls raise SandboxLost when it is gone, and never for what the task does."""
 
-    def __init__(self, sandbox_id: str, launcher: _Launcher, connection: Connection) -> None:
+    def __init__(self, sandbox_id: str, launcher: _Launcher, connection: Connection, gate: socket.socket) -> None:
         self.id = sandbox_id
         self._launcher = launcher
         self._connection = connection
+        self._gate = gate
+        """Through it the agent hands over the sockets that listen inside."""
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -90,8 +92,21 @@ class Sandbox:
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
 
+    async def listen(self) -> socket.socket:
+        """A socket for us to accept on that listens inside, on a free port of the sandbox's own 127.0.0.1.
+
+        Whatever connects comes from this one sandbox. The caller closes it.
+        """
+        await self._call({"op": "listen"}, b"", FILE_SECONDS)
+        # it was sent before the reply
+        _, fds, _, _ = socket.recv_fds(self._gate, 1, 1)
+        listener = socket.socket(fileno=fds[0])
+        listener.set_inheritable(False)
+        return listener
+
     async def close(self) -> None:
         """End every process of the sandbox; all it wrote is gone. May be called twice."""
+        self._gate.close()
         self._connection.abort("the sandbox was closed")
         await self._launcher.end()
 
@@ -132,7 +147,7 @@ class Sandboxes:
         root = await asyncio.to_thread(self._images.root, spec.image)
         argv = self._runtime.command(root, spec.limits, self._own, agent_argv(self._own))
         launcher, ours = await _Launcher.start(argv)
-        connection = Connection()
+        gate, connection = _send_gate(ours), Connection()
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
             await self._greet(connection, launcher)
@@ -140,9 +155,10 @@ class Sandboxes:
         except BaseException:
             connection.abort("the sandbox was given up before it was ready")
             ours.close()
+            gate.close()
             await launcher.end()
             raise
-        sandbox = Sandbox(secrets.token_hex(6), launcher, connection)
+        sandbox = Sandbox(secrets.token_hex(6), launcher, connection, gate)
         self._open = {other for other in self._open if other.alive} | {sandbox}
         return sandbox
 
@@ -240,6 +256,16 @@ class _Launcher:
         size = os.fstat(self._complaints).st_size
         text = os.pread(self._complaints, 2000, max(0, size - 2000)).decode(errors="replace").strip()
         return f": {text}" if text else ""
+
+
+def _send_gate(ours: socket.socket) -> socket.socket:
+    """Our end of a new Unix socket, whose other end the agent gets with the first byte of its standard input."""
+    gate, its = socket.socketpair()
+    # an agent that died at once is found out by the greeting
+    with its, suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(ours, [b"G"], [its.fileno()])
+    gate.setblocking(False)
+    return gate
 
 
 def _text(output: bytes) -> str:

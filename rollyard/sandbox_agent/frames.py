@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 Header = dict[str, Any]
-PROTOCOL = 1
+PROTOCOL = 2
 """Named in the hello message; raised when a frame of one side could be misread by the other."""
 
 _LENGTHS = struct.Struct("!II")

@@ -19,6 +19,7 @@ from rollyard.sandbox_agent.children import Children
 from rollyard.sandbox_agent.editor import edit
 from rollyard.sandbox_agent.files import read_file, write_file
 from rollyard.sandbox_agent.frames import PROTOCOL, Header, Stream
+from rollyard.sandbox_agent.gate import listen, take_gate
 from rollyard.sandbox_agent.lane import Call, Lane
 from rollyard.sandbox_agent.python import Python
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
@@ -35,9 +36,10 @@ class Route:
 
 
 class Server:
-    def __init__(self, stream: Stream, settings: Settings) -> None:
+    def __init__(self, stream: Stream, gate: socket.socket, settings: Settings) -> None:
         children = Children()
         self._stream = stream
+        self._gate = gate
         self._shell = Shell(settings, children)
         self._python = Python(settings, children)
         bash = Lane("bash", stream, self._shell)
@@ -52,6 +54,7 @@ class Server:
             "edit": Route(files, _edit),
             "read": Route(files, _read),
             "write": Route(files, _write),
+            "listen": Route(files, self._listen),
         }
 
     def serve(self) -> None:
@@ -82,6 +85,9 @@ class Server:
         done = self._python.run(body.decode("utf-8", "replace"), header["timeout"])
         return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
 
+    def _listen(self, header: Header, body: bytes) -> Answer:
+        return {"port": listen(self._gate)}, b""
+
 
 def _edit(header: Header, body: bytes) -> Answer:
     output, ok = edit(header["command"], header["path"], header["arguments"])
@@ -110,15 +116,17 @@ def _refused(error: OSError) -> Answer:
 
 def main() -> None:
     _hear_signals()
-    stream = Stream(_take_stdin())
+    stdin = _take_stdin()
+    stream = Stream(stdin)
     _hide()
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError, EOFError):
+        gate = take_gate(stdin)
         stream.send(
             {"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version}
         )
         frame = stream.receive()
         if frame is not None:
-            Server(stream, Settings.of_message(frame[0])).serve()
+            Server(stream, gate, Settings.of_message(frame[0])).serve()
     # At once and with everything: as process 1 of the sandbox we take every other process along.
     os._exit(0)
 

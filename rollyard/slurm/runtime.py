@@ -25,6 +25,7 @@ from rollyard.store.journal import LOCAL, file_system_of
 
 STAGE = Path(__file__).with_name("stage.sh")
 KEPT = 3
+PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
 """Archives of earlier releases: jobs that still wait in the queue name them."""
 
 
@@ -83,10 +84,10 @@ def _own() -> Iterator[tuple[Path, str]]:
 
 
 def _distributions() -> list[Distribution]:
-    """Of Rollyard's dependencies and the task handlers', each once; not Rollyard itself."""
-    handlers = {e.dist.name for e in entry_points(group="rollyard.tasks") if e.dist is not None}
+    """Of Rollyard's dependencies and the plug-ins' of node agents, each once; not Rollyard itself."""
+    plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
     found: dict[str, Distribution] = {}
-    _close({"rollyard", *handlers}, found)
+    _close({"rollyard", *plug_ins}, found)
     return [found[name] for name in sorted(found) if name != "rollyard"]
 
 

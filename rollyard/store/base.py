@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsDemand
 
 T = TypeVar("T")
 
@@ -84,6 +84,14 @@ class RolloutRecord:
     finished_at: float | None = None
     cursor: int | None = None
     """Position among terminal records; given by the store when the status becomes terminal."""
+    min_weights_version: str | None = None
+    """It is leased to nothing older."""
+    weights: WeightsDemand | None = None
+    """What it asks of the weights once it has begun; None for nothing, so that most records are never looked at for it."""
+    weights_version: str | None = None
+    """Of the policy when the lease was given; gone with it where the sampling is to be done again."""
+    outdated: int = 0
+    """Leases taken back because the weights had become too old. Not retries; bounded all the same."""
 
     @property
     def leased(self) -> bool:
@@ -107,12 +115,13 @@ class Transaction(Protocol):
         limit: int,
         *,
         kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         """Records waiting for a lease in these (namespace, pool)s, those in back-off at `now` left out.
 
-        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `after`: in each stage
-        only what stands behind this record.
+        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `minima`: without those
+        that ask for a least version which is none of these; `after`: in each stage only what stands behind this record.
         """
         ...
 
@@ -124,7 +133,43 @@ class Transaction(Protocol):
         """Endpoint id -> live rollouts on it: leased, in INIT or RUN."""
         ...
 
+    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
+        """What has not ended in this (namespace, pool) and asks something of the weights."""
+        ...
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        """Which weights the rollouts of a group were sampled from, or are."""
+        ...
+
     def add_blob(self, data: bytes) -> BlobRef: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Demanding:
+    """Of a record that asks something of the weights, what decides about it."""
+
+    id: str
+    group: str | None
+    stage: Stage
+    leased: bool
+    endpoints: Mapping[str, str]
+    weights: WeightsDemand
+    weights_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVersions:
+    """Of rollouts that were cancelled, or that broke down, it says nothing."""
+
+    sampled: frozenset[str] = frozenset()
+    """Of those whose sampling is done."""
+    begun: frozenset[str] = frozenset()
+    """Of those that are being sampled."""
+
+    @property
+    def fixed(self) -> str | None:
+        """The one that the group is bound to; None while nothing of it has begun."""
+        return min(self.sampled or self.begun, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from itertools import islice
 from rollyard.errors import Conflict
 from rollyard.kinds.rollout import Stage
 from rollyard.store import queries, rows
-from rollyard.store.base import BlobRef, RolloutRecord
+from rollyard.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
 from rollyard.store.writer import Unit
 
 _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
@@ -80,12 +80,13 @@ class RolloutTransaction:
         limit: int,
         *,
         kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
             return found  # SQLite finds no plan for that
-        also, values = _narrowed(kinds, after)
+        also, values = _narrowed(kinds, minima, after)
         for stage in (s for s in _LATEST_FIRST if s in stages):
             room = limit - len(found)
             if room <= 0:
@@ -117,15 +118,34 @@ class RolloutTransaction:
                 counts[endpoint] = counts.get(endpoint, 0) + records
         return counts
 
+    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
+        return [rows.demanding_from(r) for r in self._db.execute(rows.DEMANDING, pool)]
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        found: dict[bool, set[str]] = {True: set(), False: set()}
+        for stage, ended, version in self._db.execute(
+            "SELECT DISTINCT stage, cursor IS NOT NULL, weights_version FROM rollouts INDEXED BY rollouts_by_group "
+            'WHERE namespace = ? AND "group" = ? AND weights_version IS NOT NULL '
+            "AND status NOT IN ('Cancelled', 'InfraFailed')",
+            (namespace, group),
+        ):
+            found[bool(ended) or stage == Stage.EVAL].add(version)
+        return GroupVersions(frozenset(found[True]), frozenset(found[False]))
+
     def add_blob(self, data: bytes) -> BlobRef:
         return self._unit.packs.add(data)
 
 
-def _narrowed(kinds: Collection[str] | None, after: RolloutRecord | None) -> tuple[str, list[object]]:
+def _narrowed(
+    kinds: Collection[str] | None, minima: Collection[str] | None, after: RolloutRecord | None
+) -> tuple[str, list[object]]:
     """Further conditions on a queue, and their values."""
     also, values = "", list[object]()
     if kinds is not None:
         also, values = f"AND task_kind IN ({', '.join('?' * len(kinds))})", [*kinds]
+    if minima is not None:
+        also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
+        values += minima
     if after is not None:
         also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # the first part is what the index understands
         values += [after.priority, after.priority, after.seq]

@@ -8,8 +8,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from rollyard.kinds.rollout import RolloutError, Stage, Status
-from rollyard.store.base import BlobRef, RolloutRecord
+from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsDemand
+from rollyard.store.base import BlobRef, Demanding, RolloutRecord
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
@@ -37,12 +37,14 @@ _CODECS: dict[str, Codec] = {
     "result": _BLOB,
     "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
     "summary": (mapping_text, mapping_of),
+    "weights": (WeightsDemand.model_dump_json, WeightsDemand.model_validate_json),
 }
 """Field -> to a column's value, and back; None stays None."""
 
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
 _FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
+_FIXED |= {"min_weights_version", "weights"}
 _MOVING = [name for name in _COLUMNS if name not in _FIXED]
 
 _NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
@@ -85,3 +87,16 @@ _DECODE = [(i, _CODECS[n][1]) for i, n in enumerate(_FIELDS) if n in _CODECS]
 
 def from_row(row: Iterable[Any]) -> RolloutRecord:
     return RolloutRecord(*_translate(row, _DECODE))
+
+
+DEMANDING = (
+    'SELECT id, "group", stage, holder IS NOT NULL, endpoints, weights, weights_version FROM rollouts '
+    "INDEXED BY rollouts_demanding WHERE namespace = ? AND pool = ? AND weights IS NOT NULL AND cursor IS NULL ORDER BY seq"
+)
+"""With a namespace and a pool; its rows are for `demanding_from`."""
+
+
+def demanding_from(row: tuple[Any, ...]) -> Demanding:
+    id, group, stage, leased, endpoints, weights, version = row
+    demand = WeightsDemand.model_validate_json(weights)
+    return Demanding(id, group, Stage(stage), bool(leased), mapping_of(endpoints), demand, version)

@@ -52,7 +52,15 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+_VERSION_2 = """
+ALTER TABLE rollouts ADD COLUMN min_weights_version TEXT;
+ALTER TABLE rollouts ADD COLUMN weights TEXT;
+ALTER TABLE rollouts ADD COLUMN weights_version TEXT;
+ALTER TABLE rollouts ADD COLUMN outdated INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 """Script n brings a database from version n to n + 1; a released one is never changed."""
 
 

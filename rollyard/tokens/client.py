@@ -1,7 +1,6 @@
-"""Token ids in, token ids out: a client of `/v1/completions` in vLLM's shape that loses nothing it was sent.
+"""Token ids in, token ids out: a client of model servers in vLLM's shapes that loses nothing it was sent.
 
 Answers are streamed, so that the ids received before a failure are kept and another endpoint goes on from there.
-No message of an error here holds a token or a header.
 """
 
 from __future__ import annotations
@@ -9,27 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
 
 from rollyard.errors import ContextExceeded, EndpointRefused
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
-from rollyard.tokens import sglang
+from rollyard.tokens.answer import Answer, Asked, OnProgress, TooLong
 from rollyard.tokens.events import events
+from rollyard.tokens.probe import Way, Ways
 from rollyard.tokens.sampled import Sampled, StreamLost
 
 Checkout = Callable[[str | None], Awaitable[Endpoint]]
 """Given the id of the endpoint that failed, or None at first, says which to use. May raise EndpointError."""
-OnProgress = Callable[[Sequence[int]], None]
-"""Called with the ids of each chunk as it arrives."""
-
 GOLDEN = 0x9E3779B97F4A7C15
-MAX_MESSAGE = 300
 MAX_ERROR_BYTES = 1 << 16
-TOO_LONG = "maximum context length"
-"""How vLLM and the embedded engine begin to say that a prompt does not fit."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +61,7 @@ class TokenClient:
     def __init__(self, http: aiohttp.ClientSession, patience: Patience | None = None) -> None:
         self._http = http
         self._patience = patience
+        self._ways = Ways(http)
 
     async def complete(
         self,
@@ -79,34 +74,62 @@ class TokenClient:
     ) -> Sampled:
         """One turn from one endpoint.
 
-        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused, and ContextExceeded when the prompt leaves
-        no room for a token.
+        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused for a request that the endpoint does not
+        take or an answer that cannot be trained on, and ContextExceeded when the prompt leaves no room for a token.
         """
-        stream, patience = _Stream(endpoint, on_progress), self._patience or Patience.of(endpoint)
-        chunks = sglang.Chunks() if endpoint.dialect == "sglang" else None
-        if chunks is not None:
-            path, body = sglang.PATH, sglang.body(prompt_ids, sampling, max_tokens, stop_ids)
-        else:
-            path, body = "/v1/completions", _body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
-        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
-        url = endpoint.url.rstrip("/") + path
+        if sampling.logprobs != endpoint.logprobs:
+            raise EndpointRefused(
+                f"endpoint {endpoint.id} gives {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
+                f"{endpoint.logprobs}`, or set the pool's `engine.vllm.logprobsMode: {sampling.logprobs}`"
+            )
+        way = await self._ways.of(endpoint)
+        if way.context is not None:
+            max_tokens = min(max_tokens, way.context - len(prompt_ids))
+            if max_tokens < 1:
+                raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {way.context}")
         try:
-            async with asyncio.timeout(patience.first_token):
-                response = await self._http.post(
-                    url, json=body, headers=headers, timeout=timeout, allow_redirects=False
-                )
-            async with response:
-                if response.status != 200:
-                    async with asyncio.timeout(patience.next_token):
-                        text = await response.content.read(MAX_ERROR_BYTES)
-                    stream.fail(response.status, text.decode(errors="replace"))
-                async for event in events(response.content, patience.first_token, patience.next_token):
-                    stream.take(event if chunks is None else chunks.read(event))
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            if not stream.finished:
-                raise stream.lost(type(error).__name__) from error
-        return stream.result()
+            return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress)
+        except TooLong as error:
+            # some engines refuse a prompt that fits when what may be sampled behind it does not
+            room = error.limit - len(prompt_ids) if error.limit is not None else 0
+            if not 0 < room < max_tokens:
+                raise
+            return await self._ask(endpoint, way, prompt_ids, sampling, room, stop_ids, on_progress)
+
+    async def _ask(
+        self,
+        endpoint: Endpoint,
+        way: Way,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        on_progress: OnProgress | None,
+    ) -> Sampled:
+        asked = Asked(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
+        answer = Answer(endpoint, way.dialect, asked, on_progress)
+        body = way.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
+        try:
+            await self._stream(endpoint, way, body, answer)
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
+            if not answer.finished:
+                raise answer.lost(type(error).__name__) from error
+        return answer.result()
+
+    async def _stream(self, endpoint: Endpoint, way: Way, body: dict[str, Any], answer: Answer) -> None:
+        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        patience = self._patience or Patience.of(endpoint)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
+        url = endpoint.url.rstrip("/") + way.dialect.path
+        async with asyncio.timeout(patience.first_token):
+            response = await self._http.post(url, json=body, headers=headers, timeout=timeout, allow_redirects=False)
+        async with response:
+            if response.status != 200:
+                async with asyncio.timeout(patience.next_token):
+                    text = await response.content.read(MAX_ERROR_BYTES)
+                answer.fail(response.status, text.decode(errors="replace"))
+            async for event in events(response.content, patience.first_token, patience.next_token):
+                answer.take(event)
 
     async def complete_with_failover(
         self,
@@ -142,90 +165,20 @@ class TokenClient:
                 return Sampled(so_far.token_ids, so_far.logprobs, so_far.weights_versions, "length")
             except StreamLost as lost:
                 so_far = so_far.followed_by(lost.partial)
-                if whole := so_far.ended(stop_ids, max_tokens):
+                if whole := so_far.ended([*stop_ids, *sampling.stop_token_ids], max_tokens):
                     return whole
                 if moves == max_moves:
                     raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
                 moves, failed = moves + 1, endpoint.id
 
 
-class _Stream:
-    """Collects one answer and turns what goes wrong into our errors."""
-
-    def __init__(self, endpoint: Endpoint, on_progress: OnProgress | None) -> None:
-        self._endpoint = endpoint
-        self._on_progress = on_progress
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._finish_reason: str | None = None
-
-    def take(self, event: Any) -> None:
-        """One event: a chunk, an error in the middle of the stream, or a chunk with usage alone."""
-        if isinstance(event, dict) and isinstance(event.get("error"), dict):
-            self.fail(int(event["error"].get("code") or 500), str(event["error"].get("message", "")))
-        if not isinstance(event, dict) or not event.get("choices"):
-            return
-        choice = event["choices"][0]
-        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs") or []
-        if ids is None or len(ids) != len(logprobs):
-            raise EndpointRefused(
-                f"endpoint {self._endpoint.id} does not send token ids with their logprobs; "
-                "it must understand `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)"
-            )
-        self._ids += ids
-        self._logprobs += logprobs
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        if ids and self._on_progress:
-            self._on_progress(ids)
-
-    def fail(self, status: int, text: str) -> NoReturn:
-        """An HTTP status, or the code in an error event."""
-        message = self._plain(text)
-        if status == 400 and TOO_LONG in message:
-            raise ContextExceeded(message)
-        if 400 <= status < 500 and status not in (408, 429):
-            raise EndpointRefused(f"endpoint {self._endpoint.id} refused the request ({status}): {message}")
-        raise self.lost(f"{status}: {message}")
-
-    def lost(self, why: str) -> StreamLost:
-        return StreamLost(f"endpoint {self._endpoint.id} was lost ({why})", self._sampled("abort"))
-
-    @property
-    def finished(self) -> bool:
-        return self._finish_reason in ("stop", "length")
-
-    def result(self) -> Sampled:
-        if self._finish_reason is None:
-            raise self.lost("the stream ended early")
-        if not self.finished:
-            raise self.lost(f"finish_reason {self._finish_reason}")
-        return self._sampled(self._finish_reason)
-
-    def _sampled(self, finish_reason: str) -> Sampled:
-        versions = [self._endpoint.weights_version] * len(self._ids)
-        return Sampled(self._ids, self._logprobs, versions, finish_reason)
-
-    def _plain(self, text: str) -> str:
-        """A server may echo what it was sent: the token is taken out."""
-        if self._endpoint.token:
-            text = text.replace(self._endpoint.token, "…")
-        return " ".join(text.split())[:MAX_MESSAGE]
-
-
 def _moved(sampling: Sampling, drawn: int) -> Sampling:
-    if sampling.seed is None or not drawn:
+    """For the rest of a turn: another seed, and as many fewer of the least tokens."""
+    if not drawn:
         return sampling
-    return sampling.model_copy(update={"seed": seed_after(sampling.seed, drawn)})
-
-
-def _body(
-    model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
-) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "prompt": list(prompt_ids), "max_tokens": max_tokens, "stream": True}
-    body |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "stop_token_ids": list(stop_ids)}
-    body |= {"logprobs": 0, "return_token_ids": True}
-    if sampling.top_k is not None:
-        body["top_k"] = sampling.top_k
+    update: dict[str, Any] = {}
     if sampling.seed is not None:
-        body["seed"] = sampling.seed
-    return body
+        update["seed"] = seed_after(sampling.seed, drawn)
+    if sampling.min_tokens is not None:
+        update["min_tokens"] = max(sampling.min_tokens - drawn, 0)
+    return sampling.model_copy(update=update)

@@ -8,75 +8,17 @@ ids in their places, and the break is counted.
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
+from rollyard.tokens.rendering import Answer, Renderer, Rendering
 from rollyard.tokens.template import ChatTemplate, Message
+from rollyard.tokens.tool_calls import ToolCall
+from rollyard.tokens.track import Break, Cause, Placed, Track, shown_whole, text_before
+from rollyard.tokens.turn import SampledTurn, sampled_turn
 
-
-class Cause(StrEnum):
-    """Why a prefix broke."""
-
-    TEMPLATE_REWROTE = "TemplateRewrote"
-    """The text before or between sampled turns came out differently."""
-    TURN_DROPPED = "TurnDropped"
-    """A sampled turn is gone, repeated or elsewhere."""
-
-
-@dataclass(frozen=True)
-class Break:
-    turn: int
-    """Number of the turn that the new segment opens for, from 0."""
-    cause: Cause
-
-
-@dataclass(frozen=True)
-class _Rendering:
-    """The conversation's text, cut at the sampled turns: texts[i] stands before turns[i], texts[-1] behind them all."""
-
-    texts: list[str]
-    turns: list[int]
-
-
-@dataclass
-class _Track:
-    """A segment under way: everything up to the last sampled token."""
-
-    texts: list[str] = field(default_factory=list)
-    """As rendered, before each of `turns`."""
-    turns: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
-    weights_version: list[str | None] = field(default_factory=list)
-    prompt_length: int | None = None
-    """Known from the first sampled turn on."""
-    finish_reasons: list[str] = field(default_factory=list)
-
-    def extends_to(self, rendering: _Rendering) -> bool:
-        """White space right before a turn is no difference: templates without a generation prompt (Mistral's) put some
-        there that was the model's to sample."""
-        then = [text.rstrip() for text in self.texts]
-        return self.turns == rendering.turns and then == [text.rstrip() for text in rendering.texts[:-1]]
-
-    def append_prompt(self, ids: Sequence[int]) -> None:
-        self.ids += ids
-        self.logprobs += [None] * len(ids)
-        self.weights_version += [None] * len(ids)
-
-    def segment(self, prompt_length: int) -> Segment:
-        return Segment(
-            token_ids=list(self.ids),
-            loss_mask=[int(logprob is not None) for logprob in self.logprobs],
-            logprobs=list(self.logprobs),
-            weights_version=list(self.weights_version),
-            prompt_length=prompt_length,
-            extras={"finish_reasons": list(self.finish_reasons)},
-        )
+__all__ = ["Break", "Cause", "Conversation"]
 
 
 class Conversation:
@@ -87,24 +29,29 @@ class Conversation:
     ) -> None:
         self.breaks: list[Break] = []
         self._template = template
-        self._messages = list(messages)
-        self._tools = list(tools)
-        self._sampled: list[list[int]] = []
-        self._tracks = [_Track()]
-        self._rendering: _Rendering | None = None
+        self._renderer = Renderer(template, tools)
+        self._messages: list[Message | Answer] = list(messages)
+        self._sampled: list[SampledTurn] = []
+        self._tracks = [Track()]
+        self._settled = 0
+        """So many of the messages end with the last turn; what comes behind it may still be replaced."""
+        self._rendering: Rendering | None = None
         self._pending: list[int] = []
         """Ids of the last text: part of the next prompt, of a segment only once a turn is sampled behind them."""
-        # letters and digits alone, so that no template trims, escapes or splits it
-        self._nonce = f"sampled{secrets.token_hex(8)}turn"
-        self._placeholder = re.compile(rf"{self._nonce}(\d+)end")
+
+    @property
+    def segment_count(self) -> int:
+        return sum(track.prompt_length is not None for track in self._tracks)
 
     def prompt_ids(self) -> list[int]:
         """Ids for the next model call. Raises TaskError when the template refuses the conversation."""
         if self._rendering is None:
-            self._rendering = self._render()
-            if not self._tracks[-1].extends_to(self._rendering):
-                self._open_track(self._rendering)
-            self._pending = self._encode(self._rendering, len(self._rendering.turns))
+            rendering = self._renderer.render(self._messages)
+            difference = self._tracks[-1].difference(rendering, self._sampled)
+            if difference is not None:
+                self._open_track(rendering, Break(len(self._sampled), *difference))
+            self._pending = self._closing(rendering.texts[-1], new=difference is not None)
+            self._rendering = rendering
         return self._tracks[-1].ids + self._pending
 
     def add_sampled(
@@ -118,54 +65,102 @@ class Conversation:
         if not len(ids) == len(logprobs) == len(versions):
             raise ValueError(f"{len(ids)} ids, {len(logprobs)} logprobs and {len(versions)} versions: one each")
         prompt_length = len(self.prompt_ids())
-        rendering, self._rendering = self._rendering or self._render(), None
-        track = self._tracks[-1]
+        rendering, self._rendering = self._rendering, None
+        assert rendering is not None
+        track, number = self._tracks[-1], len(self._sampled)
+        turn = sampled_turn(self._template, ids, rendering.texts[-1])
         track.append_prompt(self._pending)
         track.texts.append(rendering.texts[-1])
-        track.turns.append(len(self._sampled))
+        track.turns.append(Placed(number, True))
         track.ids += ids
         track.logprobs += logprobs
         track.weights_version += versions
         track.finish_reasons.append(finish_reason)
         if track.prompt_length is None:
             track.prompt_length = prompt_length
-        self._messages.append({"role": "assistant", "content": f"{self._nonce}{len(self._sampled)}end"})
-        self._sampled.append(list(ids))
-        ended = bool(ids) and ids[-1] in self._template.stop_ids
-        return self._template.decode(ids[:-1] if ended else ids)
+        self._append(turn, ())
+        return turn.text
+
+    @property
+    def last(self) -> Answer:
+        """The turn sampled or recalled last; to be recalled in another conversation. Raises IndexError before any."""
+        answer = self._messages[self._settled - 1] if self._settled else None
+        if not isinstance(answer, Answer):
+            raise IndexError("nothing was sampled yet")
+        return answer
+
+    def add_recalled(self, answer: Answer) -> None:
+        """A turn that was sampled in another conversation, before any of this one: its ids stand here as context."""
+        self._append(answer.turn, answer.calls)
+        self._rendering = None
+
+    def replace_unanswered(self, messages: Sequence[Message]) -> None:
+        """Put these messages behind the last turn, in place of any that are there."""
+        if len(self._tracks) > 1 and self._tracks[-1].prompt_length is None:
+            # opened for a prompt that was never answered
+            self._tracks.pop()
+            self.breaks.pop()
+        self._messages[self._settled :] = messages
+        self._rendering = None
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Tool results, or what a user says."""
+        """What a user says, or anything else that is no answer to a call."""
         self._messages += messages
         self._rendering = None
+
+    def add_results(self, calls: Sequence[ToolCall], results: Sequence[str]) -> None:
+        """One result for each call of the turn sampled last, in the same order."""
+        answer = self._messages[-1]
+        if not isinstance(answer, Answer) or len(calls) != len(results):
+            raise ValueError("results follow a sampled turn, one for each of its calls")
+        answer.calls = tuple(calls)
+        ids = answer.call_ids()
+        self.add_messages(
+            [
+                {"role": "tool", "name": call.name, "tool_call_id": id, "content": result}
+                for call, id, result in zip(calls, ids, results, strict=True)
+            ]
+        )
 
     def segments(self) -> list[Segment]:
         """One for each unbroken sequence, up to its last sampled token."""
         return [track.segment(track.prompt_length) for track in self._tracks if track.prompt_length is not None]
 
-    def _render(self) -> _Rendering:
-        pieces = self._placeholder.split(self._template.render(self._messages, self._tools, True))
-        return _Rendering(texts=pieces[0::2], turns=[int(number) for number in pieces[1::2]])
+    def _append(self, turn: SampledTurn, calls: Sequence[ToolCall]) -> None:
+        self._messages.append(Answer(len(self._sampled), turn, tuple(calls)))
+        self._sampled.append(turn)
+        self._settled = len(self._messages)
 
-    def _open_track(self, rendering: _Rendering) -> None:
-        old = self._tracks[-1]
-        cause = Cause.TEMPLATE_REWROTE if old.turns == rendering.turns else Cause.TURN_DROPPED
-        self.breaks.append(Break(len(self._sampled), cause))
-        track = _Track(texts=rendering.texts[:-1], turns=list(rendering.turns))
-        for i, turn in enumerate(rendering.turns):
+    def _open_track(self, rendering: Rendering, broken: Break) -> None:
+        if self._tracks[-1].prompt_length is None:  # nothing was sampled on it, so nothing breaks
+            self._tracks[-1] = Track(opened_by=self._tracks[-1].opened_by)
+        else:
+            self.breaks.append(broken)
+            self._tracks.append(Track(opened_by=broken))
+        track = self._tracks[-1]
+        for seen, rendered in zip(rendering.turns, rendering.texts, strict=False):
+            turn = self._sampled[seen.number]
+            text, whole = text_before(rendered, seen, turn), shown_whole(seen, turn)
             # these were sampled behind another prefix, where they are trained on; here they are context
-            track.append_prompt(self._encode(rendering, i))
-            track.append_prompt(self._sampled[turn])
-        self._tracks.append(track)
+            track.append_prompt(self._closing(text, new=True))
+            track.append_prompt(turn.shown(whole)[0])
+            track.texts.append(text)
+            track.turns.append(Placed(seen.number, whole))
 
-    def _encode(self, rendering: _Rendering, i: int) -> list[int]:
-        """Ids of texts[i]. The template closes every turn; a turn that closed itself is not closed twice.
+    def _closing(self, text: str, *, new: bool) -> list[int]:
+        """Ids of the text behind the last turn. The template closes every turn; one that closed itself is not closed
+        twice. In a new segment the end is the template's, where that is another.
 
         The text is tokenised with its closing token and that one is taken off afterwards, so that a tokenizer which
         treats the start of a text differently sees the same boundary as in the whole.
         """
-        ids = self._template.encode(rendering.texts[i])
-        before = self._sampled[rendering.turns[i - 1]] if i else []
-        if before and before[-1] in self._template.stop_ids and ids[:1] == before[-1:]:
+        track, ids = self._tracks[-1], self._template.encode(text)
+        last = track.turns[-1] if track.turns else None
+        said = self._sampled[last.number].shown(last.whole)[0] if last else []
+        if not said or said[-1] not in self._template.stop_ids:
+            return ids
+        if ids[:1] == said[-1:]:
             return ids[1:]
+        if new:
+            track.drop_last()
         return ids

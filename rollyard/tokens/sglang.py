@@ -5,18 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.errors import EndpointRefused
 from rollyard.kinds.rollout import Sampling
 
 PATH = "/generate"
+RENAMED = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+ALIKE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+)
+UNKNOWN = ("allowed_token_ids", "bad_words")
 
 
-def body(prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> dict[str, Any]:
-    params: dict[str, Any] = {"max_new_tokens": max_tokens, "stop_token_ids": list(stop_ids)}
-    params |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    if sampling.top_k is not None:
-        params["top_k"] = sampling.top_k
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
+def body(
+    model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Raises EndpointRefused for what SGLang cannot do. `model`: it serves one alone."""
+    for name in UNKNOWN:
+        if getattr(sampling, name) is not None:
+            raise EndpointRefused(f"SGLang has no `{name}`; leave it out of `sampling`, or use a pool of vLLM")
+    given = {name: value for name in (*ALIKE, *RENAMED) if (value := getattr(sampling, name)) not in (None, [])}
+    params: dict[str, Any] = {RENAMED.get(name, name): value for name, value in given.items()}
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias.items()}
+    stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
+    params |= {"max_new_tokens": max_tokens, "stop_token_ids": stops, **sampling.extra}
     return {"input_ids": list(prompt_ids), "sampling_params": params, "return_logprob": True, "stream": True}
 
 
@@ -32,12 +51,17 @@ class Chunks:
             return event  # an error has the same shape in both
         meta = event["meta_info"]
         told, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
-        reason = (meta.get("finish_reason") or {}).get("type")
+        reason = meta.get("finish_reason")
+        choice = {
+            "finish_reason": reason,
+            "stop_reason": reason.get("matched") if isinstance(reason, dict) else None,
+            "prompt_tokens": meta.get("prompt_tokens"),
+        }
         if told is None:
-            return {"choices": [{"finish_reason": reason}]}
+            return {"choices": [choice]}
         new = told[self._seen :] if len(told) == total else told
         if self._seen + len(new) != total:
             raise ValueError(f"{self._seen} tokens and {len(new)} more are not the {total} that it counts")
         self._seen += len(new)
         ids, logprobs = [token[1] for token in new], [token[0] for token in new]
-        return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}]}
+        return {"choices": [{**choice, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}

@@ -35,6 +35,12 @@ class ChatTemplate:
             raise Invalid(f"{path} has no chat template; add chat_template.jinja to the folder")
         return cls(tokenizer, _stop_ids(path, tokenizer.eos_token_id))
 
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Raises TaskError when the template refuses the conversation."""
         from jinja2 import TemplateError
@@ -43,7 +49,10 @@ class ChatTemplate:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt, tokenize=False
             )
-        except TemplateError as error:
+        except (
+            TemplateError,
+            TypeError,
+        ) as error:  # a TypeError: what a template adds up or loops over is of another kind
             raise TaskError(f"the model's chat template refuses the conversation: {error}") from error
         return text
 

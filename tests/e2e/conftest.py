@@ -3,8 +3,9 @@
 import pytest
 from cluster import accounting_cluster, cluster, new_cluster
 from e2e_yard import yard
+from vllm_env import vllm_python
 
-__all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "yard"]
+__all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "vllm_python", "yard"]
 
 
 @pytest.fixture

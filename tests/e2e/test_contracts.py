@@ -157,6 +157,31 @@ async def test_a_missing_image_fails_the_task_and_says_so(served: tuple[Yard, As
     assert "/no/such/image" in trajectory.error.message
 
 
+@pytest.mark.parametrize(
+    ("wanted", "reason", "says"),
+    [
+        (
+            {"sampling": {"min_p": 0.5}},
+            "EndpointRefused",
+            "`min_p` is not supported by the embedded engine; leave it out",
+        ),
+        ({"sampling": {"logprobs": "processed"}}, "EndpointRefused", "ask for `sampling.logprobs: raw`"),
+        ({"agent": {"tool_parser": "klingon"}}, "TaskError", "there is no tool-call parser 'klingon'"),
+    ],
+)
+async def test_what_the_model_server_cannot_do_fails_the_rollout_at_once(
+    served: tuple[Yard, AsyncClient], wanted: dict[str, Any], reason: str, says: str
+) -> None:
+    yard, client = served
+    task = {"kind": "math", "problem": "1+1", "answer": "2"}
+    request = RolloutRequest.model_validate({"pool": "demo", "task": task, **wanted})
+    (trajectory,) = await yard.gather(client, await client.submit([request]))
+    assert (trajectory.status, trajectory.reward, trajectory.attempt) == (Status.FAILED, None, 1)
+    assert trajectory.error is not None
+    assert trajectory.error.reason == reason
+    assert says in trajectory.error.message
+
+
 async def test_a_missing_model_folder_is_a_condition_and_an_event(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     spec = {

@@ -12,17 +12,24 @@ from cluster import Cluster
 from e2e_yard import kill
 from slurm_field import Field, field_on
 
+from rollyard.engines.vllm_build import MARK
+
 # In vLLM's place: the first rank serves the tiny policy once the second has come to the address that it was told.
 PYTHON = """#!{python}
-import os, socket, subprocess, sys, time
+import json, os, socket, subprocess, sys, time
 
 words = sys.argv[1:]
+if words[0] == "-c":  # which vLLM is it?
+    options = ["--uds", "--headless", "--nnodes", "--node-rank", "--master-addr", "--master-port"]
+    told = {"version": "0.32.0", "device": "cuda", "named": True, "options": options}
+    print({mark!r} + (json.dumps(told) if "parse_args" in words[1] else "here"))
+    sys.exit()
 option = lambda name: words[words.index(name) + 1]
 rank, at = int(option("--node-rank")), (option("--master-addr"), int(option("--master-port")))
 if rank == 0:
     with socket.create_server(at) as server:
         other, _ = server.accept()
-        engine = ["-m", "rollyard.engines.embedded", "--model", option("--model"), "--uds", option("--uds")]
+        engine = ["-m", "rollyard.engines.embedded", "--model", words[words.index("serve") + 1], "--uds", option("--uds")]
         sys.exit(subprocess.call([{python!r}, *engine, "--served-name", option("--served-model-name")]))
 assert "--headless" in words
 while True:
@@ -41,7 +48,8 @@ async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> A
 
 def stand_in(folder: Path) -> str:
     python = folder / "vllm-python"
-    python.write_text(PYTHON.replace("{python!r}", repr(sys.executable)).replace("{python}", sys.executable))
+    text = PYTHON.replace("{python!r}", repr(sys.executable)).replace("{python}", sys.executable)
+    python.write_text(text.replace("{mark!r}", repr(MARK)))
     python.chmod(0o755)
     return str(python)
 

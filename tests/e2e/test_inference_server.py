@@ -140,3 +140,15 @@ async def test_what_keeps_an_engine_from_serving_is_said_in_the_pools_condition(
             return next((c.message for c in conditions if c.type == "Ready" and words in c.message), None)
 
         await yard.until(told, 20.0)
+
+
+async def test_an_interpreter_without_vllm_is_a_condition_that_says_what_one_can_do(yard: Yard) -> None:
+    async with yard.client() as client:
+        await apply(client, engine={"vllm": {"python": sys.executable}})
+
+        async def told() -> bool:
+            conditions = {c.type: c for c in (await pool(client)).status.conditions}
+            found = conditions.get("Ready")
+            return found is not None and found.status == "False" and "has no vLLM; install it there" in found.message
+
+        await yard.until(told)

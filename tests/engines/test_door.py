@@ -17,8 +17,8 @@ import pytest
 from aiohttp import web
 
 from rollyard.engines import door as module
-from rollyard.engines.command import EngineCommand
 from rollyard.engines.door import Door
+from rollyard.engines.process import EngineCommand
 from rollyard.engines.supervisor import Supervisor
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
@@ -48,6 +48,10 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
     return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
 
 
+async def nothing() -> EngineCommand:
+    return EngineCommand([])
+
+
 @contextlib.asynccontextmanager
 async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) -> AsyncIterator[Open]:
     server_tls, client_tls = certified
@@ -56,7 +60,7 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
     connector = aiohttp.TCPConnector(ssl=client_tls)
     async with (
-        Supervisor(EngineCommand([]), uds).session() as engine,
+        Supervisor(nothing, uds).session() as engine,
         aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
     ):
         door = Door(engine, TOKEN)
@@ -92,7 +96,7 @@ class Upstream:
             return web.json_response({"query": request.query_string, "headers": dict(request.headers)})
         if request.path == "/inference/v1/generate":
             return web.Response(body=await request.read(), status=418)
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"} if request.query.get("sse") else {})
         await response.prepare(request)
         await response.write(b"data: 1\n\n")
         if request.query.get("break"):
@@ -204,6 +208,10 @@ async def test_nothing_is_read_without_the_token(upstream: tuple[Upstream, Open]
     [
         ("POST", "/pause"),
         ("POST", "/collective_rpc"),
+        ("POST", "/control/pause"),
+        ("POST", "/control/load"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/update_weights"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/tokenize"),
         ("GET", "/v1/completions"),
@@ -270,3 +278,55 @@ async def test_an_answer_that_breaks_off_never_looks_complete(upstream: tuple[Up
         async with found.client.post("/v1/completions?break=1", json={}) as answer:
             await answer.read()
     await until(found.door.idle.is_set)
+
+
+# while the weights are changed
+
+
+async def test_a_request_waits_for_the_engine_and_is_refused_when_that_takes_too_long(
+    upstream: tuple[Upstream, Open],
+) -> None:
+    engine, found = upstream
+    generations = found.door.generations
+    generations.shut(0.0)
+    async with found.client.post("/v1/completions", json={}) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    assert engine.seen == []
+    async with found.client.get("/health") as answer:
+        assert answer.status == 200, "it can be looked at all the same"
+    generations.shut(WAIT_SECONDS)
+    waiting = asyncio.create_task(ask(found, b"late"))
+    await until(lambda: not found.door.idle.is_set())
+    generations.begin("v2", {})
+    generations.judge(proven=True)
+    generations.open()
+    assert await waiting == (b"late", "v2")
+
+
+async def ask(found: Open, body: bytes) -> tuple[bytes, str | None]:
+    async with found.client.post("/inference/v1/generate", data=body) as answer:
+        return await answer.read(), answer.headers.get("X-Rollyard-Weights-Version")
+
+
+async def test_what_new_weights_made_is_kept_back_until_they_are_proven(upstream: tuple[Upstream, Open]) -> None:
+    _, found = upstream
+    generations = found.door.generations
+    generations.begin("v2", {})
+    waiting = asyncio.create_task(ask(found, b"first"))
+    await until(lambda: generations._reads == 2)  # its head and its body
+    generations.begin("v3", {})  # v2 was never proven: the question is asked anew
+    await until(lambda: generations._reads == 4)
+    assert not waiting.done()
+    generations.judge(proven=True)
+    assert await waiting == (b"first", "v3")
+
+
+async def test_streams_that_are_cut_end_with_abort_after_what_was_read(upstream: tuple[Upstream, Open]) -> None:
+    engine, found = upstream
+    async with found.client.post("/v1/completions?sse=1", json={}) as answer:
+        assert await answer.content.readline() == b"data: 1\n"
+        found.door.generations.cut()
+        rest = await answer.read()
+    assert b'"finish_reason":"abort"' in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+    await asyncio.wait_for(engine.gone.wait(), WAIT_SECONDS)

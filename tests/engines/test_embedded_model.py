@@ -14,7 +14,8 @@ import pytest
 from rollyard.engines.embedded.cache import KVCache
 from rollyard.engines.embedded.config import read_config
 from rollyard.engines.embedded.model import Model, Span
-from rollyard.engines.embedded.weights import Array, load_weights
+from rollyard.engines.embedded.tensors import Array
+from rollyard.engines.embedded.weights import load_weights
 
 CAPACITY = 512
 Build = Callable[..., Path]

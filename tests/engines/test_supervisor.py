@@ -18,20 +18,41 @@ import pytest
 
 from rollyard.engines import process
 from rollyard.engines import supervisor as module
-from rollyard.engines.command import EngineCommand, engine_command
-from rollyard.engines.supervisor import EngineFailed, Health, Supervisor
+from rollyard.engines.command import engine_command
+from rollyard.engines.process import EngineCommand
+from rollyard.engines.supervisor import EngineFailed, Prepare, Supervisor
 from rollyard.kinds.pools import InferencePoolSpec
 
 WAIT_SECONDS = 30.0
+BRIEF = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(sys.argv[1])
+    server.listen()
+    for _ in range(2):  # /health, /metrics, and again
+        connection, _ = server.accept()
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
+        connection.close()
+raise ValueError("no")
+"""
+"""An engine that is ready once."""
 
 
-def embedded(model: Path, uds: Path) -> EngineCommand:
+def always(command: EngineCommand) -> Prepare:
+    async def prepare() -> EngineCommand:
+        return command
+
+    return prepare
+
+
+def embedded(model: Path, uds: Path) -> Prepare:
     spec = {"model": {"path": str(model)}, "engine": {"embedded": {}}, "replicas": 1}
-    return engine_command(InferencePoolSpec.model_validate(spec), uds)
+    return always(engine_command(InferencePoolSpec.model_validate(spec), uds))
 
 
-def program(text: str) -> EngineCommand:
-    return EngineCommand(["bash", "-c", text])
+def program(text: str) -> Prepare:
+    return always(EngineCommand(["bash", "-c", text]))
 
 
 @contextlib.asynccontextmanager
@@ -152,15 +173,40 @@ async def test_a_log_that_stalls_holds_up_nothing_but_the_log(tmp_path: Path, mo
 
 
 async def test_an_interpreter_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
-    supervisor = Supervisor(EngineCommand(["/no/python"]), tmp_path / "e")
+    supervisor = Supervisor(always(EngineCommand(["/no/python"])), tmp_path / "e")
     with pytest.raises(EngineFailed, match="EngineMissing: /no/python cannot be started: No such file"):
         await supervisor.run()
 
 
 async def test_an_engine_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     supervisor = Supervisor(program("exec sleep 300"), tmp_path / "e", startup_seconds=0.1)
-    with pytest.raises(EngineFailed, match="not ready after"):
+    with pytest.raises(EngineFailed, match=r"^StartupTimeout: it was not ready after 0\.1 s"):
         await asyncio.wait_for(supervisor.run(), WAIT_SECONDS)
+
+
+async def test_one_that_gets_ready_and_dies_again_and_again_is_given_up_as_a_crash_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CRASHES", 3)
+    uds, seen = tmp_path / "e", set()
+    supervisor = Supervisor(always(EngineCommand([sys.executable, "-c", BRIEF, str(uds)])), uds)
+    async with running(supervisor) as task:
+        while not task.done():
+            seen.add(supervisor.health.reason.partition(":")[0])
+            await asyncio.sleep(0.01)
+        with pytest.raises(
+            EngineFailed, match=r"^CrashLoop: ended 3 times in a row, the last time: exit code 1: ValueError: no"
+        ):
+            task.result()
+    assert {"Loading", "", "EngineDied", "Restarting"} <= seen
+
+
+async def test_memory_that_ran_out_has_a_word_of_its_own(tmp_path: Path) -> None:
+    says = "echo 'ERROR 11-21 11:42:53 [core.py:7] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'; exit 1"
+    with pytest.raises(
+        EngineFailed, match=r"^OutOfMemory: OutOfMemoryError: CUDA out of memory\. Tried to allocate 2 GiB$"
+    ):
+        await asyncio.wait_for(Supervisor(program(says), tmp_path / "e").run(), WAIT_SECONDS)
 
 
 async def test_workers_that_an_engine_leaves_behind_are_ended_before_it_is_started_again(tmp_path: Path) -> None:
@@ -171,11 +217,3 @@ async def test_workers_that_an_engine_leaves_behind_are_ended_before_it_is_start
             Supervisor(program(f"{worker} & echo leader; exit 1"), tmp_path / "e").run(), WAIT_SECONDS
         )
     await until(lambda: processes(mark) == [])
-
-
-def test_load_is_read_from_one_engine_or_several_and_from_older_versions() -> None:
-    load = {"num_requests_running": (3, 5), "num_requests_waiting": (0, 7), "kv_cache_usage_perc": (0.5, 0.9)}
-    gauges = [f'vllm:{name}{{engine="{n}"}} {value}' for name, both in load.items() for n, value in enumerate(both)]
-    assert module._load("\n".join(gauges)) == Health(True, "", 8, 7, 0.7)
-    assert module._load("vllm:gpu_cache_usage_perc 0.25\n").kv_usage == 0.25
-    assert module._load("") == Health(True, "", 0, None, None), "what is not said is not nothing"

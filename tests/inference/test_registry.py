@@ -34,7 +34,7 @@ class Yard:
 
     def register(self, name: str, port: int = 1, capacity: float = 1.0) -> None:
         endpoint = Endpoint(id=name, url=f"https://{name}:{port}", model="m", weights_version="", tokenizer="/t")
-        self.endpoints.register(POOL, identity(name), endpoint, capacity)
+        self.endpoints.register(POOL, identity(name), endpoint, capacity=capacity)
 
     def beat(self, name: str, *, ready: bool = True, **load: float) -> None:
         state = self.endpoints.get(name)

@@ -36,8 +36,9 @@ async def listening(app: web.Application) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def chunk(ids: list[int], finish: str | None = None) -> bytes:
-    choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}, "finish_reason": finish}
+def chunk(prompt: list[int], ids: list[int], finish: str | None = None) -> bytes:
+    choice: dict[str, Any] = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}}
+    choice |= {"prompt_token_ids": prompt, "finish_reason": finish, "stop_reason": ids[-1] if finish else None}
     return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
@@ -54,14 +55,14 @@ def engine(way: str, prompts: list[list[int]]) -> web.Application:
         first = len(prompt)
         if way == "mute":
             await asyncio.sleep(30)
-        await answer.write(chunk([first, first + 1]))
+        await answer.write(chunk(prompt, [first, first + 1]))
         if way == "idle":
             await asyncio.sleep(30)
         if way == "broken":
             assert request.transport is not None
             request.transport.abort()
             return answer
-        await answer.write(chunk([first + 2], "stop") + b"data: [DONE]\n\n")
+        await answer.write(chunk(prompt, [first + 2], "stop") + b"data: [DONE]\n\n")
         return answer
 
     app = web.Application()
@@ -154,7 +155,12 @@ async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -
         for end in (2, 5):
             told = tokens[:end] if whole else tokens[{2: 0, 5: 2}[end] : end]
             reason = {"type": "stop", "matched": 5} if end == 5 else None
-            meta = {"output_token_logprobs": told, "completion_tokens": end, "finish_reason": reason}
+            meta = {
+                "output_token_logprobs": told,
+                "completion_tokens": end,
+                "prompt_tokens": 2,
+                "finish_reason": reason,
+            }
             await answer.write(f"data: {json.dumps({'text': '', 'meta_info': meta})}\n\n".encode())
         await answer.write(b"data: [DONE]\n\n")
         return answer
@@ -162,7 +168,7 @@ async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -
     app = web.Application()
     app.add_routes([web.post("/generate", generate)])
     async with listening(app) as url:
-        first = endpoint("first", url).model_copy(update={"dialect": "sglang"})
+        first = endpoint("first", url).model_copy(update={"dialect": "sglang", "ca": False})
         async with policy(Yard(), first, tmp_path) as leased:
             sampled = await leased.sample([10, 11], Sampling(max_tokens=9, temperature=0.5))
     assert (sampled.token_ids, sampled.finish_reason) == ([1, 2, 3, 4, 5], "stop")

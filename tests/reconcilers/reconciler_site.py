@@ -105,7 +105,7 @@ class Site:
     def _new_process(self) -> None:
         """What a server has in memory, as it is right after a start."""
         clock = SystemClock()
-        self.agents, self.leases = Agents(), Leases(clock, 60.0)
+        self.agents, self.leases, self.endpoints = Agents(), Leases(clock, 60.0), Endpoints(clock)
         self.rollouts = Rollouts(self.store, clock, self.agents, self.leases)
         self.manager = build_manager(
             self.store,
@@ -113,7 +113,7 @@ class Site:
             SnapshotFeed(self.line, clock),
             self.workspace,
             self.agents,
-            Endpoints(clock),
+            self.endpoints,
             self.rollouts,
             clock,
         )

@@ -12,6 +12,7 @@ import pytest
 
 from rollyard.sandbox.account import node_cache, sandbox_account
 from rollyard.sandbox.cache import build_once
+from rollyard.sandbox.images import default_root
 from rollyard.sandbox.python import own_python
 
 
@@ -74,3 +75,15 @@ def test_our_python_needs_nothing_of_the_machine() -> None:
     )
     assert done.stdout.startswith(f"{own} {own}/lib")
     assert sandbox_account().can_reach(own)
+
+
+def test_what_sandboxes_see_is_open_to_them_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        root = default_root(tmp_path / "cache")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
+    shut = [p for p in made if not p.is_symlink() and not p.name.endswith(".lock") and not p.stat().st_mode & 0o004]
+    assert shut == []
+    assert root.folder.is_dir()

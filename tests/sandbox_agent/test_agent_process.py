@@ -26,10 +26,14 @@ def agent() -> Iterator[tuple[Stream, subprocess.Popen[bytes]]]:
     ours.settimeout(20)
     own = own_python(node_cache())
     argv = [part.replace(OWN, str(own)) for part in agent_argv(own)]
+    gate, its_gate = socket.socketpair()
     with its:
         process = subprocess.Popen(argv, stdin=its)
+    with its_gate:
+        socket.send_fds(ours, [b"G"], [its_gate.fileno()])
     stream = Stream(ours)
-    yield stream, process
+    with gate:
+        yield stream, process
     stream.close()
     assert process.wait(10) == 0
 

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from store_samples import pool
 
 from rollyard.errors import Superseded, Unavailable
+from rollyard.kinds.rollout import Stage
 from rollyard.store import database, journal
 from rollyard.store.base import BlobRef
 from rollyard.store.blobs import PackWriter, read_blob
@@ -88,6 +90,26 @@ async def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(Unavailable, match="start the newer version"):
         await SqliteStore.open(tmp_path)
+
+
+async def test_rollouts_of_an_older_schema_go_on(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "rollyard.db") as db:
+        db.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1;")
+        db.execute(
+            "INSERT INTO rollouts (seq, namespace, id, digest, pool, task_kind, sample_index, mode, priority, created_at, "
+            "status, stage, attempt, faults, losses, fence, endpoints, queued_at, not_before, queued_seconds, summary) "
+            "VALUES (1, 'n', 'r', 'd', 'p', 'math', 0, 'train', 0, 1, 'Queued', 'INIT', 1, 0, 0, 0, '{}', 1, 0, 0, '{}')"
+        )
+        db.execute("INSERT INTO requests VALUES (1, '{}')")
+    db.close()
+    store = await SqliteStore.open(tmp_path)
+    (found,) = await store.transact(lambda tx: tx.queued([("n", "p")], [Stage.INIT], 2.0, 5, minima=()))
+    assert (found.min_weights_version, found.weights, found.weights_version, found.outdated) == (None, None, None, 0)
+    await store.transact(lambda tx: tx.put(replace(found, weights_version="v1", outdated=1)))
+    kept = await store.get_rollout("n", "r")
+    assert kept is not None
+    assert (kept.weights_version, kept.outdated) == ("v1", 1)
+    await store.close()
 
 
 async def test_an_object_of_another_version_is_named(tmp_path: Path) -> None:

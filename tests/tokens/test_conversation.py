@@ -182,6 +182,10 @@ def test_a_template_that_rewrites_the_past_opens_a_segment(spy: Any) -> None:
     third = conversation.prompt_ids()
     conversation.add_sampled([70, stop], [-6.0, -7.0], "v2", "stop")
     assert conversation.breaks == [Break(2, Cause.TEMPLATE_REWROTE)]
+    why = conversation.breaks[0].why
+    assert why.startswith("before turn 0, behind ")
+    assert "the template had '[TOOLS] [" in why
+    assert "now '<|im_start|>user" in why
     one, two = conversation.segments()
     assert one.token_ids == [*second, 60, stop]
     assert second[: len(first) + 3] == [*first, 50, 51, stop]
@@ -194,6 +198,7 @@ def test_a_template_that_rewrites_the_past_opens_a_segment(spy: Any) -> None:
     assert third == [token for piece in pieces for token in piece]
     assert sampled_runs(conversation) == [[50, 51, stop, 60, stop], [70, stop]]
     assert one.extras == {"finish_reasons": ["stop", "stop"]}
+    assert two.extras == {"finish_reasons": ["stop"], "opened_by": {"cause": "TemplateRewrote", "why": why}}
 
 
 def test_a_template_that_forgets_a_turn_opens_a_segment_without_it(spy: Any) -> None:

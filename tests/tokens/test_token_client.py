@@ -52,7 +52,9 @@ def chunk(ids: list[int], finish_reason: str | None = None, **more: Any) -> dict
 
 def stream(*events: Any, then: str = "done") -> Answer:
     async def answer(server: Server, request: web.Request, response: web.StreamResponse) -> None:
-        for event in events:
+        for i, event in enumerate(events):
+            if i == 0 and event.get("choices") and "prompt" in server.asked[-1]:
+                event["choices"][0].setdefault("prompt_token_ids", server.asked[-1]["prompt"])
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
         if then == "die" and request.transport is not None:
             request.transport.close()
@@ -116,8 +118,8 @@ async def test_a_connection_is_used_again(client: TokenClient, endpoint: Endpoin
 
 
 async def test_a_first_chunk_of_any_length_is_read(client: TokenClient, endpoint: Endpoint, server: Server) -> None:
-    server.scripts = [stream(chunk([5], prompt_token_ids=[123456] * 200_000), chunk([2], "stop"))]
-    assert (await client.complete(endpoint, PROMPT, Sampling(), 8, [2])).token_ids == [5, 2]
+    server.scripts = [stream(chunk([5]), chunk([2], "stop"))]
+    assert (await client.complete(endpoint, [123456] * 100_000, Sampling(), 8, [2])).token_ids == [5, 2]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ async def test_a_request_that_is_wrong_is_refused(
     assert says in str(await failure(client, endpoint, EndpointRefused))
 
 
-TOO_LONG = (400, '{"error": {"message": "This model\'s maximum context length is 4 tokens. However, ..."}}')
+TOO_LONG = (400, '{"error": {"message": "This model\'s maximum context length is 3 tokens. However, ..."}}')
 
 
 async def test_a_prompt_that_does_not_fit(client: TokenClient, endpoint: Endpoint, server: Server) -> None:
@@ -234,3 +236,215 @@ def test_a_continued_seed_stays_in_range() -> None:
     seeds = {seed_after(seed, drawn) for seed in (-(2**63), -1, 0, 2**63 - 1) for drawn in range(100)}
     assert len(seeds) == 400
     assert all(-(2**63) <= seed < 2**63 for seed in seeds)
+
+
+def logprobs(*values: Any) -> dict[str, Any]:
+    return {"logprobs": {"token_logprobs": list(values)}}
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([chunk([5, 2], "stop", prompt_token_ids=[1, 2])], "another prompt"),
+        ([chunk([5, 2], "stop", prompt_token_ids=[0, 1, 2, 3])], "another prompt"),
+        ([chunk([5, 2], "stop", prompt_token_ids=None)], "prompt's ids back"),
+        ([chunk([5], **logprobs(float("nan")))], "nan"),
+        ([chunk([5], **logprobs(float("-inf")))], "-inf"),
+        ([chunk([5], **logprobs(-9999.0))], "-9999.0"),
+        ([chunk([5], **logprobs(0.5))], "0.5"),
+        ([chunk([5], **logprobs(None))], "None"),
+        ([chunk([5, 6], **logprobs(-0.5))], "token ids with their logprobs"),
+        ([chunk([5] * 9, "length")], "more than the 8"),
+        ([chunk([5, 6], "stop")], "token 6, which ends no turn"),
+        ([chunk([5, 6], "stop", stop_reason=7)], "token 6, which ends no turn"),
+        ([chunk([], "stop")], "without a token"),
+    ],
+)
+async def test_an_answer_that_cannot_be_trained_on_is_refused(
+    client: TokenClient, endpoint: Endpoint, server: Server, events: Any, says: str
+) -> None:
+    server.scripts = [stream(*events)]
+    assert says in str(await failure(client, endpoint, EndpointRefused))
+
+
+async def test_a_turn_may_end_by_a_text_or_by_a_token_of_the_request(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    server.scripts = [stream(chunk([5, 6], "stop", stop_reason="END")), stream(chunk([5, 7], "stop", stop_reason=7))]
+    for sampling in (Sampling(stop=["END"]), Sampling(stop_token_ids=[7])):
+        assert (await client.complete(endpoint, PROMPT, sampling, 8, [2])).finish_reason == "stop"
+    assert server.asked[0]["stop"] == ["END"]
+    assert server.asked[1]["stop_token_ids"] == [2, 7]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
+        (400, "The decoder prompt (length 9000) is longer than the maximum model length of 8192."),
+        (400, "the request exceeds the available context size, try increasing it"),
+        (400, '{"error": {"message": "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"}}'),
+        stream({"error": {"message": "This model's maximum context length is 2 tokens.", "code": 400}}),
+        stream(chunk([], {"type": "abort", "message": "longer than the model's context length (4096 tokens)"})),
+        stream(chunk([], "length")),
+    ],
+)
+async def test_no_room_left_is_no_fault_of_the_endpoint(
+    client: TokenClient, endpoint: Endpoint, server: Server, script: Any
+) -> None:
+    server.scripts = [script, script]  # the second: asked for less, where the engine says how much it takes
+    await failure(client, endpoint, ContextExceeded)
+
+
+async def test_less_is_asked_for_where_the_engine_wants_room_for_all_of_it(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    words = "This model's maximum context length is 5 tokens. However, you requested 11 tokens (3 in the prompt, 8 ...)"
+    server.scripts = [(400, json.dumps({"error": {"message": words}})), stream(chunk([5, 6], "length"))]
+    assert (await client.complete(endpoint, PROMPT, Sampling(), 8, [2])).token_ids == [5, 6]
+    assert [asked["max_tokens"] for asked in server.asked] == [8, 2]
+
+
+async def test_tokens_carry_the_weights_that_the_stream_names(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    def weights(version: str) -> dict[str, str]:
+        return {"object": "rollyard.weights", "weights_version": version}
+
+    first = chunk([5], prompt_token_ids=PROMPT)
+    server.scripts = [stream(weights("v7"), first, chunk([6]), weights("v8"), chunk([7, 2], "stop"))]
+    sampled = await client.complete(endpoint, PROMPT, Sampling(), 8, [2])
+    assert sampled.weights_versions == ["v7", "v7", "v8", "v8"]
+
+
+WHOLE = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "seed": 4,
+    "min_tokens": 2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1.5},
+    "allowed_token_ids": [2, 5],
+    "bad_words": ["no"],
+    "stop": ["END"],
+}
+
+
+async def test_sampling_passes_through_whole(client: TokenClient, endpoint: Endpoint, server: Server) -> None:
+    server.scripts = [stream(chunk([5, 2], "stop")), stream(chunk([2], "stop"))]
+    extra = {"spaces_between_special_tokens": False, "vllm_xargs": {"a": 1}}
+    await client.complete(endpoint, PROMPT, Sampling.model_validate({**WHOLE, "extra": extra}), 8, [2])
+    await client.complete(endpoint, PROMPT, Sampling(), 8, [2])
+    whole, plain = server.asked
+    ours = {
+        "model",
+        "prompt",
+        "stream",
+        "return_token_ids",
+        "max_tokens",
+        "stop_token_ids",
+        "logprobs",
+        "authorization",
+    }
+    assert {key: value for key, value in whole.items() if key not in ours} == {**WHOLE, **extra}
+    assert plain.keys() - ours == {"temperature", "top_p"}
+
+
+async def test_the_other_logprobs_are_refused_before_anything_is_asked(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    with pytest.raises(EndpointRefused, match=r"gives raw logprobs.*`engine.vllm.logprobsMode: processed`"):
+        await client.complete(endpoint, PROMPT, Sampling(logprobs="processed"), 8, [2])
+    server.scripts = [stream(chunk([2], "stop"))]
+    processed = endpoint.model_copy(update={"logprobs": "processed"})
+    assert (await client.complete(processed, PROMPT, Sampling(logprobs="processed"), 8, [2])).token_ids == [2]
+
+
+# servers that others run
+
+
+def generated(ids: list[int], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """A chunk of vLLM's /inference/v1/generate."""
+    content = [{"token_id": token, "logprob": -0.5, "rank": None, "top_logprobs": []} for token in ids]
+    return {"choices": [{"token_ids": ids, "logprobs": {"content": content}, "finish_reason": finish_reason, **more}]}
+
+
+@pytest.fixture
+async def foreign() -> AsyncIterator[tuple[Server, Endpoint]]:
+    scripted = Server()
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        if "token_ids" not in await request.json():
+            return web.json_response({"error": {"message": "token_ids: Field required", "code": 400}}, status=400)
+        return await scripted.handle(request)
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "policy", "max_model_len": 8}]})
+
+    app = web.Application()
+    app.router.add_post("/inference/v1/generate", generate)
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as running:
+        url = str(running.make_url("/"))
+        yield scripted, Endpoint(id="x", url=url, model="policy", weights_version="external", tokenizer="", ca=False)
+        scripted.released.set()
+
+
+async def test_generate_is_asked_of_a_server_of_others_that_has_it(
+    client: TokenClient, foreign: tuple[Server, Endpoint]
+) -> None:
+    server, endpoint = foreign
+    spans = [{"version": "default", "start": 0, "end": 1}, {"version": "step-2", "start": 1, "end": 3}]
+    first = {**generated([5]), "prompt_token_ids": PROMPT}
+    server.scripts = [stream(first, generated([6, 2], "stop", weight_versions=spans))]
+    sampled = await client.complete(endpoint, PROMPT, Sampling(min_p=0.5), 100, [2])
+    assert sampled == Sampled([5, 6, 2], [-0.5] * 3, ["external", "step-2", "step-2"], "stop")
+    (asked,) = server.asked
+    assert (asked["token_ids"], asked["stream"], asked["return_token_ids"]) == (PROMPT, True, True)
+    parameters = asked["sampling_params"]
+    # it does not end where the context does: no more is asked for than fits
+    assert (parameters["max_tokens"], parameters["min_p"], parameters["stop_token_ids"]) == (5, 0.5, [2])
+    with pytest.raises(ContextExceeded):
+        await client.complete(endpoint, list(range(8)), Sampling(), 100, [2])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {**generated([5, 2], "stop", logprobs={"content": [{"token_id": 9, "logprob": -1.0}] * 2})},
+        {**generated([5, 2], "stop", weight_versions=[{"version": "a", "start": 0, "end": 1}])},
+    ],
+)
+async def test_generate_is_checked_too(client: TokenClient, foreign: tuple[Server, Endpoint], event: Any) -> None:
+    server, endpoint = foreign
+    server.scripts = [stream({**event, "prompt_token_ids": PROMPT})]
+    with pytest.raises(EndpointRefused):
+        await client.complete(endpoint, PROMPT, Sampling(), 8, [2])
+    assert len(server.asked) == 1
+
+
+async def test_a_server_of_others_without_generate_is_asked_for_completions(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    server.scripts = [stream(chunk([2], "stop"))]
+    foreign = endpoint.model_copy(update={"ca": False})
+    assert (await client.complete(foreign, PROMPT, Sampling(), 8, [2])).weights_versions == ["v1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"min_tokens": 9, "max_tokens": 8}, "at most `max_tokens`"),
+        ({"extra": {"min_p": 0.1}}, "set `min_p` beside it"),
+        ({"extra": {"n": 2}}, "cannot hold `n`"),
+        ({"logit_bias": {"5": 101}}, "less than or equal to 100"),
+        ({"min_q": 1}, "min_q"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Sampling.model_validate(fields)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollyard.engines.embedded.config import Config
-from rollyard.engines.embedded.weights import Array
+from rollyard.engines.embedded.tensors import Array
 from rollyard.errors import Invalid
 
 
@@ -20,6 +20,8 @@ from rollyard.errors import Invalid
 class _Slot:
     busy: bool = False
     last_use: int = 0
+    stale: bool = False
+    """Filled, at least in part, by weights that are no longer served: for its own sequence alone."""
 
 
 class KVCache:
@@ -56,6 +58,13 @@ class KVCache:
         self._slots[slot].busy = True
         return slot, common
 
+    def forget(self) -> None:
+        """Other weights are served from now on: no later prompt may reuse what is here. Running sequences keep theirs."""
+        for i, slot in enumerate(self._slots):
+            slot.stale = slot.busy
+            if not slot.busy:
+                self._lengths[i] = 0
+
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Record that the positions after the filled ones now hold the keys and values of `tokens`."""
         start = int(self._lengths[slot])
@@ -67,12 +76,16 @@ class KVCache:
         self._uses += 1
         self._slots[slot].busy = False
         self._slots[slot].last_use = self._uses
+        if self._slots[slot].stale:
+            self._slots[slot].stale = False
+            self._lengths[slot] = 0
 
     def _longest_prefix(self, prompt: list[int]) -> tuple[int, int]:
         wanted = np.asarray(prompt[:-1], np.int32)
         differs = self._tokens[:, : len(wanted)] != wanted
         common = np.where(differs.any(axis=1), differs.argmax(axis=1) if len(wanted) else 0, len(wanted))
         common = np.minimum(common, self._lengths)
+        common[[slot.stale for slot in self._slots]] = 0
         best = int(common.argmax())
         return best, int(common[best])
 

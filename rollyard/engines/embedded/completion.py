@@ -180,8 +180,10 @@ class Answer:
         return self._envelope([choice])
 
     def whole(self, steps: Sequence[Progress]) -> dict[str, Any]:
-        """All steps as one answer."""
-        return {**self.body(steps), "usage": self._usage()}
+        """All steps as one answer; it says so when more than one version of the weights made it."""
+        spans = version_spans(steps)
+        mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
+        return {**self.body(steps), "usage": self._usage(), **mixed}
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk without choices that `stream_options.include_usage` asks for."""
@@ -224,6 +226,18 @@ class Answer:
             tops.append({self._served.token_text(token): logprob for token, logprob in likely.items()})
         logprobs = [draw.logprob for draw in draws]
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def version_spans(steps: Sequence[Progress]) -> list[dict[str, Any]]:
+    """[{version, start, end}] over the sampled tokens; empty where the version has no name."""
+    spans: list[dict[str, Any]] = []
+    versions = [step.version for step in steps if step.draw]
+    for at, version in enumerate(versions):
+        if spans and spans[-1]["version"] == version:
+            spans[-1]["end"] = at + 1
+        elif version:
+            spans.append({"version": version, "start": at, "end": at + 1})
+    return spans
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

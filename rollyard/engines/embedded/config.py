@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ class Config:
     max_positions: int
     eos_ids: tuple[int, ...]
     """Ids that end a sequence; the first is the tokenizer's own."""
+
+    @property
+    def shape(self) -> Config:
+        """All that two folders must have in common for one to take the other's place in a running engine."""
+        return replace(self, eos_ids=(), max_positions=0)
 
 
 def read_config(folder: Path) -> Config:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rollyard.engines.embedded.cache import KVCache
@@ -35,6 +37,9 @@ class Stats:
     """Prompt tokens looked up in the cache."""
     prefix_hits: int = 0
     """Of those, found."""
+    first_tokens: int = 0
+    first_token_seconds: float = 0.0
+    """From submit to first token, of all those together."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -63,6 +68,9 @@ class Engine:
         self._failed = failed
         self._inbox: deque[tuple[Generation, bool]] = deque()
         self._wake = threading.Event()
+        self._changes: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._frozen = False
+        self._version = ""
         self._stopping = False
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
@@ -72,11 +80,50 @@ class Engine:
         self._thread.start()
 
     def submit(self, generation: Generation) -> None:
+        generation.submitted_at = time.monotonic()
         self._tell(generation, abort=False)
 
     def abort(self, generation: Generation) -> None:
         """Its last Progress has finish_reason "abort"; nothing happens when it has ended already."""
         self._tell(generation, abort=True)
+
+    def freeze(self, *, abort: bool) -> Future[None]:
+        """Done when no step runs, nor will one before `thaw`; what runs or waits is kept, or ended with "abort"."""
+
+        def change() -> None:
+            self._frozen = True
+            if abort:
+                self._abort_all()
+
+        return self._between_steps(change)
+
+    def thaw(self) -> Future[None]:
+        """Done when steps run again."""
+
+        def change() -> None:
+            self._frozen = False
+
+        return self._between_steps(change)
+
+    def name(self, version: str) -> Future[None]:
+        """Done when every later draw carries this version of the weights."""
+
+        def change() -> None:
+            self._version = version
+
+        return self._between_steps(change)
+
+    def swap(self, model: Model) -> Future[None]:
+        """Done when every later step is the new model's, which has the same shape.
+
+        Running sequences go on with the keys and values they have; prompts that come later reuse none of them.
+        """
+
+        def change() -> None:
+            self._model = model
+            self._cache.forget()
+
+        return self._between_steps(change)
 
     def stop(self, timeout: float = 10.0) -> None:
         """Abort everything and end the thread."""
@@ -88,13 +135,22 @@ class Engine:
         self._inbox.append((generation, abort))
         self._wake.set()
 
+    def _between_steps(self, change: Callable[[], None]) -> Future[None]:
+        """`change` runs on the engine's thread, after all that the steps before it made has been delivered."""
+        done: Future[None] = Future()
+        self._changes.append((change, done))
+        self._wake.set()
+        return done
+
     def _main(self) -> None:
         try:
             while not self._stopping:
                 self._wake.clear()
                 self._read_inbox()
-                self._admit()
-                if self._running:
+                self._make_changes()
+                if not self._frozen:
+                    self._admit()
+                if self._running and not self._frozen:
                     self._step()
                 else:
                     self._wake.wait()
@@ -117,6 +173,12 @@ class Engine:
                 self._deliver([(generation, Progress(None, "abort"))])
         self._count()
 
+    def _make_changes(self) -> None:
+        while self._changes:
+            change, done = self._changes.popleft()
+            change()
+            done.set_result(None)
+
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_sequences:
             generation = self._waiting.popleft()
@@ -137,8 +199,10 @@ class Engine:
         rows = [i for i, (generation, _) in enumerate(batch) if generation.computed == len(generation.tokens)]
         ready = [batch[i][0] for i in rows]
         if ready:
+            self._count_first(ready)
             draws = sample(logits[rows], [s.params for s in ready], [s.drawn for s in ready])
-            progress = [(generation, generation.advance(draw)) for generation, draw in zip(ready, draws, strict=True)]
+            version = self._version
+            progress = [(g, g.advance(draw, version)) for g, draw in zip(ready, draws, strict=True)]
             for generation, step in progress:
                 if step.finish_reason:
                     self._retire(generation)
@@ -165,7 +229,16 @@ class Engine:
         for generation in list(self._running):
             self._retire(generation)
         self._waiting.clear()
+        self._count()
         self._deliver([(generation, Progress(None, "abort")) for generation in gone])
+
+    def _count_first(self, ready: Sequence[Generation]) -> None:
+        """Before they advance: whose first token is drawn in this step."""
+        now = time.monotonic()
+        for generation in ready:
+            if generation.drawn == 0:
+                self.stats.first_tokens += 1
+                self.stats.first_token_seconds += now - generation.submitted_at
 
     def _count(self) -> None:
         self.stats.running = len(self._running)

@@ -27,6 +27,8 @@ class Progress:
     draw: Draw | None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    version: str = ""
+    """Of the weights that made the draw; empty where nobody has named them."""
 
 
 @dataclass(eq=False)
@@ -38,6 +40,8 @@ class Generation:
     max_tokens: int
     """At least 1, and no more than fit the context behind the prompt."""
     stops: Stops = Stops()
+    submitted_at: float = 0.0
+    """Monotonic seconds."""
     slot: int = -1
     """Cache slot while running."""
     cached: int = 0
@@ -54,11 +58,11 @@ class Generation:
     def drawn(self) -> int:
         return len(self.tokens) - len(self.prompt)
 
-    def advance(self, draw: Draw) -> Progress:
+    def advance(self, draw: Draw, version: str = "") -> Progress:
         """Append a sampled token and say whether it is the last."""
         self.tokens.append(draw.token)
         if draw.token == self.stops.eos:
-            return Progress(draw, "stop")
+            return Progress(draw, "stop", version=version)
         if draw.token in self.stops.others:
-            return Progress(draw, "stop", draw.token)
-        return Progress(draw, "length" if self.drawn >= self.max_tokens else None)
+            return Progress(draw, "stop", draw.token, version)
+        return Progress(draw, "length" if self.drawn >= self.max_tokens else None, version=version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from rollyard.engines.embedded.engine import Stats
@@ -36,6 +36,10 @@ class EngineMetrics(Collector):
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", s.prefix_hits)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens taken in.", s.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", s.generation_tokens)
+        yield self._counter("vllm:num_preemptions", "Always 0: who has a slot keeps it to the end.", 0)
+        first = SummaryMetricFamily("vllm:time_to_first_token_seconds", "From arrival to first token.", labels=_LABELS)
+        first.add_metric(self._labels, count_value=s.first_tokens, sum_value=s.first_token_seconds)
+        yield first
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_LABELS)

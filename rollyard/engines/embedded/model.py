@@ -13,7 +13,8 @@ import numpy as np
 
 from rollyard.engines.embedded.cache import KVCache
 from rollyard.engines.embedded.config import Config
-from rollyard.engines.embedded.weights import Array, LayerWeights, Weights
+from rollyard.engines.embedded.tensors import Array
+from rollyard.engines.embedded.weights import LayerWeights, Weights
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Model:
     def __init__(self, config: Config, weights: Weights, capacity: int) -> None:
         """`capacity` is the number of positions to prepare rotations for."""
         self.config = config
+        self.capacity = capacity
         self._weights = weights
         pairs = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
         angles = np.arange(capacity, dtype=np.float32)[:, None] / np.float32(config.rope_theta) ** pairs

@@ -45,6 +45,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rollyard.engines.embedded", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face layout")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer; by default the model's")
     parser.add_argument("--served-name", required=True, help="the model's name in requests")
     parser.add_argument("--uds", type=Path, required=True, help="Unix socket to listen on")
     parser.add_argument("--max-model-len", type=int, help="longest sequence; by default what the model allows")
@@ -79,7 +80,7 @@ def _load(options: argparse.Namespace) -> tuple[Model, Served]:
         raise Invalid(f"--max-model-len must be between 2 and the model's {config.max_positions}, is {length}")
     if options.max_sequences < 1:
         raise Invalid(f"--max-sequences must be at least 1, is {options.max_sequences}")
-    path = options.model / "tokenizer.json"
+    path = (options.tokenizer or options.model) / "tokenizer.json"
     if not path.exists():
         raise Invalid(f"{path} is missing; the embedded engine reads tokenizers in that form")
     model = Model(config, load_weights(options.model, config), length)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollyard.engines.embedded.weights import Array
+from rollyard.engines.embedded.tensors import Array
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this pick the most likely token, as in vLLM."""

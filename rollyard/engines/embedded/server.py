@@ -9,11 +9,20 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from rollyard.engines.embedded.completion import Answer, CompletionRequest, Served, error_body, read_request
+from rollyard.engines.embedded.completion import (
+    Answer,
+    CompletionRequest,
+    Served,
+    error_body,
+    read_request,
+    version_spans,
+)
+from rollyard.engines.embedded.control import Control
 from rollyard.engines.embedded.engine import Engine
 from rollyard.engines.embedded.generation import Generation, Progress
 from rollyard.engines.embedded.metrics import EngineMetrics
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 MAX_BODY = 64 << 20
+VERSION_HEADER = "X-Rollyard-Weights-Version"
+"""Of an answer in one piece: the version of its last token."""
 FLUSH_SECONDS = 0.02
 """Least time between two chunks of a stream: writing each token by itself would cost as much as computing it."""
 
@@ -80,6 +91,7 @@ class EngineServer:
             failed=lambda: self._call(self.failed.set),
         )
         self._metrics = EngineMetrics(self._engine.stats, served.name)
+        self._control = Control(self._engine, model)
 
     def start(self) -> None:
         self._engine.start()
@@ -95,6 +107,7 @@ class EngineServer:
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_routes(self._control.routes())
         return app
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
@@ -132,7 +145,10 @@ class EngineServer:
         async with self._running(generation) as inbox:
             if asked.stream:
                 return await _stream(request, asked, answer, inbox)
-            return web.json_response(answer.whole(await inbox.take_all()))
+            steps = await inbox.take_all()
+            spans = version_spans(steps)
+            headers = {VERSION_HEADER: spans[-1]["version"]} if spans else {}
+            return web.json_response(answer.whole(steps), headers=headers)
 
     async def _prompt(self, asked: CompletionRequest) -> list[int]:
         if isinstance(asked.prompt, list):
@@ -158,11 +174,15 @@ class EngineServer:
 async def _stream(request: web.Request, asked: CompletionRequest, answer: Answer, inbox: _Inbox) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    ended = False
+    ended, said = False, ""
     while not ended:
         steps = await inbox.take()
         ended = steps[-1].finish_reason is not None
-        await response.write(_event(answer.body(steps)))
+        for version, run in groupby(steps, key=lambda step: step.version):
+            if version and version != said:  # before the first token that it made
+                said = version
+                await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
+            await response.write(_event(answer.body(list(run))))
         await inbox.gather(FLUSH_SECONDS)
     if asked.stream_options.include_usage:
         await response.write(_event(answer.usage_chunk()))

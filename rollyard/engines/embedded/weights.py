@@ -8,19 +8,15 @@ and 1/sqrt(head_dim) is multiplied into the query norm.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rollyard.engines.embedded.adapter import Adapter, read_adapter
 from rollyard.engines.embedded.config import Config
+from rollyard.engines.embedded.tensors import Array, entries, shards
 from rollyard.errors import Invalid
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,12 @@ class Weights:
     """[hidden, vocab]"""
 
 
-def load_weights(folder: Path, config: Config) -> Weights:
-    """Raises Invalid, naming the file or the tensor, when the folder does not hold what its config says."""
-    tensors = _Tensors(folder)
+def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> Weights:
+    """The folder's weights, with a LoRA adapter merged into them where one is given.
+
+    Raises Invalid, naming the file or the tensor, when a folder does not hold what its config says.
+    """
+    tensors = _Tensors(folder, read_adapter(adapter) if adapter else None)
     d, v = config.hidden_size, config.vocab_size
     embedding = tensors.take("model.embed_tokens.weight", v, d)
     head = embedding if config.tied else tensors.take("lm_head.weight", v, d)
@@ -95,9 +94,12 @@ def _pairs(rows: Array, head_dim: int) -> Array:
 class _Tensors:
     """The tensors of a folder by name, read from the files when asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, adapter: Adapter | None) -> None:
         self._folder = folder
-        self._found = {name: entry for path in _shards(folder) for name, entry in _entries(path)}
+        self._adapter = adapter
+        self._found = {name: entry for path in shards(folder) for name, entry in entries(path)}
+        if adapter and (alien := sorted(adapter.targets - self._found.keys())):
+            raise Invalid(f"{adapter.folder} changes {alien[0]}, which {folder} does not have")
 
     def take(self, name: str, *shape: int) -> Array:
         entry = self._found.get(name)
@@ -105,52 +107,5 @@ class _Tensors:
             raise Invalid(f"{self._folder} has no tensor {name}; its config.json asks for one")
         if entry.shape != shape:
             raise Invalid(f"{self._folder}: {name} is {list(entry.shape)}; its config.json asks for {list(shape)}")
-        return entry.read()
-
-
-@dataclass(frozen=True)
-class _Entry:
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    def read(self) -> Array:
-        count = int(np.prod(self.shape))
-        if self.dtype == "BF16":
-            # numpy has no bfloat16: it is the upper half of a float32
-            halves = np.fromfile(self.path, np.uint16, count, offset=self.offset)
-            flat = (halves.astype(np.uint32) << 16).view(np.float32)
-        elif self.dtype in ("F16", "F32"):
-            dtype = np.float16 if self.dtype == "F16" else np.float32
-            flat = np.fromfile(self.path, dtype, count, offset=self.offset).astype(np.float32)
-        else:
-            raise Invalid(f"{self.path}: tensors must be BF16, F16 or F32, not {self.dtype}")
-        if flat.size != count:
-            raise Invalid(f"{self.path} is cut short; copy it again")
-        return flat.reshape(self.shape)
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.exists():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    paths = [folder / name for name in sorted(names)]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise Invalid(f"{missing[0]} is missing; weights are read from model.safetensors or the files of its index")
-    return paths
-
-
-def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
-    """The header of a safetensors file: eight bytes of length, then JSON; the numbers follow it."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        try:
-            header: dict[str, dict[str, Any]] = json.loads(file.read(size))
-        except ValueError:
-            raise Invalid(f"{path} is no safetensors file; copy it again") from None
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            yield name, _Entry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])
+        weight = entry.read()
+        return weight if self._adapter is None else self._adapter.added_to(name, weight)

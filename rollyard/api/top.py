@@ -1,0 +1,71 @@
+"""`GET .../namespaces/NAMESPACE/top`, or `.../top` for all: the pools with their figures of this moment, stored nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+
+from rollyard.api.kinds import BASE
+from rollyard.api.services import SERVICES, Services
+from rollyard.inference.endpoints import EndpointState, PoolKey
+from rollyard.inference.figures import figures, status, total
+from rollyard.kinds.base import get_condition
+from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, Top
+
+
+def routes() -> list[web.RouteDef]:
+    return [web.get(f"{BASE}/top", _top), web.get(f"{BASE}/namespaces/{{namespace}}/top", _top)]
+
+
+async def _top(request: web.Request) -> web.Response:
+    services, namespace = request.app[SERVICES], request.match_info.get("namespace")
+    serving, _ = await services.store.list_objects("InferencePool", namespace)
+    running, _ = await services.store.list_objects("RolloutPool", namespace)
+    sessions, states = await services.rollouts.sessions(), services.endpoints.all()
+    rollouts = [_rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
+
+    def body() -> str:
+        of_pool = _by_pool(states)
+        found = [p for p in serving if isinstance(p, InferencePool)]
+        inference = [_inference(p, of_pool[p.metadata.namespace, p.metadata.name], sessions) for p in found]
+        return Top(inference_pools=inference, rollout_pools=rollouts).model_dump_json(by_alias=True, exclude_none=True)
+
+    # In a thread: with a thousand endpoints it takes a while.
+    return web.Response(text=await asyncio.to_thread(body), content_type="application/json")
+
+
+def _by_pool(states: Sequence[EndpointState]) -> Mapping[PoolKey, list[EndpointState]]:
+    found: defaultdict[PoolKey, list[EndpointState]] = defaultdict(list)
+    for state in states:
+        found[state.pool].append(state)
+    return found
+
+
+def _inference(pool: InferencePool, states: Sequence[EndpointState], sessions: Mapping[str, int]) -> InferencePoolTop:
+    return InferencePoolTop(
+        **_common(pool),
+        sessions=sum(sessions.get(state.endpoint.id, 0) for state in states),
+        weights_versions=sorted({state.endpoint.weights_version for state in states if state.ready}),
+        load=total(states),
+        endpoints=[status(state, sessions, figures(state)) for state in states],
+    )
+
+
+def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
+    pace = services.rollouts.pace.per_minute((pool.metadata.namespace, pool.metadata.name))
+    ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
+    return RolloutPoolTop(**_common(pool), stages=pool.status.stages, ended_per_minute=ended)
+
+
+def _common(pool: Pool) -> dict[str, object]:
+    ready = get_condition(pool.status.conditions, "Ready")
+    return {
+        "namespace": pool.metadata.namespace,
+        "name": pool.metadata.name,
+        "replicas": pool.status.replicas,
+        "reason": ready.reason if ready is not None else "Unknown",
+    }

@@ -1,0 +1,77 @@
+"""`POST …/inferencepools/NAME/weights`: one durable operation on the pool, accepted when it is on disk. `GET` shows it.
+
+The pool's controller carries it out from the status alone. Both write the status on the resourceVersion that they have
+read, so neither loses what the other wrote.
+"""
+
+from __future__ import annotations
+
+import pydantic
+from aiohttp import web
+
+from rollyard.api.kinds import BASE, answer, read_body
+from rollyard.api.services import SERVICES, Services
+from rollyard.api.status import invalid
+from rollyard.clock import as_exact_datetime
+from rollyard.errors import Conflict, Invalid
+from rollyard.inference.weights import begin
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+
+WRITE_RETRIES = 20
+
+
+def routes() -> list[web.RouteDef]:
+    path = f"{BASE}/namespaces/{{namespace}}/inferencepools/{{name}}/weights"
+    return [web.get(path, _get), web.post(path, _post)]
+
+
+async def _get(request: web.Request) -> web.Response:
+    return _answer(request, (await _pool(request)).status.weights, 200)
+
+
+async def _post(request: web.Request) -> web.Response:
+    """202 when this began an operation, 200 when there was nothing to begin."""
+    try:
+        update = WeightsUpdate.model_validate(await read_body(request))
+    except pydantic.ValidationError as error:
+        raise invalid(error, "the update") from None
+    services, tries = request.app[SERVICES], WRITE_RETRIES
+    while True:
+        pool, tries = await _pool(request), tries - 1
+        weights, new = _begun(services, pool, update)
+        if not new:
+            return _answer(request, weights, 200)
+        status = pool.status.model_copy(update={"weights": weights})
+        try:
+            await services.store.update(pool.model_copy(update={"status": status}), "status")
+        except Conflict:
+            if tries <= 0:
+                raise
+            continue  # the pool's controller, or another trainer, wrote in between
+        return _answer(request, weights, 202)
+
+
+def _begun(services: Services, pool: InferencePool, update: WeightsUpdate) -> tuple[WeightsStatus, bool]:
+    name, spec = pool.metadata.name, pool.spec
+    if pool.metadata.deletion_timestamp is not None:
+        raise Conflict(f"InferencePool {name!r} is being deleted")
+    if spec.engine.external is not None:
+        raise Invalid(
+            f"the engines of InferencePool {name!r} are external: load the weights there, by whoever started them; "
+            "only engines that Rollyard starts (engine.vllm, engine.embedded) can be told what to serve"
+        )
+    return begin(pool.status.weights, spec.model.path, update, as_exact_datetime(services.clock.time()))
+
+
+async def _pool(request: web.Request) -> InferencePool:
+    info = request.match_info
+    key = ObjectKey(kind="InferencePool", namespace=info["namespace"], name=info["name"])
+    pool = await request.app[SERVICES].store.get(key)
+    assert isinstance(pool, InferencePool)
+    return pool
+
+
+def _answer(request: web.Request, weights: WeightsStatus, status: int) -> web.Response:
+    return answer(request, weights.model_dump(mode="json", by_alias=True, exclude_none=True), status)

@@ -1,0 +1,113 @@
+"""`rollyard top`: what goes on in the pools right now, once or again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import click
+
+from rollyard.cli.options import with_client
+from rollyard.cli.top_lines import Line, lines
+from rollyard.client.client import AsyncClient
+from rollyard.errors import NotFound, Unavailable
+from rollyard.kinds.top import Top
+
+REFRESH_SECONDS = 2.0
+"""How often node agents and engines say something new."""
+LEAST_SECONDS = 0.2
+GROUPS = ("inference", "rollouts")
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[inference|rollouts|POOL]...")
+@click.option(
+    "-w",
+    "--watch",
+    "seconds",
+    type=click.FloatRange(min=0),
+    help="again every so many seconds; 0: once  [default: 2 on a terminal, else 0]",
+)
+@click.option("-A", "--all-namespaces", is_flag=True)
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table")
+@with_client
+async def top(
+    client: AsyncClient, namespace: str, words: tuple[str, ...], seconds: float | None, all_namespaces: bool, form: str
+) -> None:
+    """Show what pools do right now: tokens a second, sessions, cache use, stages, rollouts a minute.
+
+    Rates are of the last 15 seconds, rollouts of the last minute; a dash stands for what nobody says.
+    """
+    where = None if all_namespaces else namespace
+
+    async def look() -> Top:
+        return chosen(await client.top(where), words)
+
+    live = sys.stdout.isatty() and form == "table"
+    pause = (REFRESH_SECONDS if live else 0.0) if seconds is None else seconds
+    empty = "No pools" + ("." if all_namespaces else f" in {namespace} namespace.")
+    if live and pause:
+        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how one leaves
+            await _follow(look, max(pause, LEAST_SECONDS), empty)
+        return
+    while True:
+        _print(await look(), form, empty)
+        if not pause:
+            return
+        await asyncio.sleep(max(pause, LEAST_SECONDS))
+
+
+def chosen(found: Top, words: tuple[str, ...]) -> Top:
+    """What the words name: one of the groups, or pools. Raises NotFound for a pool there is not."""
+    if not words:
+        return found
+    names = {pool.name for pool in (*found.inference_pools, *found.rollout_pools)}
+    strange = [word for word in words if word not in (*GROUPS, *names)]
+    if strange:
+        known = ", ".join(sorted(names)) or "no pools"
+        raise NotFound(f"there is no pool {strange[0]!r}; name {' or '.join(GROUPS)}, or one of these: {known}")
+    update = {
+        "inference_pools": [p for p in found.inference_pools if {p.name, "inference"} & set(words)],
+        "rollout_pools": [p for p in found.rollout_pools if {p.name, "rollouts"} & set(words)],
+    }
+    return found.model_copy(update=update)
+
+
+def _print(found: Top, form: str, empty: str) -> None:
+    if form == "json":
+        click.echo(found.model_dump_json(by_alias=True, exclude_none=True))
+    elif shown := lines(found):
+        click.echo("\n".join(line.text for line in shown))
+    else:
+        click.echo(empty, err=True)
+
+
+async def _follow(look: Callable[[], Coroutine[Any, Any, Top]], pause: float, empty: str) -> None:
+    """On the whole terminal, until Ctrl-C. While the server does not answer, the last picture stays and says so."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console, clock = Console(), asyncio.get_running_loop().time
+
+    def picture(shown: list[Line], word: str) -> Text:
+        body = [*shown, Line(word, "dim")] if word else shown
+        return Text("\n", no_wrap=True, overflow="crop").join(Text(line.text, style=line.style) for line in body)
+
+    shown, word = list[Line](), ""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            asked, task = clock(), asyncio.create_task(look())
+            try:
+                while not (await asyncio.wait({task}, timeout=pause))[0]:
+                    live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
+                shown, word = lines(task.result(), console.height) or [Line(empty)], ""
+            except Unavailable as error:
+                word = str(error)
+            finally:
+                task.cancel()
+            live.update(picture(shown, word), refresh=True)
+            await asyncio.sleep(pause)

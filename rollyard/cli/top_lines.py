@@ -1,0 +1,133 @@
+"""The tables of `rollyard top` as lines of text: pools, each with its endpoints below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollyard.cli.output import align
+from rollyard.kinds.figures import Figures
+from rollyard.kinds.pools import EndpointStatus
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.top import InferencePoolTop, PoolTop, RolloutPoolTop, Top
+
+SERVING = [
+    "INFERENCE POOL", "READY", "SESSIONS", "RUNNING", "WAITING", "KV USE", "TOKENS/S", "PROMPT/S", "HITS",
+    "FIRST TOKEN", "PREEMPT/S", "WEIGHTS", "REASON",
+]  # fmt: skip
+RUNNING = ["ROLLOUT POOL", "READY", "QUEUED", *(stage.value for stage in Stage), "DONE/MIN", "FAILED/MIN", "REASON"]
+DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
+VERSION_LENGTH = 12
+"""Of a checksum: enough to tell two apart."""
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    text: str
+    style: str = ""
+
+
+def lines(top: Top, height: int | None = None) -> list[Line]:
+    """Nothing for no pools. `height`: of the terminal; endpoints are left out, and counted, until the rest fits."""
+    serving, running = top.inference_pools, top.rollout_pools
+    spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
+    found: list[Line] = []
+    if serving:
+        found += _serving(serving, _room(serving, running, height), spaces)
+    if running:
+        found += [Line("")] if found else []
+        found += _styled([RUNNING, *(_rollouts(pool, spaces) for pool in running)], [""] * len(running))
+    return found
+
+
+def _room(serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop], height: int | None) -> int | None:
+    """Lines for the endpoints of each pool; None when all fit."""
+    rest = 1 + len(serving) + (2 + len(running) if running else 0)
+    if height is None or rest + sum(len(pool.endpoints) for pool in serving) <= height:
+        return None
+    return max(1, (height - rest) // len(serving))
+
+
+def _serving(pools: Sequence[InferencePoolTop], room: int | None, spaces: bool) -> list[Line]:
+    rows, styles = [SERVING], list[str]()
+    for pool in pools:
+        rows.append(_pool(pool, spaces))
+        shown = _first(pool.endpoints, room)
+        rows += [_endpoint(endpoint, pool) for endpoint in shown]
+        styles += ["", *("" if endpoint.ready else "red" for endpoint in shown)]
+        if left := len(pool.endpoints) - len(shown):
+            rows.append([f"  and {left} more", *[""] * (len(SERVING) - 1)])
+            styles.append("dim")
+    return _styled(rows, styles)
+
+
+def _first(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
+    """All, or what one wants to see of them: what is not ready, then the busiest."""
+    if room is None or len(endpoints) <= room:
+        return endpoints
+    return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]
+
+
+def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
+    return [Line(text, style) for text, style in zip(align(rows), ["bold", *styles], strict=True)]
+
+
+def _pool(pool: InferencePoolTop, spaces: bool) -> list[str]:
+    versions = ",".join(version[:VERSION_LENGTH] for version in pool.weights_versions)
+    ready = f"{pool.replicas.ready}/{pool.replicas.desired}"
+    return [_name(pool, spaces), ready, str(pool.sessions), *_figures(pool.load), versions or UNKNOWN, pool.reason]
+
+
+def _endpoint(endpoint: EndpointStatus, pool: InferencePoolTop) -> list[str]:
+    name = endpoint.id.removeprefix(f"{pool.namespace}/").removeprefix(f"{pool.name}/")
+    version = endpoint.weights_version[:VERSION_LENGTH] or UNKNOWN
+    ready = "yes" if endpoint.ready else "no"
+    return [f"  {name}", ready, str(endpoint.sessions), *_figures(endpoint), version, endpoint.reason]
+
+
+def _figures(figures: Figures) -> list[str]:
+    return [
+        UNKNOWN if figures.running is None else str(figures.running),
+        UNKNOWN if figures.waiting is None else str(figures.waiting),
+        _percent(figures.kv_usage),
+        _number(figures.tokens_per_second),
+        _number(figures.prompt_tokens_per_second),
+        _percent(figures.prefix_hit_rate),
+        _duration(figures.first_token_seconds),
+        _number(figures.preemptions_per_second),
+    ]
+
+
+def _rollouts(pool: RolloutPoolTop, spaces: bool) -> list[str]:
+    queued = sum(stage.queued for stage in pool.stages.values())
+    stages = [pool.stages.get(stage.value) for stage in Stage]
+    widths = [f"{stage.in_flight}/{stage.width}" if stage is not None else "0/0" for stage in stages]
+    ready = f"{pool.replicas.ready}/{pool.replicas.desired}"
+    paces = [_pace(pool, DONE), _pace(pool, FAILED)]
+    return [_name(pool, spaces), ready, str(queued), *widths, *paces, pool.reason]
+
+
+def _pace(pool: RolloutPoolTop, statuses: Sequence[Status]) -> str:
+    ended = pool.ended_per_minute
+    return UNKNOWN if ended is None else _number(sum(ended.get(status.value, 0.0) for status in statuses))
+
+
+def _name(pool: PoolTop, spaces: bool) -> str:
+    return f"{pool.namespace}/{pool.name}" if spaces else pool.name
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    return f"{1000 * seconds:.0f}ms" if seconds < 1 else f"{seconds:.3g}s"

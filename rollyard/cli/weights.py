@@ -1,0 +1,113 @@
+"""`rollyard weights`: what a pool serves, or an order to serve something else."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import pydantic
+
+from rollyard.cli.options import with_client
+from rollyard.cli.output import align
+from rollyard.client.client import AsyncClient
+from rollyard.errors import Invalid
+from rollyard.kinds.columns import age
+from rollyard.kinds.weights import WeightsOperation, WeightsStatus, WeightsUpdate
+
+SHOWN = 5
+"""Versions of the history."""
+
+
+@click.command()
+@click.argument("pool", metavar="POOL")
+@click.option("--version", help="what the trainer calls the weights; without it, what the pool serves is shown")
+@click.option("--path", help="folder of the weights, as the engines' nodes see it")
+@click.option("--adapter", help="folder of a LoRA adapter on top of the pool's model")
+@click.option(
+    "--mode",
+    type=click.Choice(["Drain", "Pause", "Abort"]),
+    help="for requests that run: let them end (the default), keep them and go on with the new weights, or end them",
+)
+@click.option("--checksum", help="of the folder; another content is refused")
+@click.option("--endpoint-timeout", "timeout_seconds", type=int, help="seconds until an endpoint counts as failed")
+@click.option("--wait", is_flag=True, help="until the update has ended; exit status 1 when it has failed")
+@click.option("--timeout", default=3600.0, help="seconds to wait")
+@with_client
+async def weights(
+    client: AsyncClient, namespace: str, pool: str, wait: bool, timeout: float, **given: str | int | None
+) -> None:
+    """Have an InferencePool serve other weights, or see which ones it serves."""
+    name = pool.rpartition("/")[2]
+    wanted = {k: v for k, v in given.items() if v is not None}
+    if "version" not in wanted:
+        if wanted or wait:
+            raise click.UsageError("name the weights: --version V with --path FOLDER or --adapter FOLDER")
+        click.echo("\n".join(weights_lines(await client.weights(namespace, name)) or ["nothing is known yet"]))
+        return
+    update = _update(wanted)
+    found = await client.update_weights(namespace, name, update)
+    click.echo(f"inferencepool/{name} {_stands(found, update.version)}")
+    if wait:
+        await _follow(client, namespace, name, update.version, timeout)
+
+
+def _update(wanted: dict[str, Any]) -> WeightsUpdate:
+    try:
+        return WeightsUpdate.model_validate(wanted)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"--{part}: " for part in first["loc"])
+        raise Invalid(f"{where}{first['msg']}") from None
+
+
+async def _follow(client: AsyncClient, namespace: str, pool: str, version: str, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            found = await client.wait_weights(namespace, pool, version)
+    except TimeoutError:
+        click.echo(f"error: timed out: the update to {version} was still under way after {seconds:g} s", err=True)
+        sys.exit(1)
+    click.echo(f"inferencepool/{pool} {_stands(found, version)}")
+    if found.current is None or found.current.version != version:
+        sys.exit(1)
+
+
+def _stands(found: WeightsStatus, version: str) -> str:
+    operation = found.operation
+    if operation is not None and operation.target.version == version:
+        return _progress(operation)
+    if operation is not None and operation.under_way:
+        return f"update to {version} was superseded by {operation.target.version}"
+    return f"serves {found.current.version}" if found.current is not None else f"does not serve {version}"
+
+
+def _progress(operation: WeightsOperation) -> str:
+    version = operation.target.version
+    match operation.phase:
+        case "Pending":
+            return f"update to {version} accepted"
+        case "Updating":
+            return f"updating to {version}: {operation.done} of {operation.total} endpoints"
+        case _:
+            return f"update to {version} {operation.phase.lower()}: {operation.message}"
+
+
+def weights_lines(weights: WeightsStatus) -> list[str]:
+    """For people: the versions, newest first, and the last update."""
+    if weights.current is None and weights.operation is None:
+        return []
+    now = datetime.now(UTC)
+    rows = [["VERSION", "SINCE", "SOURCE", "CHECKSUM", ""]]
+    for record in reversed(weights.history[-SHOWN:]):
+        mark = "current" if record == weights.current else ""
+        checksum = record.proven or record.checksum or "<unknown>"
+        rows.append([record.version, f"{age(record.since, now)} ago", record.source, checksum, mark])
+    lines = ["Weights:", *(f"  {line}" for line in align(rows))]
+    if (operation := weights.operation) is None:
+        return lines
+    lines.append(f"  {_progress(operation)}")
+    failed = [[id, p.reason] for id, p in operation.endpoints.items() if p.phase == "Failed"]
+    return [*lines, *(f"    failed: {line}" for line in align(failed))] if failed else lines

@@ -1,0 +1,73 @@
+"""Of all that an engine has said before its death, the line that says why. Pure.
+
+vLLM is several processes, and each that dies takes the next one with it: their tracebacks come one after the other, and the
+last of them only says that something went wrong before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+MAX_CHARS = 600
+OURS = "error: "
+"""Begins a line that is meant to be the last word: the embedded engine's, and our own."""
+
+_PROCESS = re.compile(r"^\([\w. -]+ pid=\d+\) ")
+_LOGGED = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
+_RAISED = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception|Exit|Failure|Interrupt)|Exception)(?:: (?P<said>.*))?$"
+)
+_REFUSED = re.compile(r"^\S+(?: \S+)?: error: (?P<said>.+)$")
+"""As argparse says it."""
+_CONSEQUENCE = re.compile(
+    r"root cause|EngineDeadError|EngineCore encountered|Engine core initialization failed|WorkerProc initialization failed|"
+    r"Executor failed|died unexpectedly|cancelled|KeyboardInterrupt|SystemExit|Broken ?Pipe|Connection reset|EOFError",
+    re.IGNORECASE,
+)
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|MemoryError|Cannot allocate memory|bad_alloc|No available memory for the cache|"
+    r"larger than the (?:available|maximum)[^.]*KV cache|less than desired (?:GPU|CPU) memory|"
+    r"Available memory on node .* is less than",
+    re.IGNORECASE,
+)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Why it died, in its own words, on one line; "it said nothing" where it did not."""
+    plain = [_LOGGED.sub("", _PROCESS.sub("", line)).rstrip() for line in lines]
+    ours = [line.removeprefix(OURS) for line in plain if line.startswith(OURS)]
+    if ours:
+        return _short(ours[-1])
+    raised = [n for n, line in enumerate(plain) if _RAISED.match(line) or _REFUSED.match(line)]
+    causes = [n for n in raised if not _CONSEQUENCE.search(plain[n])]
+    if causes:
+        return _short(_cause(plain, causes[-1]))
+    if raised:
+        return _short(_cause(plain, raised[-1]))
+    return _short(next((line for line in reversed(plain) if line), "it said nothing"))
+
+
+def out_of_memory(words: str) -> bool:
+    return _OUT_OF_MEMORY.search(words) is not None
+
+
+def _cause(lines: Sequence[str], at: int) -> str:
+    """The exception's line; pydantic says what is wrong in the lines after it."""
+    if refused := _REFUSED.match(lines[at]):
+        return refused["said"]
+    raised = _RAISED.match(lines[at])
+    assert raised is not None
+    if re.search(r"validation errors? for ", lines[at]):
+        rest = []
+        for line in lines[at + 1 :]:
+            if line.lstrip().startswith(("[type=", "For further information")):
+                break
+            rest.append(line.partition(" [type=")[0])
+        return " ".join(rest).strip().removeprefix("Value error, ") or lines[at]
+    return f"{raised['type']}: {raised['said']}" if raised["said"] else raised["type"]
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"

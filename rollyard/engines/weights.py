@@ -1,0 +1,395 @@
+"""Carries out what the server orders about weights, and knows at any moment which ones the engine has proven to serve.
+
+An order is checked before the engine is touched. From then on it ends in one of two ways: the engine has proven the new
+weights, or it is started anew on the last ones that it had proven. Whoever kills it finds it back with the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import aiohttp
+
+from rollyard.engines import probe
+from rollyard.engines.control import ControlFailed, EngineControl
+from rollyard.engines.generations import Generations
+from rollyard.engines.probe import Proof, reference_error, verdict
+from rollyard.engines.process import EngineFailed
+from rollyard.engines.reference import reference_logprobs
+from rollyard.engines.source import Contents, Source, read_contents, read_source
+from rollyard.engines.supervisor import Prepare, Supervisor
+from rollyard.errors import Invalid
+from rollyard.kinds.pools import ModelSpec
+from rollyard.kinds.wire import WeightsOrder
+
+log = logging.getLogger(__name__)
+
+Phase = Literal["", "Draining", "Loading", "Probing", "Failed"]
+HOLD_SECONDS = 240.0
+"""For requests that come while the weights are changed; a client waits 300 s for its first token."""
+DRAIN_SECONDS = 600.0
+"""For running requests to end; what is left then is handed back."""
+HAND_BACK_SECONDS = 5.0
+SETTLE_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
+"""Between two looks at files that are not what was ordered: they may still be on their way."""
+ATTEMPTS = 3
+"""At an order during which the engine dies, and at the proof of an engine that has been started."""
+
+
+class Weights:
+    """Of one engine."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        order: WeightsOrder | None,
+        supervisor: Supervisor,
+        generations: Generations,
+        control: EngineControl,
+        prepare: Callable[[Source], Prepare],
+        http: aiohttp.ClientSession,
+        *,
+        restarts: bool = True,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`order`: what to serve from the start. `restarts`: whether the engine can be started more than once.
+
+        `http` goes to the engine; `stopping` says that nobody waits for a folder's checksum any more.
+        """
+        self.phase: Phase = ""
+        self.error = ""
+        self._model = model
+        self._wanted = order
+        self._supervisor = supervisor
+        self._generations = generations
+        self._control = control
+        self._prepare = prepare
+        self._http = http
+        self._restarts = restarts
+        self._stopping = stopping
+        self._news = asyncio.Event()
+        self._now: Source | None = None
+        self._contents: Contents | None = None
+        self._proven_life = -1
+        self._patience = 0.0
+        self._reading: probe.Reading | None = None
+        self._proofs: dict[str, Proof] = {}
+        """By checksum: what a process answered that was started on these weights."""
+        self._noise: float | None = None
+        self._attempts = 0
+        self._failed: WeightsOrder | None = None
+        self._retry_at, self._retry_after = math.inf, RETRY_FIRST_SECONDS
+        supervisor.starting = self._shut
+        self._shut()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the process that runs has shown that it serves the weights that it should."""
+        return self._now is not None and self._proven_life == self._supervisor.life
+
+    @property
+    def version(self) -> str:
+        return self._now.version if self._now is not None and self.proven else ""
+
+    @property
+    def checksum(self) -> str:
+        return self._now.checksum if self._now is not None and self.proven else ""
+
+    @property
+    def failed_attempt(self) -> int | None:
+        """Of the order that `error` is about."""
+        return self._failed.attempt if self._failed is not None and self.phase == "Failed" else None
+
+    def _shut(self) -> None:
+        self._generations.shut(self._patience)
+
+    def obey(self, order: WeightsOrder | None) -> None:
+        """Take an order, which may be the one at hand; it is carried out by `run`."""
+        if order is None or order == self._wanted:
+            return
+        self._wanted, self._failed, self._attempts = order, None, 0
+        if self.phase == "Failed":
+            self._say("")  # that was about another order
+        self._retry_after = RETRY_FIRST_SECONDS
+        self._news.set()
+
+    async def run(self) -> None:
+        """Keeps the engine alive with the weights of the last order. Raises EngineFailed."""
+        self._now = await self._first()
+        self._supervisor.prepare = self._prepare(self._now)
+        tasks = [asyncio.create_task(self._supervisor.run()), asyncio.create_task(self._attend())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _first(self) -> Source:
+        """What to start with. An order's files may come later; the pool's own model must be there."""
+        while True:
+            order = self._wanted
+            try:
+                source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
+                if why := self._control.refuses(source):
+                    raise Invalid(why)
+                with contextlib.suppress(Invalid):  # the engine will say it in words of its own
+                    self._contents = await asyncio.to_thread(read_contents, source.folder)
+                self._say("")
+                return source
+            except Invalid as error:
+                if order is None:
+                    raise EngineFailed(str(error)) from None
+                self._fail(order, str(error), retry=True)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), self._retry_after)
+                self._news.clear()
+
+    async def _attend(self) -> None:
+        """For ever. Raises EngineFailed."""
+        while True:
+            self._news.clear()
+            if self._supervisor.health.ready:
+                if not self.proven:
+                    await self._prove_start()
+                elif (order := self._due()) is not None:
+                    await self._carry_out(order)
+                elif self.phase == "Failed" and self._is_done():
+                    self._say("")  # what failed is not wanted any more
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+
+    def _is_done(self) -> bool:
+        return self._wanted is None or (self._now is not None and _is(self._wanted, self._now))
+
+    def _due(self) -> WeightsOrder | None:
+        order = self._wanted
+        if order is None or self._is_done():
+            return None
+        if order == self._failed and asyncio.get_running_loop().time() < self._retry_at:
+            return None
+        return order
+
+    # one order
+
+    async def _carry_out(self, order: WeightsOrder) -> None:
+        try:
+            source, contents = await self._checked(order)
+        except _Refused as refused:
+            return self._fail(order, str(refused), retry=refused.retry)
+        assert self._now is not None
+        self._attempts += 1
+        life = self._supervisor.life
+        try:
+            if source.checksum == self._now.checksum and source.adapter is None and self._now.adapter is None:
+                return await self._rename(source)
+            self._patience = HOLD_SECONDS
+            self._shut()
+            await self._change(order, source, contents)
+        except (ControlFailed, _Wrong) as error:
+            await self._go_back(life)
+            lost = isinstance(error, ControlFailed) and error.lost
+            if not lost or self._attempts >= ATTEMPTS:
+                self._fail(order, str(error), retry=False)
+        except _Refused as refused:
+            self._fail(order, str(refused), retry=refused.retry)
+
+    async def _checked(self, order: WeightsOrder) -> tuple[Source, Contents]:
+        """Raises _Refused, before anything is touched."""
+        try:
+            source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
+            contents = await asyncio.to_thread(read_contents, source.folder)
+        except Invalid as error:
+            raise _Refused(str(error), retry=True) from None
+        if why := self._control.refuses(source):
+            raise _Refused(why)
+        if self._contents is not None and (why := self._contents.misfit(contents)):
+            raise _Refused(why)
+        return source, contents
+
+    async def _rename(self, source: Source) -> None:
+        """The same weights under another version: tokens before and after are equally theirs."""
+        await self._control.name(source.version)
+        self._begin(source)
+        self._accept(source, self._contents)
+
+    async def _change(self, order: WeightsOrder, source: Source, contents: Contents) -> None:
+        """Raises ControlFailed, _Wrong when the engine has been touched in vain, _Refused when it serves as before."""
+        now = self._now
+        assert now is not None
+        anew = self._control.cannot_load(source, now, contents)
+        if anew and not self._restarts:
+            raise _Refused(f"NotInPlace: {anew}, and an engine that spans nodes is not started again: make a new one")
+        kept = order.mode == "Pause" and not anew and self._control.keeps(source, now)
+        self._say("Draining")
+        await self._stop_requests(order.mode, kept)
+        self._say("Loading")
+        if anew:
+            log.info("the engine is started anew for weights %s: %s", source.version, anew)
+            await self._started_on(source)
+            proof = await self._proof(source, started=True)
+        else:
+            await self._control.load(source, now)
+            proof = await self._proof(source, started=False)
+            if await self._is_doubtful(source, now, proof):
+                raise _Wrong("ReloadIgnored: the engine answers with other weights exactly as it did before")
+        self._reading = proof.reading
+        self._accept(source, contents, proof if anew else None)
+
+    async def _stop_requests(self, mode: str, kept: bool) -> None:
+        if kept:
+            await self._control.pause("keep")
+            if not self._control.labels:
+                self._generations.ask_again()
+            try:
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    return await self._generations.settled(self._control.turn)
+            except TimeoutError:
+                raise ControlFailed(f"a paused engine went on for {SETTLE_SECONDS:g} s") from None
+        if mode == "Drain":
+            await self._generations.ended(DRAIN_SECONDS)
+        if self._control.pauses:
+            await self._control.pause("abort")
+            await self._generations.ended(HAND_BACK_SECONDS)
+        self._generations.cut()
+        await self._generations.ended(HAND_BACK_SECONDS)
+
+    async def _started_on(self, source: Source) -> None:
+        """Raises _Refused when the engine does not come up with it, and has been started as it was."""
+        assert self._now is not None
+        life = self._supervisor.life
+        self._supervisor.restart(self._prepare(source), or_else=self._prepare(self._now))
+        while self._supervisor.life == life or not self._supervisor.health.ready:
+            if self._supervisor.refused:
+                raise _Refused(f"LoadFailed: {self._supervisor.refused}")
+            await asyncio.sleep(LOOK_SECONDS)
+        await self._control.look()
+        await self._control.load(source, None)
+
+    async def _is_doubtful(self, source: Source, now: Source, proof: Proof) -> bool:
+        """The answer is the one from before to the last digit, and nothing says that it should be."""
+        if proof.reading != self._reading:
+            return False
+        ids = proof.reading.ids
+        was, computed = await _computed(now, ids), await _computed(source, ids)
+        return was is None or computed is None or max(abs(a - b) for a, b in zip(was, computed, strict=True)) > 1e-3
+
+    async def _go_back(self, life: int) -> None:
+        """To what is proven; the rest of that is an engine's that has just been started."""
+        assert self._now is not None
+        prepare, running = self._prepare(self._now), self._supervisor.life
+        if running == life or self._supervisor.prepare != prepare:
+            if not self._restarts:
+                raise EngineFailed("WeightsLost: the engine has been touched in vain and cannot be started again")
+            self._supervisor.restart(prepare)
+            self._generations.judge(proven=False)
+            self._generations.cut()
+            await self._life_after(running)
+
+    async def _life_after(self, life: int) -> None:
+        while True:
+            if self._supervisor.life != life:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    # proof
+
+    async def _prove_start(self) -> None:
+        """Of a process that has just come up. Raises EngineFailed."""
+        assert self._now is not None
+        life, tries = self._supervisor.life, 0
+        while self._supervisor.life == life:
+            try:
+                await self._control.look()
+                await self._control.load(self._now, None)
+                proof = await self._proof(self._now, started=True)
+                if self._supervisor.life == life:
+                    self._accept(self._now, self._contents, proof)
+                return
+            except _Wrong as error:
+                raise EngineFailed(str(error)) from None
+            except ControlFailed as error:
+                tries += 1
+                log.warning("the engine has not proven its weights: %s", error)
+                if tries >= ATTEMPTS and self._supervisor.health.ready:
+                    raise EngineFailed(f"ProbeFailed: {error}") from None
+                await asyncio.sleep(tries)
+
+    async def _proof(self, source: Source, *, started: bool) -> Proof:
+        """Lets the engine go on, with all that it says kept back. Raises ControlFailed, _Wrong."""
+        await self._control.name(source.version)
+        self._begin(source)
+        if self._control.pauses and not started:
+            await self._control.resume()
+        if self.phase == "Loading":
+            self._say("Probing")
+        reading = await self._ask(source)
+        again = await self._ask(source)
+        proof = Proof(reading, reference_error(reading, await _computed(source, reading.ids)))
+        known = None if started else self._proofs.get(source.checksum)
+        if why := verdict(proof, again, known, None if started else self._noise):
+            raise _Wrong(f"ProbeFailed: {why}")
+        return proof
+
+    async def _ask(self, source: Source) -> probe.Reading:
+        return await probe.read(self._http, self._model.served_name, self._control.fields(source))
+
+    def _begin(self, source: Source) -> None:
+        self._generations.begin("" if self._control.labels else source.version, self._control.fields(source))
+
+    def _accept(self, source: Source, contents: Contents | None, proof: Proof | None = None) -> None:
+        if proof is not None:
+            self._proofs[source.checksum], self._noise, self._reading = proof, proof.error, proof.reading
+        self._now, self._contents = source, contents
+        self._supervisor.prepare = self._prepare(source)
+        self._proven_life = self._supervisor.life
+        self._patience = 0.0
+        self._generations.judge(proven=True)
+        self._generations.open()
+        if self.phase != "Failed" or self._is_done():
+            self._say("")
+            log.info("the engine serves weights %s (%s)", source.version, source.checksum)
+
+    def _fail(self, order: WeightsOrder, why: str, *, retry: bool) -> None:
+        log.error("weights %s: %s", order.version, why)
+        self._failed = order
+        self._retry_at = asyncio.get_running_loop().time() + self._retry_after if retry else math.inf
+        self._retry_after = min(2 * self._retry_after, RETRY_CAP_SECONDS)
+        self._say("Failed", why)
+        if self.proven:
+            self._generations.open()
+
+    def _say(self, phase: Phase, error: str = "") -> None:
+        self.phase, self.error = phase, error
+
+
+def _is(order: WeightsOrder, source: Source) -> bool:
+    """Whether these are the weights of this order, under its version."""
+    if order.version != source.version or (order.adapter is None) != (source.adapter is None):
+        return False
+    return order.checksum is None or order.checksum == source.checksum
+
+
+async def _computed(source: Source, ids: tuple[int, ...]) -> list[float] | None:
+    return await asyncio.to_thread(reference_logprobs, source, probe.PROMPT, ids)
+
+
+class _Refused(Exception):
+    """The engine serves as before."""
+
+    def __init__(self, why: str, *, retry: bool = False) -> None:
+        super().__init__(why)
+        self.retry = retry
+
+
+class _Wrong(Exception):
+    """The engine has other weights than it should."""

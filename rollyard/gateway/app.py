@@ -1,0 +1,150 @@
+"""The application: one route an API, errors in each API's own shape, streams that begin with their first piece of text.
+
+Who runs it brings the transport, and `handler_cancellation`: a caller that goes away ends its handler, and with it the call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from rollyard.gateway.asked import Said
+from rollyard.gateway.chat import ChatExchange
+from rollyard.gateway.completions import CompletionExchange
+from rollyard.gateway.dialect import Exchange, openai_error
+from rollyard.gateway.messages import MessagesExchange
+from rollyard.gateway.refusal import Refusal, bad_request
+from rollyard.gateway.responses import ResponsesExchange
+from rollyard.gateway.session import Session
+
+log = logging.getLogger(__name__)
+
+SESSION_HEADER = "X-Rollyard-Session"
+KEY_PREFIX = "session-"
+MAX_BODY = 64 << 20
+Find = Callable[[web.Request, str | None], Awaitable[Session]]
+"""(request, the session it names) -> the session. Raises Refusal."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+APIS: dict[str, Callable[[dict[str, Any]], Exchange]] = {
+    "/v1/chat/completions": ChatExchange,
+    "/v1/completions": CompletionExchange,
+    "/v1/responses": ResponsesExchange,
+    "/v1/messages": MessagesExchange,
+}
+
+
+def build(find: Find) -> web.Application:
+    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL."""
+    app = web.Application(client_max_size=MAX_BODY)
+    front = _Front(find)
+    for prefix in ("", "/s/{session}"):
+        for path, exchange in APIS.items():
+            app.router.add_post(prefix + path, front.serving(exchange))
+        app.router.add_post(f"{prefix}/v1/messages/count_tokens", front.count_tokens)
+        app.router.add_get(f"{prefix}/v1/models", front.models)
+        app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", front.model)
+    return app
+
+
+def named_session(request: web.Request) -> str | None:
+    """By path, by header, or by key; None when it names none."""
+    if (by_path := request.match_info.get("session")) is not None:
+        return by_path
+    if (by_header := request.headers.get(SESSION_HEADER)) is not None:
+        return by_header
+    _, _, token = request.headers.get("Authorization", "").partition(" ")
+    key = token.strip() or request.headers.get("X-Api-Key", "")
+    return key.removeprefix(KEY_PREFIX) if key.startswith(KEY_PREFIX) else None
+
+
+class _Front:
+    def __init__(self, find: Find) -> None:
+        self._find = find
+
+    def serving(self, make: Callable[[dict[str, Any]], Exchange]) -> Handler:
+        error: Callable[[Refusal], dict[str, Any]] = getattr(make, "error")  # noqa: B009 - of the class, before there is one
+
+        async def serve(request: web.Request) -> web.StreamResponse:
+            try:
+                session = await self._session(request)
+                exchange = make(await _body(request))
+                if exchange.stream:
+                    return await _streamed(request, session, exchange)
+                return web.json_response(exchange.whole(await exchange.carry_out(session, None)))
+            except Refusal as refusal:
+                return web.json_response(error(refusal), status=refusal.status)
+
+        return serve
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        try:
+            session = await self._session(request)
+            exchange = MessagesExchange({"max_tokens": 1, **await _body(request)})
+            return web.json_response({"input_tokens": session.prompt_tokens(exchange.asked)})
+        except Refusal as refusal:
+            return web.json_response(MessagesExchange.error(refusal), status=refusal.status)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """In OpenAI's and Anthropic's shape at once."""
+        try:
+            name = (await self._session(request)).terms.model
+        except Refusal as refusal:
+            return web.json_response(openai_error(refusal), status=refusal.status)
+        listed = {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+        return web.json_response(listed)
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Any name is served, by the one model there is."""
+        try:
+            await self._session(request)
+        except Refusal as refusal:
+            return web.json_response(openai_error(refusal), status=refusal.status)
+        return web.json_response(_model(request.match_info["model"]))
+
+    async def _session(self, request: web.Request) -> Session:
+        return await self._find(request, named_session(request))
+
+
+async def _streamed(request: web.Request, session: Session, exchange: Exchange) -> web.StreamResponse:
+    """Raises Refusal as long as nothing was sent: then it can still have a status."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+    async def send(events: bytes) -> None:
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(events)
+
+    async def tell(piece: str) -> None:
+        await send(exchange.text(piece))
+
+    try:
+        said: Said = await exchange.carry_out(session, tell)
+    except Refusal as refusal:
+        if not response.prepared:
+            raise
+        await send(exchange.broken(refusal))
+    else:
+        await send(exchange.end(said))
+    await response.write_eof()
+    return response
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {error}") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise Refusal(413, "invalid_request_error", f"a request may have at most {MAX_BODY >> 20} MiB") from None
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return body
+
+
+def _model(name: str) -> dict[str, Any]:
+    created = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rollyard", **created}

@@ -1,0 +1,88 @@
+"""What each API brings: how a request reads, and how answers, streams and errors look."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rollyard.gateway.asked import Said
+from rollyard.gateway.refusal import Refusal, bad_request
+from rollyard.gateway.session import Session, Tell
+
+Body = Mapping[str, Any]
+
+
+class Exchange(Protocol):
+    """One call in one API's shape. Made from the request's body; raises Refusal when that cannot be read."""
+
+    stream: bool
+
+    async def carry_out(self, session: Session, tell: Tell | None) -> Said: ...
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        """The answer in one piece."""
+        ...
+
+    def text(self, piece: str) -> bytes:
+        """Events for a piece of text; the first ones open the stream."""
+        ...
+
+    def end(self, said: Said) -> bytes:
+        """Events for everything behind the text."""
+        ...
+
+    def broken(self, refusal: Refusal) -> bytes:
+        """Events for an error in the middle of the stream."""
+        ...
+
+    @staticmethod
+    def error(refusal: Refusal) -> dict[str, Any]:
+        """The body of an error."""
+        ...
+
+
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    told = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    return {"error": told}
+
+
+def model_of(body: Body) -> str:
+    """Any name will do: a session has one policy, and harnesses have names of their own for it."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("`model` must be the name of a model", param="model")
+    return model
+
+
+def flag(body: Body, name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"`{name}` must be true or false", param=name)
+    return bool(value)
+
+
+def wants_usage(body: Body) -> bool:
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise bad_request("`stream_options` must be an object", param="stream_options")
+    return bool(options and options.get("include_usage"))
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def data(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """With its type as the event's name too."""
+    return f"event: {body['type']}\n".encode() + data(body)

@@ -1,0 +1,187 @@
+"""What a session has said, as a tree of conversations: each call extends the longest branch that is its prefix.
+
+A branch is a `Conversation`. Callers send the whole history with every call, in text and never quite as they got it; each
+message has a key that leaves out what they change without meaning anything by it, and a branch goes on when the keys up to
+its last sampled turn are the same. Then that turn's ids stand where its text came back. A history that no branch is a prefix
+of, because the caller edited or shortened it or is a sub-agent, opens a branch of its own; turns in it that were sampled
+before stand there by their ids too, as context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollyard.gateway.asked import Asked
+from rollyard.kinds.rollout import Segment, Turn
+from rollyard.tokens.conversation import Break, Cause, Conversation
+from rollyard.tokens.rendering import Answer
+from rollyard.tokens.template import ChatTemplate, Message
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
+from rollyard.tokens.turn import THINK_ENDS
+
+Key = str
+"""Digest of a message and all before it."""
+
+
+@dataclass
+class ChatBranch:
+    """One unbroken line of calls."""
+
+    conversation: Conversation
+    start: Key
+    """Of the tools, before any message."""
+    key: Key = ""
+    """Of everything up to the last sampled turn."""
+    length: int = 0
+    """Messages up to there."""
+    calls: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Id of a tool call as the caller knows it -> (name, id in the template)."""
+    busy: bool = True
+    """A call is in flight: another one that could go on here opens a branch of its own."""
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def segment_count(self) -> int:
+        return self.conversation.segment_count
+
+    @property
+    def breaks(self) -> Sequence[Break]:
+        return self.conversation.breaks
+
+    def segments(self) -> list[Segment]:
+        return self.conversation.segments()
+
+    def say(self, messages: Sequence[Message]) -> None:
+        """Of the caller, behind the last sampled turn."""
+        self.conversation.replace_unanswered([self._shown(m) for m in messages])
+
+    def add(self, messages: Sequence[Message]) -> None:
+        self.conversation.add_messages([self._shown(m) for m in messages])
+
+    def recall(self, answer: Answer, message: Message) -> None:
+        self.conversation.add_recalled(answer)
+        self.know(message.get("tool_calls", ()), answer.calls)
+
+    def know(self, given: Sequence[dict[str, Any]], calls: Sequence[ToolCall]) -> None:
+        """How the caller names the calls of the last turn."""
+        ids = self.conversation.last.call_ids()
+        for one, call, id in zip(given, calls, ids, strict=False):
+            self.calls[one["id"]] = (call.name, id)
+
+    def _shown(self, message: Message) -> Message:
+        for one in message.get("tool_calls", ()):
+            self.calls[one["id"]] = (one["function"]["name"], one["id"])
+        if message["role"] != "tool" or message.get("tool_call_id") not in self.calls:
+            return message
+        name, id = self.calls[message["tool_call_id"]]
+        return {**message, "name": name, "tool_call_id": id}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that is ready to be sampled."""
+
+    branch: ChatBranch
+    prompt: list[int]
+    keys: list[Key]
+    """After each message, the first before any."""
+    results: list[str]
+    """What the caller's tools said since the branch's last turn."""
+
+
+class History:
+    """All branches of one session, in the order in which they first were answered."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._branches: list[ChatBranch] = []
+        self._known: dict[tuple[Key, str], Answer | None] = {}
+        """(key before a message of an assistant, its own) -> the sampled turn, or None for one that nobody sampled."""
+        self._latest: dict[str, Answer] = {}
+        """An assistant's message by itself -> the turn sampled last that says so."""
+
+    @property
+    def branches(self) -> Sequence[ChatBranch]:
+        return self._branches
+
+    def prepare(self, asked: Asked) -> Prepared:
+        """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
+        start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
+        keys = _keys(start, asked.messages)
+        going_on = [b for b in self._branches if not b.busy and b.start == start and keys[b.length :][:1] == [b.key]]
+        branch = max(going_on, key=lambda b: b.length, default=None)
+        if branch is None:
+            branch = self._open(asked, keys)
+        else:
+            branch.busy = True
+            branch.say(asked.messages[branch.length :])
+        try:
+            prompt = branch.conversation.prompt_ids()
+        except BaseException:
+            branch.say([])
+            branch.busy = False
+            raise
+        results = [str(m["content"]) for m in asked.messages[branch.length :] if m["role"] == "tool"]
+        return Prepared(branch, prompt, keys, results)
+
+    def record(self, prepared: Prepared, parsed: ParsedTurn, message: Message) -> None:
+        """The branch's conversation has the turn; `message` is how the caller sees it."""
+        branch, before = prepared.branch, prepared.keys[-1]
+        answer = branch.conversation.last
+        answer.calls = parsed.calls
+        branch.know(message.get("tool_calls", ()), parsed.calls)
+        own = _own(message)
+        self._known[before, own] = self._latest[own] = answer
+        branch.key, branch.length = _digest(before, own), len(prepared.keys)
+        if branch not in self._branches:
+            self._branches.append(branch)
+        branch.busy = False
+
+    def release(self, prepared: Prepared) -> None:
+        """The call came to nothing; what it said is forgotten."""
+        prepared.branch.say([])
+        prepared.branch.busy = False
+
+    def _open(self, asked: Asked, keys: Sequence[Key]) -> ChatBranch:
+        conversation = Conversation(self._template, [], asked.tools)
+        if self._branches:
+            conversation.breaks.append(Break(sum(len(b.turns) for b in self._branches), Cause.HISTORY_CHANGED))
+        branch = ChatBranch(conversation, keys[0])
+        for message, before in zip(asked.messages, keys, strict=False):
+            answer = self._sampled(message, before) if message["role"] == "assistant" else None
+            if answer is not None:
+                branch.recall(answer, message)
+            else:
+                branch.add([message])
+        # what came in with the first call is part of the branch only once it is answered
+        branch.length = len(keys) - 1
+        return branch
+
+    def _sampled(self, message: Message, before: Key) -> Answer | None:
+        own = _own(message)
+        return self._known.setdefault((before, own), self._latest.get(own))
+
+
+def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
+    keys = [start]
+    for message in messages:
+        keys.append(_digest(keys[-1], _own(message)))
+    return keys
+
+
+def _own(message: Message) -> str:
+    """The message without what callers change and mean nothing by: space around it, thoughts, the writing of arguments,
+    ids of calls."""
+    content = str(message["content"])
+    if message["role"] == "assistant":
+        content = content.rpartition(THINK_ENDS)[2]
+    calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
+    return json.dumps([message["role"], content.strip(), calls], sort_keys=True)
+
+
+def _digest(*parts: str) -> Key:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

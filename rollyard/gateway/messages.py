@@ -1,0 +1,142 @@
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rollyard.gateway.asked import Asked, Said, assistant, function, objects, offered, text_field, text_of
+from rollyard.gateway.dialect import Body, event, flag, model_of, new_id
+from rollyard.gateway.parameters import read_wanted
+from rollyard.gateway.refusal import Refusal, bad_request
+from rollyard.gateway.session import Session, Tell
+from rollyard.tokens.template import Message
+
+OWN = ("model", "messages", "system", "tools", "tool_choice", "stream")
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+ERROR_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class MessagesExchange:
+    def __init__(self, body: Body) -> None:
+        self.stream = flag(body, "stream")
+        self._model = model_of(body)
+        self.asked = read(body)
+        self._id, self._blocks, self._open = new_id("msg_"), 0, False
+        self._began = False
+
+    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
+        return await session.chat(self.asked, tell)
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        content: list[dict[str, Any]] = [{"type": "text", "text": said.content}] if said.content else []
+        content += [{**_tool_use(c.id, c.name), "input": json.loads(c.arguments)} for c in said.calls]
+        usage = {"input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens}
+        return {**self._message(content, usage), **_stop(said)}
+
+    def text(self, piece: str) -> bytes:
+        events = [self._begin()]
+        if not self._open:
+            events.append(self._start({"type": "text", "text": ""}))
+        return b"".join([*events, self._delta({"type": "text_delta", "text": piece})])
+
+    def end(self, said: Said) -> bytes:
+        events = [self._begin(), self._stop_block()]
+        for call in said.calls:
+            events.append(self._start({**_tool_use(call.id, call.name), "input": {}}))
+            events.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
+            events.append(self._stop_block())
+        usage = {"input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens}
+        events.append(event({"type": "message_delta", "delta": _stop(said), "usage": usage}))
+        return b"".join([*events, event({"type": "message_stop"})])
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return event(self.error(refusal))
+
+    @staticmethod
+    def error(refusal: Refusal) -> dict[str, Any]:
+        kind = ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+        message = {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
+        return {**message, "stop_reason": None, "stop_sequence": None, "usage": usage}
+
+    def _begin(self) -> bytes:
+        if self._began:
+            return b""
+        self._began = True
+        message = self._message([], {"input_tokens": 0, "output_tokens": 0})
+        return event({"type": "message_start", "message": message})
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._open = True
+        return event({"type": "content_block_start", "index": self._blocks, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
+
+    def _stop_block(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open, self._blocks = False, self._blocks + 1
+        return event({"type": "content_block_stop", "index": self._blocks - 1})
+
+
+def read(body: Body) -> Asked:
+    """Raises Refusal."""
+    messages: list[Message] = []
+    if system := text_of(body.get("system"), "system"):
+        messages.append({"role": "system", "content": system})
+    for message in objects(body.get("messages"), "messages"):
+        messages += _messages(message)
+    if not any(m["role"] != "system" for m in messages):
+        raise bad_request("`messages` must have at least one message", param="messages")
+    tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
+    choice = body.get("tool_choice")
+    wanted = read_wanted(body, OWN)
+    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+        wanted = type(wanted)(wanted.fields, parallel=False)
+    return Asked(messages, offered(choice, tools), wanted)
+
+
+def _messages(message: dict[str, Any]) -> Iterator[Message]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise bad_request(f"`role` must be user or assistant, not {role!r}", param="messages")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "content")
+    if role == "assistant":
+        text = [b for b in blocks if b.get("type") not in ("tool_use", *THOUGHTS)]
+        calls = [b for b in blocks if b.get("type") == "tool_use"]
+        named = [(str(b.get("id")), text_field(b.get("name"), "name"), b.get("input")) for b in calls]
+        yield assistant(text_of(text, "content"), named)
+        return
+    rest = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            result = text_of(block.get("content"), "tool_result")
+            yield {"role": "tool", "content": result, "tool_call_id": str(block.get("tool_use_id"))}
+        else:
+            rest.append(block)
+    if rest:
+        yield {"role": role, "content": text_of(rest, "content")}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise bad_request(f"a tool of type {tool['type']!r} is run by its provider, who is not here", param="tools")
+    return function(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+
+
+def _tool_use(id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name}
+
+
+def _stop(said: Said) -> dict[str, Any]:
+    reason = "stop_sequence" if said.stop is not None else STOP_REASONS[said.finish]
+    return {"stop_reason": reason, "stop_sequence": said.stop}

@@ -1,0 +1,47 @@
+"""What a caller is told when a call cannot be done; each API says it in a shape of its own."""
+
+from __future__ import annotations
+
+from rollyard.errors import RollyardError
+
+
+class Refusal(RollyardError):
+    """`status` decides whether clients repeat a call by themselves: they do on 429 and 5xx, not on other 4xx."""
+
+    def __init__(
+        self, status: int, kind: str, message: str, *, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        """As in OpenAI's `error.type`."""
+        self.code = code
+        self.param = param
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> Refusal:
+    return Refusal(400, "invalid_request_error", message, param=param, code=code)
+
+
+def too_long(message: str) -> Refusal:
+    """Clients know this code, and that a repetition will not help."""
+    return bad_request(message, code="context_length_exceeded", param="messages")
+
+
+def turn_limit(limit: int) -> Refusal:
+    """403, because every client gives up on it at once."""
+    return Refusal(
+        403, "permission_error", f"this session may make {limit} model calls and has made them", code="turn_limit"
+    )
+
+
+def no_session(message: str) -> Refusal:
+    return Refusal(401, "authentication_error", message, code="invalid_session")
+
+
+def gone(message: str) -> Refusal:
+    return Refusal(410, "invalid_request_error", message, code="session_gone")
+
+
+def unavailable(message: str) -> Refusal:
+    return Refusal(503, "server_error", message, code="unavailable")

@@ -1,0 +1,287 @@
+"""One agent's session: its calls become turns and segments, on the endpoint that its policy stays with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollyard.errors import ContextExceeded, EndpointRefused, RollyardError, TaskError
+from rollyard.gateway.asked import Asked, Call, Said, assistant
+from rollyard.gateway.history import ChatBranch, History, Prepared
+from rollyard.gateway.parameters import Wanted, merged
+from rollyard.gateway.plain import PlainBranch, PlainHistory
+from rollyard.gateway.refusal import Refusal, bad_request, gone, too_long, turn_limit, unavailable
+from rollyard.gateway.speech import Speech
+from rollyard.kinds.rollout import Sampling, Segment, Turn
+from rollyard.tokens.sampled import Sampled
+from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.tool_calls import ParsedTurn, parser_for
+
+Tell = Callable[[str], Awaitable[None]]
+"""Is told each piece of text as it arrives."""
+
+
+class Policy(Protocol):
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        """One turn, whatever endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and what else ends it all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a session may do."""
+
+    model: str
+    sampling: Sampling
+    fixed: bool = True
+    """The sampling holds whatever callers ask for."""
+    max_calls: int | None = None
+    tool_parser: str | None = None
+    sample_index: int = 0
+
+
+class Session:
+    """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
+
+    def __init__(self, id: str, template: ChatTemplate, policy: Policy, terms: Terms) -> None:
+        self.id = id
+        self.terms = terms
+        self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
+        self.refused: EndpointRefused | None = None
+        """What the endpoint last said of a request that it did not like."""
+        self.truncated = False
+        """A limit was reached: of calls, or of the context."""
+        self.last_used = time.monotonic()
+        self._template = template
+        self._policy = policy
+        self._chats = History(template)
+        self._plain = PlainHistory(template)
+        self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
+        self._begun = 0
+        self._in_flight: set[asyncio.Task[Sampled]] = set()
+        self._closed = False
+
+    # what a trajectory is made of
+
+    @property
+    def calls(self) -> int:
+        """Model calls that have been answered."""
+        return len(self._turns)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def segments(self) -> list[Segment]:
+        return [segment for branch in self._branches() for segment in branch.segments()]
+
+    def turns(self) -> list[Turn]:
+        """In the order of their ends; each with the number of its segment among all."""
+        first, so_far = {}, 0
+        for branch in self._branches():
+            first[id(branch)] = so_far
+            so_far += branch.segment_count
+        own = {id(branch): iter(branch.turns) for branch in self._branches()}
+        ordered = [(branch, next(own[id(branch)])) for branch, _ in self._turns]
+        return [turn.model_copy(update={"segment": first[id(b)] + turn.segment}) for b, turn in ordered]
+
+    def breaks(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for broken in (broken for branch in self._branches() for broken in branch.breaks):
+            counts[broken.cause.value] = counts.get(broken.cause.value, 0) + 1
+        return counts
+
+    def close(self) -> None:
+        """No further calls; those in flight are given up."""
+        self._closed = True
+        for task in self._in_flight:
+            task.cancel()
+        if not self.failure.done():
+            self.failure.cancel()
+
+    # calls
+
+    async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
+        """One turn of a conversation. Raises Refusal."""
+        sampling = self._admit(asked.wanted)
+        try:
+            prepared = self._chats.prepare(asked)
+        except TaskError as error:
+            raise bad_request(str(error), param="messages") from error
+        stops = sampling.stop or []
+        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
+        try:
+            sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+        except BaseException:
+            self._chats.release(prepared)
+            raise
+        said = self._answer(asked, prepared, sampled, stops, seconds)
+        if tell is not None and (rest := speech.finish(said.content)):
+            await tell(rest)
+        return said
+
+    async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
+        """One continuation of a prompt without messages. Raises Refusal."""
+        sampling = self._admit(wanted)
+        prepared = self._plain.prepare(prompt)
+        stops = sampling.stop or []
+        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
+        try:
+            sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+        except BaseException:
+            self._plain.release(prepared)
+            raise
+        text = self._template.decode(_said(sampled, self._template.stop_ids))
+        self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
+        self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
+        content, stop = _cut(text, stops)
+        if tell is not None and (rest := speech.finish(content)):
+            await tell(rest)
+        finish = "length" if sampled.finish_reason == "length" else "stop"
+        return Said(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop)
+
+    def prompt_tokens(self, asked: Asked) -> int:
+        """How long the prompt of such a call would be. Raises Refusal."""
+        try:
+            prepared = self._chats.prepare(asked)
+        except TaskError as error:
+            raise bad_request(str(error), param="messages") from error
+        self._chats.release(prepared)
+        return len(prepared.prompt)
+
+    def _admit(self, wanted: Wanted) -> Sampling:
+        self.last_used = time.monotonic()
+        if self._closed:
+            raise gone("this session is closed")
+        if self.failure.done():
+            raise unavailable("this session has failed; its rollout is started anew")
+        limit = self.terms.max_calls
+        if limit is not None and self.calls + self.in_flight >= limit:
+            self.truncated = True
+            raise turn_limit(limit)
+        sampling = merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
+        number, self._begun = self._begun, self._begun + 1
+        if sampling.seed is None or not self.terms.fixed:
+            return sampling
+        # each call draws from a seed of its own, the same in every attempt
+        seed = zlib.crc32(f"{sampling.seed}/{self.terms.sample_index}/{number}".encode())
+        return sampling.model_copy(update={"seed": seed})
+
+    async def _sample(
+        self, prompt: Sequence[int], sampling: Sampling, speech: Speech, tell: Tell | None
+    ) -> tuple[Sampled, float]:
+        """The turn and how many seconds it took, its text told as it comes. Raises Refusal."""
+        started = time.monotonic()
+        try:
+            async with self._sampling(prompt, sampling, speech if tell is not None else None) as (task, pieces):
+                while tell is not None and (piece := await pieces.get()) is not None:
+                    await tell(piece)
+                return await task, time.monotonic() - started
+        except ContextExceeded as error:
+            self.truncated = True
+            raise too_long(str(error)) from error
+        except EndpointRefused as error:
+            self.refused = error
+            raise bad_request(str(error)) from error
+        except Refusal:
+            raise
+        except RollyardError as error:
+            if not self.failure.done():
+                self.failure.set_result(error)
+            raise unavailable(f"the model cannot be reached: {error}") from error
+        finally:
+            self.last_used = time.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def _sampling(
+        self, prompt: Sequence[int], sampling: Sampling, speech: Speech | None
+    ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
+        """The call runs inside the block, and is given up when the block is left before its end."""
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def hear(ids: Sequence[int]) -> None:
+            if speech is not None and (text := speech.feed(ids)):
+                pieces.put_nowait(text)
+
+        task = asyncio.create_task(self._policy.sample(prompt, sampling, hear))
+        task.add_done_callback(lambda _: pieces.put_nowait(None))
+        self._in_flight.add(task)
+        try:
+            yield task, pieces
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise gone("this session was closed") from None
+            raise
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._in_flight.discard(task)
+
+    def _answer(self, asked: Asked, prepared: Prepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+        """Record the turn, as ids, and as the caller is told it."""
+        conversation = prepared.branch.conversation
+        text = conversation.add_sampled(
+            sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason
+        )
+        shown, stop = _cut(text, stops)
+        parsed = ParsedTurn(shown.strip())
+        if asked.tools:
+            parsed = parser_for(self._template, self.terms.tool_parser, asked.tools).parse(shown)
+        calls = parsed.calls if asked.wanted.parallel else parsed.calls[:1]
+        content = shown.strip() if parsed.error is not None and not calls else parsed.content
+        given = tuple(
+            Call(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls
+        )
+        message = assistant(content, [(c.id, c.name, c.arguments) for c in given])
+        self._chats.record(prepared, ParsedTurn(content, calls, parsed.error), message)
+        self._took(prepared.branch, prepared.prompt, sampled, text, parsed, seconds, prepared.results)
+        finish = "tool_calls" if given else "length" if sampled.finish_reason == "length" else "stop"
+        return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
+
+    def _took(
+        self,
+        branch: ChatBranch | PlainBranch,
+        prompt: Sequence[int],
+        sampled: Sampled,
+        text: str,
+        parsed: ParsedTurn,
+        seconds: float,
+        results: Sequence[str],
+    ) -> None:
+        """`results`: what the tools said to the branch's turn before."""
+        if results and branch.turns:
+            branch.turns[-1] = branch.turns[-1].model_copy(update={"tool_results": list(results)})
+        turn = Turn(
+            segment=branch.segment_count - 1,
+            prompt_length=len(prompt),
+            response_length=len(sampled.token_ids),
+            text=text,
+            finish_reason=sampled.finish_reason,
+            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
+            timings={"model": round(seconds, 6), "tools": 0.0},
+        )
+        branch.turns.append(turn)
+        self._turns.append((branch, turn))
+
+    def _branches(self) -> list[ChatBranch | PlainBranch]:
+        return [*self._chats.branches, *self._plain.branches]
+
+
+def _said(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
+    ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
+    return sampled.token_ids[:-1] if ended else sampled.token_ids
+
+
+def _cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Up to the first of the texts that end a turn, and which it was."""
+    at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
+    return text[:at], stop

@@ -1,0 +1,105 @@
+"""What one engine is told to serve, and whether what it serves lets it into the heap. Pure, from the pool's status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.kinds.wire import WeightsOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """An endpoint as it was last heard."""
+
+    id: str
+    heard: bool = False
+    """Lately, by this server: what has not been heard says nothing."""
+    healthy: bool = False
+    version: str = ""
+    checksum: str = ""
+    phase: str = ""
+    error: str = ""
+    attempt: int | None = None
+    """Of the order that failed; None where it does not say so."""
+    obeys: WeightsOrder | None = None
+    """The order that it had been told before it said this."""
+
+    @property
+    def settled(self) -> bool:
+        """It is not on its way to another version; after a failure it still has the one before."""
+        return self.phase in ("", "Failed")
+
+    @property
+    def serves(self) -> bool:
+        return self.heard and self.healthy and bool(self.version) and self.settled
+
+
+def has(member: Serving, record: WeightsRecord) -> bool:
+    return member.version == record.version and member.settled and _same_content(member, record)
+
+
+def _same_content(member: Serving, record: WeightsRecord) -> bool:
+    return not (record.proven and member.checksum) or record.proven == member.checksum
+
+
+def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsOrder | None:
+    """What it should serve; None for what it began with. `fresh`: it has just started, and serves nothing yet."""
+    operation, current = weights.operation, weights.current
+    progress = operation.endpoints.get(id) if operation is not None else None
+    attempt = progress.attempt if progress is not None else None
+    if operation is not None and operation.under_way:
+        if fresh or (progress is not None and progress.phase != "Waiting"):
+            return order_of(operation.target, attempt)
+        if current is not None and current.origin == "Spec":
+            return None
+        return order_of(current) if current is not None else None
+    if current is None or (current.origin == "Spec" and (operation is None or operation.phase == "Superseded")):
+        return None
+    return order_of(current, attempt)
+
+
+def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
+    return WeightsOrder(
+        version=record.version,
+        mode=record.mode,
+        path=record.path,
+        adapter=record.adapter,
+        checksum=record.checksum,
+        attempt=record.attempt if attempt is None else attempt,
+    )
+
+
+def denial(weights: WeightsStatus, member: Serving) -> str:
+    """Why it may not be in the heap, as `Word: what is the matter`; empty when the weights do not stand in its way."""
+    operation, current = weights.operation, weights.current
+    progress = operation.endpoints.get(member.id) if operation is not None else None
+    if operation is not None and operation.under_way:
+        if has(member, operation.target):
+            return ""
+        if progress is None or progress.phase == "Waiting":
+            return "" if current is None or weights.record(member.version) is not None else _unproven(current, member)
+        if progress.phase == "Failed":
+            return f"WeightsFailed: {operation.target.version}: {progress.reason}"
+        return "WeightsUpdating"
+    if current is None or has(member, current):
+        return ""
+    if progress is not None and progress.phase == "Failed":
+        return f"WeightsFailed: {current.version}: {progress.reason}"
+    return _unproven(current, member)
+
+
+def _unproven(current: WeightsRecord, member: Serving) -> str:
+    if member.phase == "Failed":
+        why = member.error or "the engine does not say why"
+        return f"WeightsUnavailable: {current.version} from {current.source}: {why}"
+    if member.phase or not member.version:
+        return "WeightsUpdating"
+    if member.version == current.version:
+        return f"WeightsUnavailable: its folder holds {member.checksum}, and {current.version} is {current.proven}"
+    if current.origin == "Spec":
+        return (
+            f"WeightsUnavailable: {current.path} holds {member.version} now, and the pool serves {current.version}; "
+            f"if that is meant, order it: `rollyard weights POOL --version {member.version} --path {current.path}`"
+        )
+    return "WeightsUpdating"

@@ -1,0 +1,44 @@
+"""Figures of endpoints that move all the time, as a pool's status has them: seldom enough that they do not rewrite it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollyard.clock import Clock
+from rollyard.inference.endpoints import EndpointState, PoolKey
+from rollyard.inference.figures import figures, known, total
+from rollyard.kinds.figures import Figures
+
+COARSE_SECONDS = 30.0
+"""Figures in a status are at most so old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coarse:
+    taken_at: float
+    """Monotonic seconds."""
+    endpoints: Mapping[str, Figures]
+    """By id, of those whose load is known."""
+    total: Figures
+
+
+class CoarseFigures:
+    """The last copy for each pool. A new one is taken when it is old, and when an endpoint began or ceased to say its load."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[PoolKey, Coarse] = {}
+
+    def of(self, pool: PoolKey, states: Sequence[EndpointState]) -> Coarse:
+        now, heard = self._clock.monotonic(), [state for state in states if known(state)]
+        last = self._last.get(pool)
+        same = last is not None and last.endpoints.keys() == {state.endpoint.id for state in heard}
+        if last is not None and same and now - last.taken_at < COARSE_SECONDS:
+            return last
+        fresh = Coarse(now, {state.endpoint.id: figures(state) for state in heard}, total(heard))
+        if heard:
+            self._last[pool] = fresh
+        else:
+            self._last.pop(pool, None)
+        return fresh

@@ -1,0 +1,31 @@
+"""A way in for the owner: a socket that listens inside the sandbox, on its own loopback, and is accepted on outside.
+
+A sandbox has a network of its own with nothing in it but itself. Its listening socket, handed over through a Unix socket,
+lets the owner answer what programs in here ask of 127.0.0.1, and nothing else comes within reach of anybody.
+"""
+
+from __future__ import annotations
+
+import socket
+
+BACKLOG = 1024
+
+
+def take_gate(stdin: socket.socket) -> socket.socket:
+    """The Unix socket for handing over, which the owner sends with its first byte."""
+    _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
+    if not fds:
+        raise EOFError("the owner was gone before it began")
+    gate = socket.socket(fileno=fds[0])
+    gate.set_inheritable(False)
+    return gate
+
+
+def listen(gate: socket.socket) -> int:
+    """Listen on a free port of 127.0.0.1 and hand the socket to the owner; the port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(BACKLOG)
+        socket.send_fds(gate, [b"L"], [listener.fileno()])
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,103 @@
+"""The ways to ask a model server for tokens: what is sent, and where an answer's chunks have what.
+
+`/v1/completions` is what every engine of ours serves, and its door says there which weights are at work.
+`/inference/v1/generate` (vLLM with --enable-scale-out) is asked of servers that others run, where it is served: it never
+makes text of the ids, names the id beside each logprob, and says itself which weights made which token. `/generate` (SGLang)
+is asked where the server's probe found no token ids in completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollyard.kinds.rollout import Sampling
+from rollyard.tokens import sglang
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one event adds."""
+
+    ids: list[int] | None
+    logprobs: list[Any]
+    named: list[int] | None
+    """The ids as the logprobs name them, where they do."""
+    prompt_ids: list[int] | None
+    prompt_tokens: int | None
+    """Their number, where they are not sent back."""
+    finish_reason: Any
+    stop_reason: int | str | None
+    weight_versions: list[dict[str, Any]] | None
+
+
+def _as_it_is(event: Any) -> Any:
+    return event
+
+
+@dataclass(frozen=True)
+class Dialect:
+    path: str
+    body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
+    chunk: Callable[[dict[str, Any]], Chunk]
+    reader: Callable[[], Callable[[Any], Any]] = lambda: _as_it_is
+    """Makes, for one answer, what tells its events in the words that `chunk` reads."""
+    echoes: bool = True
+    """It sends the prompt's ids back; one that does not says how many there were."""
+
+
+def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
+    """vLLM's names; what was left out is the engine's to choose, and neutral there."""
+    stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
+    body = sampling.model_dump(exclude={"logprobs", "extra", "stop_token_ids", "max_tokens"}, exclude_none=True)
+    named = {key: value for key, value in body.items() if value not in ([], {})}
+    return {**named, "max_tokens": max_tokens, "stop_token_ids": stops, "logprobs": 0, **sampling.extra}
+
+
+def _completion(
+    model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
+) -> Body:
+    wanted = {"model": model, "prompt": list(prompt_ids), "stream": True, "return_token_ids": True}
+    return {**_parameters(sampling, max_tokens, stop_ids), **wanted}
+
+
+def _generate(
+    model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
+) -> Body:
+    parameters = _parameters(sampling, max_tokens, stop_ids)
+    wanted = {"model": model, "token_ids": list(prompt_ids), "stream": True, "return_token_ids": True}
+    return {**wanted, "sampling_params": parameters}
+
+
+def _completion_chunk(event: dict[str, Any]) -> Chunk:
+    choice = event["choices"][0]
+    logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+    return _chunk(choice, logprobs, None, choice.get("prompt_token_ids"))
+
+
+def _generate_chunk(event: dict[str, Any]) -> Chunk:
+    choice = event["choices"][0]
+    content = (choice.get("logprobs") or {}).get("content") or []
+    named = [entry["token_id"] for entry in content]
+    return _chunk(choice, [entry["logprob"] for entry in content], named, event.get("prompt_token_ids"))
+
+
+def _chunk(choice: dict[str, Any], logprobs: list[Any], named: list[int] | None, prompt_ids: list[int] | None) -> Chunk:
+    return Chunk(
+        ids=choice.get("token_ids"),
+        logprobs=logprobs,
+        named=named,
+        prompt_ids=prompt_ids,
+        prompt_tokens=choice.get("prompt_tokens"),
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        weight_versions=choice.get("weight_versions"),
+    )
+
+
+COMPLETIONS = Dialect("/v1/completions", _completion, _completion_chunk)
+GENERATE = Dialect("/inference/v1/generate", _generate, _generate_chunk)
+SGLANG = Dialect(sglang.PATH, sglang.body, _completion_chunk, lambda: sglang.Chunks().read, echoes=False)

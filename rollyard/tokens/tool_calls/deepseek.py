@@ -1,0 +1,46 @@
+"""DeepSeek: calls between special tokens; V3 and R1 fence the arguments as JSON, V3.1 writes them bare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_json import arguments_of, load
+from rollyard.tokens.tool_calls.tagged import THINKING_ENDS, parse_tagged
+
+ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+BEGIN, END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+FENCE = "```"
+
+
+class DeepSeek:
+    form = (
+        f"Write {ALL_BEGIN}{BEGIN}NAME{SEPARATOR}{{...}}{END}{ALL_END} with one JSON object of arguments for each call."
+    )
+    error_role = "tool"
+
+    def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
+        pass
+
+    def parse(self, text: str) -> ParsedTurn:
+        turn = parse_tagged(text, BEGIN, END, _read)
+        thoughts, ends, said = turn.content.rpartition(THINKING_ENDS)
+        content = (thoughts + ends + said.replace(ALL_BEGIN, "").replace(ALL_END, "")).strip()
+        if turn.error is None and not turn.calls and ALL_BEGIN in said:
+            return ParsedTurn(content, (), f"between {ALL_BEGIN} and {ALL_END} stands no call")
+        return ParsedTurn(content, turn.calls, turn.error)
+
+
+def _read(body: str) -> ToolCall:
+    kind, separated, rest = body.partition(SEPARATOR)
+    if not separated:
+        raise Malformed(f"{SEPARATOR} is missing")
+    before, fenced, inner = rest.partition(FENCE)
+    if fenced and not before.lstrip().startswith("{"):
+        name, arguments = before.strip(), inner.strip().removeprefix("json").strip().removesuffix(FENCE)
+    else:
+        name, arguments = kind.strip(), rest
+    if not name:
+        raise Malformed("the name is missing")
+    return ToolCall(name, arguments_of(load(arguments.strip())))

@@ -1,0 +1,34 @@
+"""Hermes form (Qwen2.5, Qwen3): one JSON object in each pair of tool_call tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_json import call_of, load
+from rollyard.tokens.tool_calls.tagged import parse_tagged
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FORM = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'
+"""Policies are trained on these very words."""
+
+
+class Hermes:
+    form = FORM
+    error_role = "tool"
+
+    def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
+        pass
+
+    def parse(self, text: str) -> ParsedTurn:
+        return parse_tagged(text, OPEN, CLOSE, _read)
+
+
+def parse(text: str) -> ParsedTurn:
+    """Never raises: a malformed call is the model's doing and becomes `error`."""
+    return parse_tagged(text, OPEN, CLOSE, _read)
+
+
+def _read(body: str) -> ToolCall:
+    return call_of(load(body.strip()))

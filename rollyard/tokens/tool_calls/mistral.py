@@ -1,0 +1,45 @@
+"""Mistral: behind `[TOOL_CALLS]` an array of calls, or from its 2025 tokenizers on `name[ARGS]{…}`, once for each call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
+
+MARK = "[TOOL_CALLS]"
+NAMED = re.compile(r"\s*([^\s\[\]{}\"]+?)\s*(?:\[CALL_ID\]\s*(\S+?)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class Mistral:
+    form = 'Write [TOOL_CALLS] and behind it one JSON array [{"name": "...", "arguments": {...}}].'
+    error_role = "user"
+
+    def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
+        pass
+
+    def parse(self, text: str) -> ParsedTurn:
+        content, *bodies = text.split(MARK)
+        calls: list[ToolCall] = []
+        try:
+            for body in bodies:
+                self._read(body, calls)
+        except Malformed as error:
+            return ParsedTurn(content.strip(), tuple(calls), str(error))
+        return ParsedTurn(content.strip(), tuple(calls))
+
+    @staticmethod
+    def _read(body: str, calls: list[ToolCall]) -> None:
+        if named := NAMED.match(body):
+            value, rest = load_first(body[named.end() :])
+            calls.append(ToolCall(named[1], arguments_of(value), named[2]))
+        else:
+            value, rest = load_first(body)
+            if not isinstance(value, list) or not value:
+                raise Malformed("behind [TOOL_CALLS] stands no JSON array of calls")
+            for call in value:
+                calls.append(call_of(call))
+        if rest.strip():
+            raise Malformed("something else stands behind the calls")

@@ -1,0 +1,36 @@
+"""Calls between an opening and a closing tag: what is inside them is the family's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+
+THINKING_ENDS = "</think>"
+
+
+def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedTurn:
+    """`read` turns what stands between two tags into a call, or raises Malformed."""
+    thoughts, text = split_thoughts(text, opening, closing)
+    content = [thoughts]
+    calls: list[ToolCall] = []
+    while True:
+        before, opened, text = text.partition(opening)
+        content.append(before)
+        if not opened:
+            return ParsedTurn("".join(content).strip(), tuple(calls))
+        body, closed, text = text.partition(closing)
+        try:
+            if not closed:
+                raise Malformed(f"the closing tag {closing} is missing")
+            calls.append(read(body))
+        except Malformed as error:
+            return ParsedTurn("".join([*content, text]).strip(), tuple(calls), str(error))
+
+
+def split_thoughts(text: str, opening: str, closing: str) -> tuple[str, str]:
+    """A call that a reasoning model only thinks about is none, unless the end of thinking stands inside a call."""
+    thoughts, ends, rest = text.partition(THINKING_ENDS)
+    if ends and thoughts.rfind(opening) <= thoughts.rfind(closing):
+        return thoughts + ends, rest
+    return "", text

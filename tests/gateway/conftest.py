@@ -1,0 +1,126 @@
+"""A gateway on a port of this machine, in front of the embedded engine or of one that says what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from bench.upstream import Upstream
+from rollyard.gateway.app import build
+from rollyard.gateway.refusal import no_session
+from rollyard.gateway.session import Session, Terms
+from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.wire import Endpoint
+from rollyard.tokens.client import TokenClient
+from rollyard.tokens.sampled import Sampled
+from rollyard.tokens.template import ChatTemplate
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run a command.",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        },
+    }
+]
+
+
+@dataclass
+class EndpointPolicy:
+    """One endpoint, as node agents use theirs."""
+
+    tokens: TokenClient
+    endpoint: Endpoint
+    stop_ids: Sequence[int]
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        return await self.tokens.complete(
+            self.endpoint, prompt_ids, sampling, sampling.max_tokens, self.stop_ids, on_progress
+        )
+
+
+@dataclass
+class Gateway:
+    """A running gateway; any session that is named is made."""
+
+    template: ChatTemplate
+    policy: EndpointPolicy
+    terms: Terms
+    url: str = ""
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+    async def find(self, request: web.Request, named: str | None) -> Session:
+        if named is None:
+            raise no_session("name a session")
+        if named not in self.sessions:
+            self.sessions[named] = Session(named, self.template, self.policy, self.terms)
+        return self.sessions[named]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Gateway]:
+        runner = web.AppRunner(build(self.find), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+            host, port = runner.addresses[0][:2]
+            self.url = f"http://{host}:{port}"
+            yield self
+        finally:
+            for session in self.sessions.values():
+                session.close()
+            await runner.cleanup()
+
+
+@pytest.fixture(scope="session")
+def template(model_dir: Path) -> ChatTemplate:
+    return ChatTemplate.load(model_dir)
+
+
+@pytest.fixture(scope="module")
+def engine(start_engine: Any) -> Any:
+    return start_engine()
+
+
+@pytest.fixture
+async def tiny(engine: Any, template: ChatTemplate) -> AsyncIterator[Gateway]:
+    """In front of the tiny policy."""
+    connector = aiohttp.UnixConnector(str(engine.socket), limit=0)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        endpoint = Endpoint(id="e", url="http://engine", model="policy", weights_version="v1", tokenizer="")
+        policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
+        terms = Terms("policy", Sampling(max_tokens=256), fixed=False)
+        async with Gateway(template, policy, terms).serving() as gateway:
+            yield gateway
+
+
+@pytest.fixture
+def scripted(template: ChatTemplate) -> Any:
+    """scripted(texts): a gateway whose model says these texts, one a call; (gateway, the model server)."""
+
+    @asynccontextmanager
+    async def start(
+        texts: Sequence[str], terms: Terms | None = None, **pace: Any
+    ) -> AsyncIterator[tuple[Gateway, Upstream]]:
+        def script(number: int, prompt: Sequence[int]) -> list[int]:
+            return [*template.encode(texts[number % len(texts)]), template.stop_ids[0]]
+
+        connector = aiohttp.TCPConnector(limit=0)
+        async with Upstream(script, **pace).serving() as upstream, aiohttp.ClientSession(connector=connector) as http:
+            endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
+            policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
+            made = Gateway(template, policy, terms or Terms("policy", Sampling(), fixed=False))
+            async with made.serving() as gateway:
+                yield gateway, upstream
+
+    return start

@@ -1,0 +1,248 @@
+"""The real openai client against the gateway: what it sends back merges into one segment of exact ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from conftest import TOOLS  # type: ignore[import-not-found]
+
+from rollyard.gateway.session import Session, Terms
+from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.template import ChatTemplate
+
+QUESTION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Solve it."},
+    {"role": "user", "content": "What is 3 * 4?"},
+]
+CALL = 'Let me see.\n<tool_call>\n{"name": "bash", "arguments": {"command": "expr 3 \\\\* 4"}}\n</tool_call>'
+SAYS = [CALL, "It is 12 🎉 – 漢字."]
+
+
+def client(gateway: Any, session: str = "s1", **more: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=f"session-{session}", max_retries=0, **more)
+
+
+def runs(session: Session) -> list[list[int]]:
+    return [[t for t, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in session.segments()]
+
+
+def ids(template: ChatTemplate, text: str) -> list[int]:
+    return [*template.encode(text), template.stop_ids[0]]
+
+
+async def test_a_loop_with_tools_is_one_segment_of_the_very_ids(scripted: Any, template: ChatTemplate) -> None:
+    async with scripted(SAYS) as (gateway, upstream), client(gateway) as ai:
+        first = await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+        message = first.choices[0].message
+        assert (message.content, first.choices[0].finish_reason) == ("Let me see.", "tool_calls")
+        (call,) = message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("bash", {"command": "expr 3 \\* 4"})
+        result = {"role": "tool", "tool_call_id": call.id, "content": "12"}
+        second = await ai.chat.completions.create(model="m", messages=[*QUESTION, message, result], tools=TOOLS)
+        assert second.choices[0].message.content == SAYS[1]
+        assert second.choices[0].finish_reason == "stop"
+        session = gateway.sessions["s1"]
+        (segment,) = session.segments()
+        assert segment.token_ids == [*upstream.prompts[1], *ids(template, SAYS[1])]
+        assert upstream.prompts[1][: len(upstream.prompts[0])] == upstream.prompts[0]
+        assert runs(session) == [ids(template, SAYS[0]) + ids(template, SAYS[1])]
+        assert {v for v in segment.weights_version if v} == {"v1"}
+        assert session.breaks() == {}
+        assert [t.tool_results for t in session.turns()] == [["12"], []]
+        assert second.usage.total_tokens == len(segment.token_ids)
+
+
+def without_content(message: dict[str, Any]) -> None:
+    del message["content"]
+
+
+def null_content(message: dict[str, Any]) -> None:
+    message["content"] = None
+
+
+def empty_content(message: dict[str, Any]) -> None:
+    message["content"] = ""
+
+
+def rewritten(message: dict[str, Any]) -> None:
+    function = message["tool_calls"][0]["function"]
+    function["arguments"] = json.dumps(json.loads(function["arguments"]), indent=2)
+
+
+def decorated(message: dict[str, Any]) -> None:
+    message |= {"provider_specific_fields": {"refusal": None}, "function_call": None, "annotations": []}
+    message["extra"] = {"cost": 0.0}
+
+
+def in_parts(message: dict[str, Any]) -> None:
+    message["content"] = [{"type": "text", "text": message["content"] or ""}]
+
+
+@pytest.mark.parametrize("change", [without_content, null_content, empty_content, rewritten, decorated, in_parts])
+async def test_what_harnesses_do_to_a_turn_does_not_break_the_prefix(scripted: Any, change: Any) -> None:
+    says = [CALL.partition("\n")[2], "Done."]
+    async with scripted(says) as (gateway, _), client(gateway) as ai:
+        first = await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+        message = first.choices[0].message.model_dump()
+        change(message)
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "12"}
+        await ai.chat.completions.create(model="m", messages=[*QUESTION, message, result], tools=TOOLS)
+        assert len(gateway.sessions["s1"].segments()) == 1
+        assert gateway.sessions["s1"].breaks() == {}
+
+
+async def test_thoughts_may_be_left_out_of_what_comes_back(scripted: Any, template: ChatTemplate) -> None:
+    says = ["<think>Hm, 3 * 4.</think>\n\nTwelve.", "Yes."]
+    async with scripted(says) as (gateway, upstream), client(gateway) as ai:
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        more = [{"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "Sure?"}]
+        await ai.chat.completions.create(model="m", messages=[*QUESTION, *more])
+        said = ids(template, says[0])
+        assert upstream.prompts[1][len(upstream.prompts[0]) :][: len(said)] == said
+        assert len(gateway.sessions["s1"].segments()) == 1
+
+
+async def test_streams_are_the_same_text_in_pieces(scripted: Any) -> None:
+    async with scripted(SAYS) as (gateway, _), client(gateway) as ai:
+        for session, says in (("a", SAYS[0]), ("b", SAYS[1])):
+            named = {"X-Rollyard-Session": session}
+            stream = await ai.chat.completions.create(
+                model="m", messages=QUESTION, tools=TOOLS, stream=True, stream_options={"include_usage": True},
+                extra_headers=named,
+            )  # fmt: skip
+            chunks = [chunk async for chunk in stream]
+            pieces = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+            assert "".join(pieces) == says.partition("<tool_call>")[0].strip()
+            assert len(pieces) > 2
+            assert not any("\ufffd" in piece for piece in pieces)
+            calls = [c.choices[0].delta.tool_calls for c in chunks if c.choices and c.choices[0].delta.tool_calls]
+            arguments = "".join(call[0].function.arguments for call in calls)
+            assert (json.loads(arguments) if calls else None) == ({"command": "expr 3 \\* 4"} if calls else None)
+            assert chunks[-2].choices[0].finish_reason == ("tool_calls" if calls else "stop")
+            assert chunks[-1].usage.completion_tokens == len(runs(gateway.sessions[session])[0])
+
+
+async def test_the_tiny_policys_streams_come_as_they_are_sampled(tiny: Any) -> None:
+    async with client(tiny) as ai:
+        for seed in range(4):
+            stream = await ai.chat.completions.create(
+                model="m", messages=QUESTION, stream=True, seed=seed, temperature=1.3, max_tokens=64
+            )
+            told = "".join([c.choices[0].delta.content or "" async for c in stream])
+            turn = tiny.sessions["s1"].turns()[-1]
+            assert told == turn.text.strip()
+
+
+async def test_an_edited_history_opens_a_branch_and_calls_at_once_do_too(scripted: Any, template: ChatTemplate) -> None:
+    async with scripted(["One.", "Two.", "Three.", "Four."], pace=0.01) as (gateway, upstream), client(gateway) as ai:
+        ask = ai.chat.completions.create
+        await ask(model="m", messages=QUESTION)
+        said = [*QUESTION, {"role": "assistant", "content": "One."}]
+        await ask(model="m", messages=[*said, {"role": "user", "content": "And?"}])
+        session = gateway.sessions["s1"]
+        assert (len(session.segments()), session.breaks()) == (1, {})
+        # forgets its last turn: a branch from the middle, with the first turn's ids as context
+        await ask(model="m", messages=[*said, {"role": "user", "content": "Again!"}])
+        assert (len(session.segments()), session.breaks()) == (2, {"HistoryChanged": 1})
+        first, second = session.segments()
+        shared = len(upstream.prompts[0]) + len(ids(template, "One."))
+        assert second.token_ids[:shared] == first.token_ids[:shared]
+        assert second.loss_mask[:shared] == [0] * shared
+        # both go on from the first branch at once: one extends it, one opens a third
+        both = [*said, {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Two."}]
+        more = [ask(model="m", messages=[*both, {"role": "user", "content": word}]) for word in ("x", "y")]
+        await asyncio.gather(*more)
+        assert len(session.segments()) == 3
+        assert sorted(t.segment for t in session.turns()) == [0, 0, 0, 1, 2]
+        assert sum(sum(s.loss_mask) for s in session.segments()) == sum(t.response_length for t in session.turns())
+
+
+async def test_a_session_by_path_by_header_and_by_key(scripted: Any) -> None:
+    async with scripted(["Hi."]) as (gateway, _):
+        for base, key, headers in (
+            (f"{gateway.url}/s/x/v1", "none", {}),
+            (f"{gateway.url}/v1", "none", {"X-Rollyard-Session": "x"}),
+            (f"{gateway.url}/v1", "session-x", {}),
+        ):
+            async with openai.AsyncOpenAI(base_url=base, api_key=key, default_headers=headers, max_retries=0) as ai:
+                await ai.chat.completions.create(model="m", messages=QUESTION)
+                assert [m.id async for m in ai.models.list()] == ["policy"]
+        assert gateway.sessions["x"].calls == 3
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="other", max_retries=0) as ai:
+            with pytest.raises(openai.AuthenticationError):
+                await ai.chat.completions.create(model="m", messages=QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"n": 2}, "ask as often"),
+        ({"response_format": {"type": "json_object"}}, "say in the prompt"),
+        ({"logprobs": True}, "trajectory"),
+        ({"tool_choice": "required"}, "not constrained"),
+        ({"temperature": -1}, "temperature"),
+        ({"extra_body": {"grammar": "x"}}, "grammar"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "text alone"),
+        ({"messages": []}, "at least one"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(scripted: Any, more: dict[str, Any], word: str) -> None:
+    async with scripted(["Hi."]) as (gateway, upstream), client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError, match=word):
+            await ai.chat.completions.create(**{"model": "m", "messages": QUESTION, **more})
+        assert upstream.prompts == []
+
+
+async def test_harmless_fields_are_taken_and_the_limit_of_calls_holds(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(), max_calls=1)
+    async with scripted(["Hi."], terms) as (gateway, _), client(gateway) as ai:
+        fine = {"user": "me", "n": 1, "store": False, "metadata": {"a": "b"}, "frequency_penalty": 0}
+        await ai.chat.completions.create(model="m", messages=QUESTION, **fine)
+        with pytest.raises(openai.PermissionDeniedError, match="1 model calls"):
+            await ai.chat.completions.create(model="m", messages=QUESTION)
+        assert gateway.sessions["s1"].truncated
+
+
+async def test_what_does_not_fit_is_told_in_words_that_clients_know(tiny: Any) -> None:
+    async with client(tiny) as ai:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.chat.completions.create(model="m", messages=[{"role": "user", "content": "long " * 5000}])
+        assert refused.value.code == "context_length_exceeded"
+        assert "maximum context length" in str(refused.value)
+        assert tiny.sessions["s1"].truncated
+
+
+async def test_a_caller_that_goes_away_frees_the_engine_and_the_session(scripted: Any) -> None:
+    async with scripted(["word " * 400], pace=0.02) as (gateway, upstream), client(gateway) as ai:
+        stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True)
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        session = gateway.sessions["s1"]
+        assert (session.in_flight, upstream.running) == (1, 1)
+        await stream.close()
+        async with asyncio.timeout(10):
+            while session.in_flight or upstream.running:
+                await asyncio.sleep(0.01)
+        assert session.segments() == []
+        # what was not answered is forgotten: another question goes on as if it had never been asked
+        await ai.chat.completions.create(model="m", messages=QUESTION, max_tokens=2)
+        assert (len(session.segments()), session.breaks()) == (1, {})
+
+
+async def test_256_streams_at_once(scripted: Any) -> None:
+    says = scripted(["This is an answer of some words."], pace=0.002)
+    async with says as (gateway, _), client(gateway) as ai:
+
+        async def one(number: int) -> str:
+            named = {"X-Rollyard-Session": f"s{number}"}
+            stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True, extra_headers=named)
+            return "".join([c.choices[0].delta.content or "" async for c in stream])
+
+        told = await asyncio.gather(*(one(i) for i in range(256)))
+        assert set(told) == {"This is an answer of some words."}
+        assert all(len(s.segments()) == 1 for s in gateway.sessions.values())

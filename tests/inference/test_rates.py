@@ -1,0 +1,136 @@
+"""Rates of model servers from what their heartbeats say, and what becomes of them when nothing is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollyard.clock import ManualClock
+from rollyard.inference.endpoints import HEARTBEAT_SECONDS, STALE_SECONDS, Endpoints, EndpointState
+from rollyard.inference.figures import figures, known, total
+from rollyard.inference.load import UNKNOWN, WINDOW_SECONDS, History, Rates, extended, rates, together
+from rollyard.kinds.figures import Figures
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineLoad, Identity
+
+KEY = ("default", "policy")
+
+
+def look(at: float, *, life: int = 1, **totals: Any) -> EngineLoad:
+    return EngineLoad(life=life, at=at, **totals)
+
+
+def said(*looks: EngineLoad | None) -> History:
+    history: History = ()
+    for one in looks:
+        history = extended(history, one)
+    return history
+
+
+def tokens(per_second: float, seconds: range) -> list[EngineLoad]:
+    return [look(at, generated_tokens=int(per_second * at)) for at in seconds]
+
+
+def test_rates_are_of_the_last_seconds_by_the_clock_of_the_sender() -> None:
+    slow, fast = (
+        tokens(10, range(0, 100, 2)),
+        [look(100 + at, generated_tokens=1000 + 50 * at) for at in range(0, 40, 2)],
+    )
+    assert rates(said(*slow)).generated_tokens == pytest.approx(10)
+    history = said(*slow, *fast)
+    assert rates(history).generated_tokens == pytest.approx(50)
+    assert WINDOW_SECONDS <= history[-1].at - history[0].at < WINDOW_SECONDS + 2
+    assert rates(said(*slow, look(98 + 60, generated_tokens=980 + 600))).generated_tokens == pytest.approx(10), (
+        "after a gap it is the mean over the gap"
+    )
+
+
+def test_an_engine_that_was_started_again_begins_anew() -> None:
+    before = tokens(100, range(0, 20, 2))
+    for after in (
+        look(20, generated_tokens=5),
+        look(20, life=2, generated_tokens=99_999),
+        look(1, generated_tokens=9_999),
+    ):
+        assert rates(said(*before, after)) == UNKNOWN
+        later = look(after.at + 2, life=after.life, generated_tokens=(after.generated_tokens or 0) + 20)
+        assert rates(said(*before, after, later)).generated_tokens == pytest.approx(10)
+
+
+def test_what_is_not_said_is_not_nothing() -> None:
+    assert rates(()) == rates(said(look(0, generated_tokens=7))) == UNKNOWN
+    found = rates(said(look(0, generated_tokens=0), look(4, generated_tokens=0, prompt_tokens=8)))
+    assert found == Rates(generated_tokens=0), "one look alone says nothing of prompt tokens"
+    assert said(*tokens(1, range(9)), None) == ()
+
+
+def test_shares_are_unknown_while_nothing_is_counted_and_weighted_over_several() -> None:
+    idle = rates(said(look(0, prefix_queries=9, prefix_hits=3), look(2, prefix_queries=9, prefix_hits=3)))
+    assert idle.prefix_hit_rate is idle.mean_first_token_seconds is None
+    much = Rates(prefix_queries=900, prefix_hits=900, first_tokens=1, first_token_seconds=1)
+    little = Rates(prefix_queries=100, prefix_hits=0, first_tokens=3, first_token_seconds=0.6)
+    both = together([much, UNKNOWN, little])
+    assert (both.prefix_hit_rate, both.mean_first_token_seconds) == (pytest.approx(0.9), pytest.approx(0.4))
+    assert both.generated_tokens is None
+    assert together([]) == UNKNOWN
+
+
+def test_words_that_come_close_together_do_not_pile_up() -> None:
+    history = said(*(look(at / 10, generated_tokens=at) for at in range(1000)))
+    assert len(history) < 2 * WINDOW_SECONDS
+    assert rates(history).generated_tokens == pytest.approx(10)
+    again = said(*tokens(10, range(5)), *tokens(10, range(4, 5)))
+    assert again == said(*tokens(10, range(5))), "the same look said twice counts once"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def endpoints(clock: ManualClock) -> Endpoints:
+    return Endpoints(clock)
+
+
+def serve(endpoints: Endpoints, name: str) -> None:
+    endpoint = Endpoint(id=f"default/{name}", url=f"https://{name}", model="policy", weights_version="", tokenizer="/m")
+    endpoints.register(KEY, identity(name), endpoint)
+
+
+def identity(name: str) -> Identity:
+    return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
+
+
+def beat(endpoints: Endpoints, name: str, **load: Any) -> EndpointState:
+    words = EngineHeartbeat(identity=identity(name), url=f"https://{name}", ready=True, weights_version="1", **load)
+    assert endpoints.heartbeat(f"default/{name}", words)
+    state = endpoints.get(f"default/{name}")
+    assert state is not None
+    return state
+
+
+def test_a_server_that_freezes_takes_its_figures_with_it(endpoints: Endpoints, clock: ManualClock) -> None:
+    serve(endpoints, "a")
+    for load in tokens(25, range(0, 20, 2)):
+        state = beat(endpoints, "a", running=3, waiting=1, kv_usage=0.5, load=load)
+        clock.turn(HEARTBEAT_SECONDS)
+    assert figures(state) == Figures(tokens_per_second=25, running=3, waiting=1, kv_usage=0.5)
+    clock.turn(STALE_SECONDS)
+    endpoints.expire()
+    (state,) = endpoints.of_pool(KEY)
+    assert not known(state)
+    assert figures(state) == Figures()
+    assert beat(endpoints, "a", waiting=0, load=look(70, generated_tokens=1750)).rates == UNKNOWN
+
+
+def test_a_pool_is_the_sum_of_those_that_say_something(endpoints: Endpoints) -> None:
+    for name in ("a", "b", "mute", "silent"):
+        serve(endpoints, name)
+    beat(endpoints, "mute")
+    for load in tokens(25, range(0, 6, 2)):
+        beat(endpoints, "a", running=3, waiting=1, kv_usage=0.5, load=load)
+        beat(endpoints, "b", running=1, waiting=0, kv_usage=0.25, load=load)
+    assert [state.endpoint.id for state in endpoints.all() if known(state)] == ["default/a", "default/b"]
+    assert total(endpoints.all()) == Figures(tokens_per_second=50, running=4, waiting=1, kv_usage=0.375)
+    assert total([]) == Figures()

@@ -1,0 +1,436 @@
+"""The plan of an update of weights: a table of what endpoints say, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rollyard.errors import Conflict
+from rollyard.inference.orders import Serving, denial, order_for
+from rollyard.inference.weights import Step, advance, begin
+from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MODEL = "/m"
+
+
+def update(version: str = "v1", **more: Any) -> WeightsUpdate:
+    given = {"path": f"/w/{version}"} | more
+    return WeightsUpdate.model_validate({"version": version, **given})
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+class Pool:
+    """A pool of engines that do at once what they are told, unless a test says otherwise."""
+
+    def __init__(self, count: int, version: str = "spec") -> None:
+        self.weights = WeightsStatus()
+        self.members = {f"e{i}": serving(f"e{i}", version) for i in range(count)}
+        self.said: list[str] = []
+        self.step()
+
+    def step(self, now: datetime = NOW) -> Step:
+        step = advance(self.weights, MODEL, list(self.members.values()), now)
+        self.weights = step.weights
+        self.said += [s.reason for s in step.said]
+        return step
+
+    def begin(self, wanted: WeightsUpdate, now: datetime = NOW) -> bool:
+        self.weights, new = begin(self.weights, MODEL, wanted, now)
+        return new
+
+    def say(self, id: str, **more: Any) -> None:
+        self.members[id] = replace(self.members[id], **more)
+
+    def ordered(self) -> list[str]:
+        return [id for id, p in self.endpoints.items() if p.phase == "Ordered"]
+
+    def takes(self, id: str) -> None:
+        """It does what it was told."""
+        order = order_for(self.weights, id)
+        assert order is not None
+        self.say(id, version=order.version, checksum=order.checksum or "c", phase="", error="", obeys=order)
+
+    def refuses(self, id: str, error: str = "no such folder") -> None:
+        self.say(id, phase="Failed", error=error, obeys=order_for(self.weights, id))
+
+    def heap(self) -> list[str]:
+        return [id for id, m in self.members.items() if m.serves and not denial(self.weights, m)]
+
+    @property
+    def endpoints(self) -> dict[str, Any]:
+        assert self.weights.operation is not None
+        return self.weights.operation.endpoints
+
+    @property
+    def phase(self) -> str:
+        assert self.weights.operation is not None
+        return self.weights.operation.phase
+
+    @property
+    def current(self) -> str | None:
+        return self.weights.current.version if self.weights.current is not None else None
+
+    @property
+    def versions(self) -> list[str]:
+        return [r.version for r in self.weights.history]
+
+
+def serving(id: str, version: str, **more: Any) -> Serving:
+    return Serving(id, heard=True, healthy=True, version=version, checksum=version, **more)
+
+
+def carry_out(pool: Pool, rounds: int = 40) -> list[int]:
+    """Every engine does what it is told; answers how many were at it at once, round by round."""
+    at_once = []
+    for _ in range(rounds):
+        pool.step()
+        if pool.phase not in ("Pending", "Updating"):
+            return at_once
+        at_once.append(len(pool.ordered()))
+        for id in pool.ordered():
+            pool.takes(id)
+    raise AssertionError(f"still {pool.phase}")
+
+
+# the ordinary course
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "most"), [("Drain", 8, 2), ("Drain", 3, 1), ("Drain", 1, 1), ("Pause", 8, 8), ("Abort", 3, 3)]
+)
+def test_as_many_at_once_as_the_mode_allows(mode: str, count: int, most: int) -> None:
+    pool = Pool(count)
+    assert (pool.current, pool.versions) == ("spec", ["spec"]), "called as the first engine found it"
+    assert pool.begin(update(mode=mode))
+    at_once = carry_out(pool)
+    assert max(at_once) == most
+    assert (pool.phase, pool.current, pool.versions) == ("Complete", "v1", ["spec", "v1"])
+    assert pool.said == ["WeightsUpdateStarted", "WeightsUpdated"]
+    assert len(pool.heap()) == count
+
+
+def test_while_it_drains_those_that_wait_serve_the_old_version_and_those_that_have_it_the_new_one() -> None:
+    pool = Pool(4)
+    pool.begin(update())
+    assert len(pool.heap()) == 4, "nothing has begun"
+    pool.step()
+    (first,) = pool.ordered()
+    assert sorted(pool.heap()) == [id for id in pool.members if id != first]
+    pool.say(first, phase="Loading")
+    pool.step()
+    assert pool.ordered() == [first]
+    pool.takes(first)
+    assert len(pool.heap()) == 4
+    pool.step()
+    assert first not in pool.ordered()
+    assert len(pool.ordered()) == 1
+    assert pool.current == "spec", "until the operation is over"
+    assert pool.versions == ["spec", "v1"], "tokens of both are sampled by now"
+
+
+def test_who_serves_nothing_is_told_at_once() -> None:
+    pool = Pool(4)
+    pool.say("e3", healthy=False, version="")
+    pool.begin(update())
+    pool.step()
+    assert set(pool.ordered()) == {"e0", "e3"}
+
+
+def test_what_has_not_been_heard_since_the_servers_start_keeps_its_place() -> None:
+    pool = Pool(4)
+    pool.begin(update())
+    pool.step()
+    pool.takes("e0")
+    pool.step()
+    assert pool.ordered() == ["e1"]
+    known = dict(pool.members)
+    pool.members = {id: Serving(id) for id in known}
+    pool.step()
+    assert pool.ordered() == ["e1"]
+    assert pool.endpoints["e0"].phase == "Done"
+    pool.members = known
+    carry_out(pool)
+    assert pool.phase == "Complete"
+
+
+def test_an_engine_that_was_started_anew_loads_the_target_and_counts_again() -> None:
+    pool = Pool(2)
+    pool.begin(update())
+    pool.step()
+    pool.takes("e0")
+    pool.step()
+    pool.say("e0", healthy=False, version="")
+    pool.step()
+    assert pool.endpoints["e0"].phase == "Ordered"
+    assert order_for(pool.weights, "e0", fresh=True).version == "v1"  # type: ignore[union-attr]
+    carry_out(pool)
+    assert pool.phase == "Complete"
+
+
+def test_without_an_endpoint_it_holds_for_those_to_come() -> None:
+    pool = Pool(0)
+    pool.begin(update())
+    pool.step()
+    assert (pool.phase, pool.current) == ("Complete", "v1")
+    assert order_for(pool.weights, "new", fresh=True).path == "/w/v1"  # type: ignore[union-attr]
+
+
+def test_an_endpoint_that_goes_meanwhile_is_not_waited_for() -> None:
+    pool = Pool(2)
+    pool.begin(update())
+    pool.step()
+    del pool.members["e0"]
+    carry_out(pool)
+    assert pool.phase == "Complete"
+    assert pool.weights.operation is not None
+    assert (pool.weights.operation.done, pool.weights.operation.total) == (1, 1)
+
+
+# failures
+
+
+def test_who_failed_stays_out_and_says_why_and_the_others_go_on() -> None:
+    pool = Pool(2)
+    pool.begin(update(mode="Pause"))
+    pool.step()
+    pool.takes("e0")
+    pool.refuses("e1", "its disk is full")
+    pool.step()
+    assert (pool.phase, pool.current, pool.heap()) == ("Complete", "v1", ["e0"])
+    assert denial(pool.weights, pool.members["e1"]) == "WeightsFailed: v1: its disk is full"
+    assert pool.said == ["WeightsUpdateStarted", "WeightsUpdateFailed", "WeightsUpdated"]
+    assert pool.weights.operation is not None
+    assert "1 of 2 endpoints" in pool.weights.operation.message
+    pool.takes("e1")
+    pool.step()
+    assert pool.heap() == ["e0", "e1"]
+    assert not pool.endpoints, "it is not remembered against it"
+
+
+def test_when_all_failed_the_old_version_stays_and_they_come_back() -> None:
+    pool = Pool(2)
+    pool.begin(update(mode="Abort"))
+    pool.step()
+    assert pool.heap() == []
+    pool.refuses("e0")
+    pool.step()
+    assert pool.phase == "Updating"
+    pool.refuses("e1")
+    pool.step()
+    assert (pool.phase, pool.current, pool.versions) == ("Failed", "spec", ["spec"])
+    assert pool.heap() == ["e0", "e1"], "they still have it"
+    order = order_for(pool.weights, "e0")
+    assert order is not None
+    assert (order.version, order.path) == ("spec", MODEL), "and one that lost it is told to load it"
+    assert pool.begin(update(path="/elsewhere")), "a version that nobody served may mean something else"
+
+
+def test_a_drain_that_fails_everywhere_it_is_tried_spares_the_rest() -> None:
+    pool = Pool(12)
+    pool.begin(update())
+    for _ in range(3):
+        pool.step()
+        for id in pool.ordered():
+            pool.refuses(id)
+    pool.step()
+    assert pool.phase == "Failed"
+    assert pool.said.count("WeightsUpdateFailed") == 3
+    assert len(pool.heap()) == 12
+
+
+def test_a_failure_of_the_order_before_is_none_of_this_one() -> None:
+    pool = Pool(1)
+    pool.begin(update("v1"))
+    pool.step()
+    pool.refuses("e0")
+    pool.step()
+    assert pool.phase == "Failed"
+    pool.begin(update("v2"))
+    pool.step()
+    pool.step()
+    assert (pool.phase, pool.ordered()) == ("Updating", ["e0"]), "it has not spoken of v2 yet"
+    pool.refuses("e0")
+    pool.step()
+    assert pool.phase == "Failed"
+
+
+def test_who_does_not_do_it_in_time_has_failed_and_may_still_come() -> None:
+    pool = Pool(2)
+    pool.begin(update(mode="Pause", timeoutSeconds=60))
+    pool.step()
+    pool.takes("e0")
+    pool.say("e1", phase="Draining")
+    pool.step(later(60))
+    assert pool.phase == "Updating"
+    pool.step(later(61))
+    assert (pool.phase, pool.current) == ("Complete", "v1")
+    assert pool.endpoints["e1"].reason == "not done after 60 s: it is Draining"
+    pool.takes("e1")
+    pool.step(later(90))
+    assert pool.heap() == ["e0", "e1"]
+
+
+def test_in_a_drain_the_time_of_one_begins_with_its_turn() -> None:
+    pool = Pool(2)
+    pool.begin(update(timeoutSeconds=60))
+    pool.step()
+    pool.step(later(59))
+    pool.takes("e0")
+    pool.step(later(59))
+    pool.step(later(100))
+    assert pool.ordered() == ["e1"]
+
+
+def test_another_content_under_the_same_version_is_refused() -> None:
+    pool = Pool(2)
+    pool.begin(update(mode="Pause"))
+    pool.step()
+    pool.say("e0", version="v1", checksum="aaa")
+    pool.say("e1", version="v1", checksum="bbb")
+    pool.step()
+    assert pool.phase == "Complete"
+    assert pool.heap() == ["e0"]
+    assert "its folder holds bbb, not aaa" in denial(pool.weights, pool.members["e1"])
+
+
+def test_the_same_again_after_failures_tries_those_once_more() -> None:
+    pool = Pool(2)
+    pool.begin(update(mode="Pause"))
+    pool.step()
+    pool.takes("e0")
+    before = order_for(pool.weights, "e0")
+    pool.refuses("e1")
+    pool.step()
+    assert pool.begin(update(mode="Pause"), later(100))
+    pool.step(later(100))
+    assert (pool.phase, pool.ordered()) == ("Updating", ["e1"])
+    assert order_for(pool.weights, "e0") == before, "who has it is told nothing new"
+    again = order_for(pool.weights, "e1")
+    assert again is not None
+    assert again.attempt == 2
+    pool.takes("e1")
+    pool.step(later(101))
+    assert (pool.phase, pool.heap()) == ("Complete", ["e0", "e1"])
+    assert order_for(pool.weights, "e1") == again, "nor is who has done it since"
+    assert not pool.begin(update(mode="Pause")), "nothing is left to do"
+
+
+# one version, one meaning
+
+
+def test_the_same_body_attaches_and_another_one_is_a_conflict() -> None:
+    pool = Pool(2)
+    assert pool.begin(update())
+    assert not pool.begin(update())
+    for other in (
+        update(path="/else"),
+        update(mode="Abort"),
+        update(path=None, adapter="/w/v1"),
+        update(timeoutSeconds=5),
+    ):
+        with pytest.raises(Conflict, match="is being loaded from path /w/v1 in mode Drain"):
+            pool.begin(other)
+    carry_out(pool)
+    assert not pool.begin(update())
+    with pytest.raises(Conflict, match="call other weights by another version"):
+        pool.begin(update(path="/else"))
+    with pytest.raises(Conflict, match="with checksum c; call"):
+        pool.begin(update(checksum="0123456789ab"))
+
+
+def test_a_new_one_supersedes_what_is_under_way() -> None:
+    pool = Pool(4)
+    pool.begin(update("v1"))
+    pool.step()
+    pool.takes("e0")
+    pool.step()
+    pool.begin(update("v2"))
+    started = pool.step()
+    assert "in place of the update to v1" in started.said[0].message
+    assert "e0" in pool.heap() or "e0" in pool.ordered(), "what has v1 by now serves until its turn"
+    carry_out(pool)
+    assert (pool.current, pool.versions) == ("v2", ["spec", "v1", "v2"])
+
+
+def test_going_back_makes_an_old_version_the_newest() -> None:
+    pool = Pool(1)
+    for wanted in (update("v1"), update("v2"), update("v1")):
+        assert pool.begin(wanted)
+        carry_out(pool)
+    assert pool.versions == ["spec", "v2", "v1"]
+    assert pool.weights.at_least("v1", "v2")
+    assert not pool.weights.at_least("v2", "v1")
+    assert (pool.weights.behind("v2"), pool.weights.behind("spec"), pool.weights.behind("v1")) == (1, 2, 0)
+
+
+def test_versions_that_are_not_known_are_neither_early_nor_late() -> None:
+    pool = Pool(1)
+    assert not pool.weights.at_least("spec", "v9")
+    assert not pool.weights.at_least("v9", "spec")
+    assert pool.weights.behind("v9") == 0
+
+
+# the model of the spec
+
+
+def test_without_an_update_an_engine_is_told_nothing() -> None:
+    pool = Pool(2)
+    assert order_for(pool.weights, "e0") is None
+    assert order_for(pool.weights, "e9", fresh=True) is None
+
+
+def test_a_folder_that_was_written_over_is_not_served_under_a_name_that_means_something_else() -> None:
+    pool = Pool(2)
+    pool.say("e1", version="other", checksum="c")
+    assert pool.heap() == ["e0"]
+    assert "--version other --path /m" in denial(pool.weights, pool.members["e1"])
+    pool.begin(update("other", path=MODEL))
+    carry_out(pool)
+    assert pool.current == "other"
+    assert pool.heap() == ["e0", "e1"]
+
+
+def test_another_model_in_the_spec_begins_anew() -> None:
+    pool = Pool(2)
+    pool.begin(update("v1"))
+    carry_out(pool)
+    pool.begin(update("v2"))
+    pool.step()
+    pool.members = {}
+    step = advance(pool.weights, "/other", [], NOW)
+    assert [s.reason for s in step.said] == ["WeightsReset"]
+    assert step.weights.current is None
+    assert step.weights.operation is not None
+    assert step.weights.operation.phase == "Superseded"
+    assert order_for(step.weights, "new", fresh=True) is None, "it serves the folder in the spec"
+    after = advance(step.weights, "/other", [serving("new", "o")], NOW).weights
+    assert after.current is not None
+    assert (after.current.version, after.current.path) == ("o", "/other")
+    assert after.at_least("o", "v1")
+
+
+@pytest.mark.parametrize("crash_after", range(12))
+def test_what_is_in_the_status_is_all_that_is_needed(crash_after: int) -> None:
+    """Wherever the server dies: what it has written, read back, goes on to the same end."""
+    pool = Pool(4)
+    pool.begin(update())
+    for step in range(40):
+        if step == crash_after:
+            pool.weights = WeightsStatus.model_validate_json(pool.weights.model_dump_json(by_alias=True))
+            heard, pool.members = pool.members, {id: Serving(id) for id in pool.members}
+            pool.step()
+            pool.members = heard
+        pool.step()
+        if pool.phase == "Complete":
+            break
+        for id in pool.ordered():
+            pool.takes(id)
+    assert (pool.phase, pool.current) == ("Complete", "v1")
+    assert len(pool.heap()) == 4

@@ -1,0 +1,48 @@
+"""A sandbox image with mini-swe-agent from PyPI in it, made once: pip's packages, a shell and a few programs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rollyard.sandbox.account import node_cache
+from rollyard.sandbox.cache import build_once
+
+VERSION = "2.4.6"
+WITH = ("litellm==1.106.2", "mcp", "fastapi")
+"""litellm imports the last two as soon as a call has tools, without asking for them."""
+PACKAGES = "opt/mini-swe-agent"
+PROGRAMS = ("sh", "bash", "env", "ls", "cat", "echo", "mkdir", "rm", "grep", "sed", "head", "tail", "sleep")
+
+
+def image() -> Path:
+    """Minutes the first time. Raises CalledProcessError where pip cannot get it."""
+    return build_once(node_cache() / f"mini-swe-agent-{VERSION}-py{sys.version_info.minor}", _fill)
+
+
+def _fill(folder: Path) -> None:
+    target = folder / PACKAGES
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--cache-dir", str(node_cache() / "pip"), "--target", str(target), f"mini-swe-agent=={VERSION}", *WITH]
+    subprocess.run(pip, check=True)
+    programs = [Path(found) for name in PROGRAMS if (found := shutil.which(name))]
+    for program in programs:
+        _copy(program.resolve(), folder / "usr" / "bin" / program.name)
+    (folder / "bin").symlink_to("usr/bin")
+    for library in _linked([*programs, *target.rglob("*.so*")]):
+        if not library.is_relative_to(target):
+            _copy(library.resolve(), folder / str(library)[1:])
+    subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(folder)], check=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def _linked(users: list[Path]) -> set[Path]:
+    listing = subprocess.run(["ldd", *map(str, users)], capture_output=True, text=True, check=False).stdout
+    return {Path(found[1]) for line in listing.splitlines() if (found := re.match(r"\t(?:\S+ => )?(/\S+) \(0x", line))}

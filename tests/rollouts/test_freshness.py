@@ -1,0 +1,172 @@
+"""What a rollout asks of the weights: which it may begin with, when they are too old, and what `step` makes of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rollyard.kinds.rollout import Stage, Status, WeightsDemand
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.rollouts.freshness import Served, allowed, judge, waiting
+from rollyard.rollouts.step import (
+    MAX_OUTDATED,
+    Ended,
+    Granted,
+    Lost,
+    Outdated,
+    Requeued,
+    RunStored,
+    StopHolder,
+    step,
+)
+from rollyard.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
+
+SAME = WeightsDemand(same=True)
+BLOB = BlobRef("p", 0, 1, "s")
+
+
+def served(*ready: str, current: str = "v3", **endpoints: str) -> Served:
+    """A pool that has served v1, v2, v3, in this order."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    history = [WeightsRecord(version=f"v{n}", path="/w", number=n, since=now) for n in (1, 2, 3)]
+    found = next(r for r in history if r.version == current)
+    return Served(WeightsStatus(current=found, history=history), endpoints, frozenset(ready))
+
+
+def record(**more: Any) -> RolloutRecord:
+    made = RolloutRecord("n", "r", "d", "{}", "p", "math", "g", 0, "train", 0, 1.0)
+    return replace(made, **more)
+
+
+def leased(**more: Any) -> RolloutRecord:
+    return step(record(**more), Granted(2.0, "u/i", "node", {"policy": "e"}, "v2"))[0]
+
+
+def demanding(demand: WeightsDemand, version: str | None = None, **more: Any) -> Demanding:
+    found = Demanding("r", "g", Stage.INIT, version is not None, {"policy": "e"}, demand, version)
+    return replace(found, **more)
+
+
+@pytest.mark.parametrize(
+    ("asks", "group", "ready", "may"),
+    [
+        ({}, (), "v2 v3", None),
+        ({"min_weights_version": "v2"}, (), "v1 v2 v3", "v2 v3"),
+        ({"min_weights_version": "v3"}, (), "v1 v2", ""),
+        ({"min_weights_version": "v9"}, (), "v1 v2 v3", ""),
+        ({"weights": SAME}, (), "v2 v3", "v3"),
+        ({"weights": SAME}, (), "v2", "v2"),
+        ({"weights": SAME}, (), "", ""),
+        ({"weights": SAME}, ("v2",), "v2 v3", "v2"),
+        ({"weights": SAME}, ("v1",), "v2 v3", ""),
+        ({"weights": SAME, "min_weights_version": "v3"}, ("v2",), "v2 v3", ""),
+        ({"weights": SAME, "min_weights_version": "v2"}, (), "v1 v2", "v2"),
+        ({"weights": WeightsDemand(max_staleness=0)}, (), "v2 v3", "v2 v3"),
+    ],
+)
+def test_what_it_may_begin_with(asks: dict[str, Any], group: tuple[str, ...], ready: str, may: str | None) -> None:
+    found = allowed(record(**asks), GroupVersions(begun=frozenset(group)), served(*ready.split()))
+    assert found == (None if may is None else frozenset(may.split()))
+
+
+@pytest.mark.parametrize(
+    ("limit", "start", "behind"), [(2, "v1", None), (1, "v1", 2), (0, "v2", 1), (0, "v3", None), (0, "unknown", None)]
+)
+def test_what_has_fallen_too_far_behind(limit: int, start: str, behind: int | None) -> None:
+    found = judge(demanding(WeightsDemand(max_staleness=limit), start), GroupVersions(), served("v3"))
+    assert (found is None) == (behind is None)
+    if found is not None:
+        assert not found.ends
+        assert found.reason == "WeightsStale"
+        assert f"{behind} versions behind v3" in found.message
+
+
+@pytest.mark.parametrize(
+    ("asks", "group", "now", "reason"),
+    [
+        (demanding(SAME, "v2"), GroupVersions(), served("v2", e="v2"), None),
+        (demanding(SAME, "v2"), GroupVersions(), served("v3", e=""), None),
+        (demanding(SAME, "v2"), GroupVersions(), served("v3", e="v3"), ("WeightsVersionGone", False)),
+        (demanding(SAME, "v2", stage=Stage.EVAL), GroupVersions(), served("v3", e="v3"), None),
+        (demanding(SAME), GroupVersions(sampled=frozenset({"v2"})), served("v3"), ("WeightsVersionGone", True)),
+        (demanding(SAME), GroupVersions(sampled=frozenset({"v2"})), served("v2", "v3"), None),
+        (demanding(SAME), GroupVersions(sampled=frozenset({"v3"})), served(), None),
+        (demanding(SAME), GroupVersions(begun=frozenset({"v2"})), served("v3"), None),
+        (demanding(SAME, stage=Stage.EVAL), GroupVersions(sampled=frozenset({"v2"})), served("v3"), None),
+        (demanding(WeightsDemand(max_staleness=5), "v2"), GroupVersions(), served("v3", e="v3"), None),
+    ],
+)
+def test_a_group_of_one_version(
+    asks: Demanding, group: GroupVersions, now: Served, reason: tuple[str, bool] | None
+) -> None:
+    found = judge(asks, group, now)
+    assert (None if found is None else (found.reason, found.ends)) == reason
+
+
+def test_what_it_waits_for_is_said() -> None:
+    queued = record(min_weights_version="v3")
+    assert waiting(queued, "policy", served("v3")) is None
+    assert waiting(record(), "policy", served()) is None
+    assert waiting(leased(min_weights_version="v9"), "policy", served()) is None
+    late = waiting(queued, "policy", served("v2", current="v2"))
+    assert (
+        late
+        == "WeightsVersion: no endpoint of InferencePool policy is ready with 'v3' or a later version; it serves v2"
+    )
+    unknown = waiting(record(min_weights_version="v9"), "policy", served("v3"))
+    assert unknown == "WeightsVersion: InferencePool policy has served no version 'v9' yet; it serves v3"
+
+
+# step
+
+
+def test_what_is_outdated_begins_anew_and_it_costs_no_retry() -> None:
+    held = leased(weights=WeightsDemand(max_staleness=0))
+    assert held.weights_version == "v2"
+    after, effects = step(held, Outdated(3.0, held.fence, "WeightsStale", "too old"))
+    assert (after.status, after.attempt, after.faults, after.losses, after.outdated) == (Status.QUEUED, 2, 0, 0, 1)
+    assert (after.weights_version, after.holder) == (None, None)
+    assert after.error is not None
+    assert after.error.reason == "WeightsStale"
+    assert effects == (StopHolder("u/i", held.fence), Requeued(3.0))
+
+
+def test_what_is_sampled_is_not_outdated_any_more() -> None:
+    scored = step(leased(), RunStored(3.0, 1, BLOB))[0]
+    assert step(scored, Outdated(4.0, 1, "WeightsStale", "too old")) == (scored, ())
+    lost = step(scored, Lost(5.0, 1, "Expired"))[0]
+    again = step(lost, Granted(6.0, "u/j", "node", {}))[0]
+    assert again.weights_version == "v2", "EVAL samples nothing"
+
+
+def test_what_is_always_too_slow_ends() -> None:
+    held = leased(outdated=MAX_OUTDATED)
+    after, effects = step(held, Outdated(3.0, held.fence, "WeightsStale", "too old"))
+    assert (after.status, after.reward) == (Status.CANCELLED, None)
+    assert after.error is not None
+    assert f"begun {MAX_OUTDATED + 1} times" in after.error.message
+    assert effects == (StopHolder("u/i", held.fence), Ended())
+
+
+@pytest.mark.parametrize(
+    ("demand", "versions", "kept"),
+    [
+        (SAME, {"v2"}, True),
+        (SAME, set(), True),
+        (SAME, {"v2", "v3"}, False),
+        (SAME, {"v3"}, False),
+        (None, {"v2", "v3"}, True),
+        (WeightsDemand(max_staleness=1), {"v2", "v3"}, True),
+    ],
+)
+def test_a_run_across_an_update_counts_only_where_that_is_allowed(
+    demand: WeightsDemand | None, versions: set[str], kept: bool
+) -> None:
+    held = leased(weights=demand)
+    after, _ = step(held, RunStored(3.0, held.fence, BLOB, frozenset(versions)))
+    assert (after.stage is Stage.EVAL) == kept
+    if not kept:
+        assert (after.status, after.run, after.outdated) == (Status.QUEUED, None, 1)

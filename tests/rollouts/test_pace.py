@@ -1,0 +1,35 @@
+"""Rollouts a minute."""
+
+from __future__ import annotations
+
+from rollyard.clock import ManualClock
+from rollyard.kinds.rollout import Status
+from rollyard.rollouts.pace import Pace
+
+POOL = ("default", "swe")
+
+
+def test_what_ended_within_the_last_minute_counts() -> None:
+    clock = ManualClock()
+    pace = Pace(clock)
+    pace.ended(POOL, Status.COMPLETED)
+    assert pace.per_minute(POOL) is None, "it has only just begun to count"
+    clock.turn(30)
+    pace.ended(POOL, Status.COMPLETED)
+    pace.ended(POOL, Status.FAILED)
+    assert pace.per_minute(POOL) == {Status.COMPLETED: 4, Status.FAILED: 2}, "of half a minute so far"
+    clock.turn(44)
+    assert pace.per_minute(POOL) == {Status.COMPLETED: 60 / 59, Status.FAILED: 60 / 59}
+    clock.turn(60)
+    assert pace.per_minute(POOL) == {}
+    assert pace.per_minute(("other", "swe")) == {}
+
+
+def test_many_endings_take_little_room() -> None:
+    clock = ManualClock()
+    pace = Pace(clock)
+    for _ in range(1000):
+        pace.ended(POOL, Status.COMPLETED)
+        clock.turn(0.25)
+    assert pace.per_minute(POOL) == {Status.COMPLETED: 240}
+    assert len(pace._lines[POOL][Status.COMPLETED].seconds) <= 61
