@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rollyard.inference.admission import Admission
 from rollyard.inference.endpoints import EndpointState
 from rollyard.inference.load import Rates, together
 from rollyard.kinds.figures import Figures
@@ -35,8 +36,11 @@ def total(states: Sequence[EndpointState]) -> Figures:
     )
 
 
-def status(state: EndpointState, sessions: Mapping[str, int], shown: Figures) -> EndpointStatus:
-    """As a pool's status and `top` have it."""
+def status(
+    state: EndpointState, sessions: Mapping[str, int], shown: Figures, admission: Admission | None = None
+) -> EndpointStatus:
+    """As a pool's status and `top` have it; with the limit of now, where no other is given."""
+    admission = admission or state.admission
     return EndpointStatus(
         id=state.endpoint.id,
         url=state.endpoint.url,
@@ -46,8 +50,8 @@ def status(state: EndpointState, sessions: Mapping[str, int], shown: Figures) ->
         reason=state.reason,
         capacity=state.capacity,
         draining=state.drain,
-        max_sessions=state.admission.limit,
-        full=state.admission.why,
+        max_sessions=admission.limit,
+        full=admission.why,
         **dict(shown),
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 
 from rollyard.clock import ManualClock
 from rollyard.inference.endpoints import CLEARED_SECONDS, SLOW_START_SECONDS, STALE_SECONDS, Endpoints, EndpointState
 from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 
 POOL = ("default", "policy")
@@ -36,7 +38,7 @@ class Yard:
         endpoint = Endpoint(id=name, url=f"https://{name}:{port}", model="m", weights_version="", tokenizer="/t")
         self.endpoints.register(POOL, identity(name), endpoint, capacity=capacity)
 
-    def beat(self, name: str, *, ready: bool = True, **load: float) -> None:
+    def beat(self, name: str, *, ready: bool = True, **load: float | str) -> None:
         state = self.endpoints.get(name)
         assert state is not None
         url = state.endpoint.url
@@ -193,6 +195,53 @@ def test_rooms_are_told_when_a_full_one_takes_more() -> None:
     yard.beat("a", running=30, waiting=0, kv_usage=0.5)
     assert (yard.state("a").admission.limit, told) == (33, [POOL])
     assert yard.choose(5) == {"a": 3}
+
+
+def served(version: str, *history: str) -> WeightsStatus:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    records = [WeightsRecord(version=v, path=f"/w/{v}", since=at) for v in (*history, version)]
+    return WeightsStatus(current=records[-1], history=records)
+
+
+def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> None:
+    yard = Yard("a", "b")
+    moved: list[tuple[str, str]] = []
+    yard.endpoints.weights_moved = moved.append
+    yard.endpoints.follow(POOL, served("w"))
+    assert set(yard.choose(4)) == {"a", "b"}
+    yard.endpoints.follow(POOL, served("x", "w"))
+    assert (yard.choose(4), moved) == ({}, [POOL, POOL])
+    yard.endpoints.probed("a", "Unreachable: refused")
+    yard.beat("b", ready=False)
+    assert yard.state("a").reason == "Ejected: Unreachable: refused"
+    assert yard.state("b").reason == "WeightsUpdating", "the engine itself gave no reason"
+    yard.clock.turn(2.5)
+    yard.endpoints.probed("a", "")
+    assert (yard.state("a").ready, yard.state("a").reason) == (False, "WeightsUpdating")
+    yard.clock.turn(STALE_SECONDS)
+    yard.endpoints.expire()
+    yard.endpoints.follow(POOL, served("w"))
+    assert not yard.state("a").ready, "its weights are right again, and it says nothing"
+    yard.beat("a")
+    assert (yard.state("a").ready, yard.endpoints.versions(POOL, ready=True)) == (True, {"a": "w"})
+
+
+def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
+    yard = Yard("a", "b", "c")
+    yard.sessions(a=9, b=0, c=3)
+    yard.beat("b", weights_version="other")
+
+    def goes_to(failed: str) -> str | None:
+        found = yard.endpoints.another(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
+        return found.id if found is not None else None
+
+    yard.beat("c", running=3, waiting=0, kv_usage=0.99)
+    assert (goes_to("a"), goes_to("")) == ("c", "c"), "full rather than of other weights"
+    yard.endpoints.drain("u-c")
+    assert goes_to("a") is None
+    assert goes_to("") == "a"
+    yard.beat("a", weights_version="other")
+    assert goes_to("") is None, "the one in use has changed under it"
 
 
 def test_patience_of_the_pool_reaches_its_endpoints() -> None:
