@@ -47,18 +47,19 @@ class Upstream:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        number = len(self.prompts)
         self.prompts.append(body["prompt"])
-        ids = list(self.script(number, body["prompt"]))
+        ids = list(self.script(len(self.prompts) - 1, body["prompt"]))
         finish = "stop" if len(ids) <= body["max_tokens"] else "length"
         ids = ids[: body["max_tokens"]]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         self.running += 1
         try:
             await response.prepare(request)
-            for start in range(0, len(ids), self.per_chunk):
-                if self.pace:
-                    await asyncio.sleep(self.pace)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            for number, start in enumerate(range(0, len(ids), self.per_chunk), 1):
+                if self.pace:  # by the clock, as an engine computes on however slowly its answers are taken
+                    await asyncio.sleep(max(0.0, began + number * self.pace - loop.time()))
                 echo = body["prompt"] if start == 0 and body.get("return_token_ids") else None
                 await response.write(_chunk(ids[start : start + self.per_chunk], echo, None))
             await response.write(_chunk([], None, finish) + b"data: [DONE]\n\n")

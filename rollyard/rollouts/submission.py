@@ -12,8 +12,6 @@ from rollyard.store.base import RolloutRecord, Transaction
 
 MAX_PER_REQUEST = 4096
 MAX_TASK_BYTES = 1 << 20
-LATER_FIELDS = ("min_weights_version", "group_version", "max_staleness")
-"""Not in the body of a request that does not name them: it attaches to what an earlier release accepted."""
 
 
 def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
@@ -21,15 +19,16 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     name = request.id or f"r-{secrets.token_hex(8)}"
     group = request.group or (name if request.n > 1 else None)
     single = request.model_copy(update={"n": 1, "id": None, "group": group})
-    body = single.model_dump_json(exclude={name for name in LATER_FIELDS if name not in request.model_fields_set})
+    body = single.model_dump_json()
     if len(body) > MAX_TASK_BYTES:
         raise Invalid(
             f"a request may have at most {MAX_TASK_BYTES} bytes, this one has {len(body)}; keep data in the image"
         )
+    said = single.model_dump_json(exclude_defaults=True)  # so that a field of a later release changes no digest
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
-        digest = hashlib.sha256(f"{request.n}/{index}/{body}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{request.n}/{index}/{said}".encode()).hexdigest()
         records.append(
             RolloutRecord(
                 namespace=namespace,

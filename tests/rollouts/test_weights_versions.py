@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 from test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
 
+from rollyard.errors import Conflict
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import Stage, Status
@@ -198,12 +199,13 @@ async def test_a_run_that_an_update_went_through_is_not_taken_for_one_version(ve
     assert len(ids) == 2
 
 
-async def test_a_request_that_asks_nothing_has_the_body_that_it_always_had(versions: Versions) -> None:
+async def test_a_default_that_is_named_attaches_to_the_same_rollout(versions: Versions) -> None:
     await submit(versions)
     (record,) = await versions.records("a")
-    assert "version" not in record.request
-    assert "staleness" not in record.request
     assert record.weights is None
+    await submit(versions, min_weights_version=None, group_version="any", priority=0)
+    with pytest.raises(Conflict):
+        await submit(versions, priority=1)
     with pytest.raises(ValidationError, match="is about a group"):
         request("b", group_version="same")
 
