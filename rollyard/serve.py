@@ -28,7 +28,7 @@ from rollyard.errors import BadRequest, RollyardError, Superseded, Unavailable
 from rollyard.in_slurm.keeper import SuccessorKeeper
 from rollyard.in_slurm.place import Place
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
-from rollyard.inference.external import ExternalProber
+from rollyard.inference.prober import Prober
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool, Stages
 from rollyard.kinds.rollout import Stage
@@ -40,6 +40,7 @@ from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import Dispatcher
 from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.repin import Repinner
 from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
 from rollyard.rollouts.weights_watch import WeightsWatch
@@ -53,7 +54,7 @@ from rollyard.trust.ca import Authority
 from rollyard.trust.endpoint_file import write_endpoint
 from rollyard.trust.kubeconfig import write_kubeconfig
 from rollyard.trust.secrets import write_secret
-from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tls import client_ssl_context, server_ssl_context
 from rollyard.trust.tokens import Role, TokenSigner
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,8 @@ class Server:
         self.endpoints, self.agents = Endpoints(clock), Agents()
         leases = Leases(clock, options.lease_seconds)
         self.rollouts = Rollouts(store, clock, self.agents, leases)
+        self.prober = Prober(self.endpoints, self._inference_pools, client_ssl_context(self.authority.ca_pem))
+        self.repinner = Repinner(clock, self.agents, leases, self.endpoints)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
         self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
@@ -200,9 +203,8 @@ class Server:
 
     async def work(self) -> None:
         """Everything that runs beside the listener, until cancelled."""
-        prober = ExternalProber(self.endpoints, self._inference_pools)
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, prober):
+            for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, self.prober, self.repinner):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
@@ -237,13 +239,18 @@ class Server:
             self.resizer.wake(agent.pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
 
-        def weights_moved(pool: tuple[str, str]) -> None:
+        def room_came(pool: tuple[str, str]) -> None:
             for agent in self.agents.all():
-                self.dispatcher.wake(agent.pool)
+                if agent.pool[0] == pool[0]:
+                    self.dispatcher.wake(agent.pool)
+
+        def weights_moved(pool: tuple[str, str]) -> None:
+            room_came(pool)
             self.weights_watch.wake()
 
         def endpoint_moved(state: EndpointState) -> None:
             weights_moved(state.pool)
+            self.repinner.wake()
             namespace, pool = state.pool
             self.manager.add(ObjectKey(kind="InferencePool", namespace=namespace, name=pool))
             if state.allocation:
@@ -256,6 +263,10 @@ class Server:
 
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+        self.endpoints.room, self.endpoints.suspected = room_came, self.prober.wake
+        self.endpoints.relisted = self.prober.relist
+        leases = self.rollouts.leases
+        self.endpoints.sessions, leases.counted = leases.sessions, self.endpoints.counted
         self.endpoints.weights_moved = weights_moved
         self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)
         for stage in Stage:

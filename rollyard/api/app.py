@@ -7,6 +7,7 @@ from aiohttp import web
 from rollyard.api import (
     auth,
     discovery,
+    endpoints,
     engine,
     kinds,
     logs,
@@ -29,7 +30,7 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, top, weights, kinds, rollouts, node, engine, metrics):
+    for family in (discovery, logs, script, endpoints, top, weights, kinds, rollouts, node, engine, metrics):
         app.add_routes(family.routes())
     app.add_routes([web.get("/healthz", _healthz)])
     return app

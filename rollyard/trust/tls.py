@@ -12,3 +12,8 @@ def server_ssl_context(pem: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(pem)
     return context
+
+
+def client_ssl_context(ca_pem: str) -> ssl.SSLContext:
+    """For calls to our own processes; `ca_pem` is the text of our CA's certificate."""
+    return ssl.create_default_context(cadata=ca_pem)
