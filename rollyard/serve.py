@@ -31,7 +31,7 @@ from rollyard.gateway.outside import OutsideSessions
 from rollyard.in_slurm.keeper import SuccessorKeeper
 from rollyard.in_slurm.place import Place
 from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
-from rollyard.inference.external import ExternalProber
+from rollyard.inference.prober import Prober
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool, Stages
 from rollyard.kinds.rollout import Stage
@@ -43,6 +43,7 @@ from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import Dispatcher
 from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.repin import Repinner
 from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
 from rollyard.rollouts.weights_watch import WeightsWatch
@@ -140,8 +141,10 @@ class Server:
         self.endpoints, self.agents = Endpoints(clock), Agents()
         leases = Leases(clock, options.lease_seconds)
         self.rollouts = Rollouts(store, clock, self.agents, leases)
-        models = aiohttp.TCPConnector(ssl=client_ssl_context(self.authority.ca_pem), limit=0)
-        self.sessions = OutsideSessions(models, SessionPlacement(self.endpoints, self.rollouts))
+        trust = client_ssl_context(self.authority.ca_pem)
+        self.sessions = OutsideSessions(aiohttp.TCPConnector(ssl=trust, limit=0), SessionPlacement(self.endpoints))
+        self.prober = Prober(self.endpoints, self._inference_pools, trust)
+        self.repinner = Repinner(clock, self.agents, leases, self.endpoints)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
         self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
@@ -207,9 +210,8 @@ class Server:
 
     async def work(self) -> None:
         """Everything that runs beside the listener, until cancelled."""
-        prober = ExternalProber(self.endpoints, self._inference_pools)
         async with asyncio.TaskGroup() as tasks:
-            for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, prober):
+            for part in (self.manager, self.dispatcher, self.resizer, self.weights_watch, self.prober, self.repinner):
                 tasks.create_task(part.run())
             tasks.create_task(self.rollouts.sweep())
             tasks.create_task(self.sessions.run())
@@ -245,13 +247,18 @@ class Server:
             self.resizer.wake(agent.pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
 
-        def weights_moved(pool: tuple[str, str]) -> None:
+        def room_came(pool: tuple[str, str]) -> None:
             for agent in self.agents.all():
-                self.dispatcher.wake(agent.pool)
+                if agent.pool[0] == pool[0]:
+                    self.dispatcher.wake(agent.pool)
+
+        def weights_moved(pool: tuple[str, str]) -> None:
+            room_came(pool)
             self.weights_watch.wake()
 
         def endpoint_moved(state: EndpointState) -> None:
             weights_moved(state.pool)
+            self.repinner.wake()
             namespace, pool = state.pool
             self.manager.add(ObjectKey(kind="InferencePool", namespace=namespace, name=pool))
             if state.allocation:
@@ -262,9 +269,14 @@ class Server:
             self.resizer.wake(pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
 
-        self.rollouts.outside = self.dispatcher.outside = self.sessions.held
+        self.rollouts.outside, self.sessions.counted = self.sessions.held, self.endpoints.counted
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
+        self.endpoints.room, self.endpoints.suspected = room_came, self.prober.wake
+        self.endpoints.relisted = self.prober.relist
+        leases = self.rollouts.leases
+        self.endpoints.sessions = lambda id: leases.sessions(id) + self.sessions.on(id)
+        leases.counted = self.endpoints.counted
         self.endpoints.weights_moved = weights_moved
         self.agents.resized, self.agents.worked = agent_resized, lambda agent: self.resizer.wake(agent.pool)
         for stage in Stage:

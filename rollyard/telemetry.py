@@ -28,6 +28,8 @@ RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", [
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
 SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Time that calls to Slurm took.", ["call"], registry=REGISTRY)
 ENDPOINTS_READY = Gauge("rollyard_endpoints_ready", "Model servers that take work.", registry=REGISTRY)
+ENDPOINTS_EJECTED = Counter("rollyard_endpoints_ejected", "Model servers that were ejected.", registry=REGISTRY)
+REPINS = Counter("rollyard_repins", "Live sessions that were told to look for another model server.", registry=REGISTRY)
 
 
 class _JsonLines(logging.Formatter):

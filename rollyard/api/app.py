@@ -7,6 +7,7 @@ from aiohttp import web
 from rollyard.api import (
     auth,
     discovery,
+    endpoints,
     engine,
     kinds,
     logs,
@@ -30,7 +31,9 @@ def build(services: Services) -> web.Application:
     app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
     app[SERVICES] = services
     streams.set_up(app)
-    for family in (discovery, logs, script, top, weights, kinds, rollouts, sessions, node, engine, metrics):
+    for family in (
+        discovery, logs, script, endpoints, top, weights, kinds, rollouts, sessions, node, engine, metrics,
+    ):  # fmt: skip
         app.add_routes(family.routes())
     sessions.set_up(app, services)
     app.add_routes([web.get("/healthz", _healthz)])

@@ -52,8 +52,9 @@ async def _register(request: web.Request) -> web.Response:
         tokenizer=model.tokenizer or model.path,
         logprobs=pool.spec.engine.logprobs,
     )
-    pool_key, weights = (key.namespace, key.name), pool.status.weights
-    services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights)
+    pool_key, weights, template = (key.namespace, key.name), pool.status.weights, allocation.spec.template
+    capacity = max(1, template.gpus * template.nodes)
+    services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
     # A process that asks for a certificate has just started; one that has it came back, and goes on with what it serves.
     order = _order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
     services.endpoints.told(endpoint.id, order)

@@ -251,10 +251,10 @@ async def _patch(request: web.Request) -> web.Response:
         merged["metadata"]["resourceVersion"] = version or current.metadata.resource_version
         return parse_pool(request, merged)
 
-    return _answer(request, await _change(request, patched, tries=1 if version else WRITE_RETRIES))
+    return _answer(request, await change(request, patched, tries=1 if version else WRITE_RETRIES))
 
 
-async def _change(request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES) -> KindObject:
+async def change(request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES) -> KindObject:
     """Write what `wanted` makes of the current object, again when somebody wrote in between. Raises Conflict at last."""
     while True:
         tries -= 1
@@ -313,7 +313,7 @@ async def _put_scale(request: web.Request) -> web.Response:
             )
         return parse_pool(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
 
-    return web.json_response(_scale(await _change(request, scaled)))
+    return web.json_response(_scale(await change(request, scaled)))
 
 
 def _scale(obj: KindObject) -> dict[str, Any]:

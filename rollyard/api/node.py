@@ -190,23 +190,32 @@ async def _get_run(request: web.Request) -> web.Response:
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:
-    """The endpoint in use failed: eject it, choose another, write it down. Raises Unavailable when none is ready."""
+    """The endpoint in use failed, or may not be the best any more: choose, and write it down where it is another.
+
+    Raises Unavailable when none is ready.
+    """
     services = request.app[SERVICES]
     try:
         wanted = NewEndpoint.model_validate_json(await request.read())
     except ValueError as error:
         raise BadRequest(f"not a NewEndpoint: {error}") from None
-    services.endpoints.eject(wanted.failed, wanted.why or "a node agent could not reach it")
+    uid = request[CLAIMS].subject
+    if wanted.failed and not wanted.again:
+        services.endpoints.complain(wanted.failed, uid, wanted.why or "a node agent could not reach it")
     record = await services.rollouts.get(wanted.lease.namespace, wanted.lease.id)
     pool = await pool_of(services, record.namespace, record.pool)
     name = pool.spec.inference.get(wanted.role)
     if name is None:
         raise Invalid(f"pool {record.pool} has no inference role {wanted.role!r}")
-    heap = services.endpoints.heap((record.namespace, name), await services.rollouts.sessions())
-    endpoint = heap.checkout(allow=_allows(services, record, wanted.role, (record.namespace, name)))
+    current, key = record.endpoints.get(wanted.role, ""), (record.namespace, name)
+    agent = services.agents.of_allocation(uid)
+    node = agent.identity.node if agent is not None else ""
+    allow = _allows(services, record, wanted.role, key)
+    endpoint = services.endpoints.another(key, current, wanted.failed, node, allow)
     if endpoint is None:
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
-    await services.rollouts.move_endpoint(wanted.lease, request[CLAIMS].subject, wanted.role, endpoint.id)
+    if endpoint.id != current:
+        await services.rollouts.move_endpoint(wanted.lease, uid, wanted.role, endpoint.id)
     return web.json_response(endpoint.model_dump())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +18,7 @@ from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
 from rollyard.kinds.columns import age
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.pools import EndpointStatus, InferencePool, Pool, RolloutPool
 
 
 @click.command()
@@ -67,12 +68,8 @@ def _pool(pool: Pool) -> list[str]:
     words = f"{replicas.desired} desired, {replicas.requested} requested, {replicas.observed} observed, {replicas.ready} ready"
     lines = [f"Replicas:   {words}", *_gpu_hours(pool)]
     if isinstance(pool, InferencePool):
-        rows = [["ENDPOINT", "READY", "SESSIONS", "WEIGHTS", "URL", "REASON"]]
-        rows += [
-            [e.id, str(e.ready), str(e.sessions), e.weights_version or "<none>", e.url, e.reason or "<none>"]
-            for e in pool.status.endpoints
-        ]
-        lines += ["Endpoints:", *_indented(align(rows)), *weights_lines(pool.status.weights)]
+        shown = endpoint_lines(pool.status.endpoints)
+        lines += ["Endpoints:", *_indented(shown), *weights_lines(pool.status.weights)]
     if isinstance(pool, RolloutPool):
         rows = [["STAGE", "QUEUED", "IN FLIGHT", "WIDTH"]]
         rows += [[n, str(s.queued), str(s.in_flight), str(s.width)] for n, s in pool.status.stages.items()]
@@ -80,6 +77,26 @@ def _pool(pool: Pool) -> list[str]:
     now = datetime.now(UTC)
     rows = [[f"{age(d.time, now)} ago", str(d.desired), d.message] for d in pool.status.decisions]
     return lines + (["Scaling:", *_indented(align(rows))] if rows else [])
+
+
+def endpoint_lines(endpoints: Sequence[EndpointStatus]) -> list[str]:
+    """One line each, with the limit that admission sets and why."""
+    rows = [["ENDPOINT", "READY", "SESSIONS", "CAPACITY", "WEIGHTS", "URL", "REASON"]]
+    for e in endpoints:
+        sessions = str(e.sessions) if e.max_sessions is None else f"{e.sessions} of {e.max_sessions}"
+        words = [e.reason, "draining" if e.draining else "", e.full if e.max_sessions is not None else ""]
+        reason = "; ".join(word for word in words if word)
+        row = [
+            e.id,
+            str(e.ready),
+            sessions,
+            f"{e.capacity:g}",
+            e.weights_version or "<none>",
+            e.url,
+            reason or "<none>",
+        ]
+        rows.append(row)
+    return align(rows)
 
 
 def _job(status: AllocationStatus) -> list[str]:

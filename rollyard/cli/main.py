@@ -16,6 +16,7 @@ COMMANDS = {
     "describe": "describe",
     "diff": "diff",
     "doctor": "doctor",
+    "endpoints": "endpoints",
     "events": "objects",
     "explain": "explain",
     "get": "objects",

@@ -19,7 +19,7 @@ from rollyard.client.link import Backoff
 from rollyard.errors import Expired, NotFound, Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, Pool
 from rollyard.kinds.registry import KINDS, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.submission import Submission
@@ -103,6 +103,21 @@ class AsyncClient:
     async def scale(self, key: ObjectKey, replicas: int) -> None:
         path = _path(key.kind, key.namespace, key.name) + "/scale"
         await self._http.json("PATCH", path, body={"spec": {"replicas": replicas}}, content_type=MERGE_PATCH)
+
+    async def endpoints(self, pool: ObjectKey) -> list[EndpointStatus]:
+        """The model servers of an InferencePool. Raises NotFound."""
+        body = await self._http.json("GET", _path(pool.kind, pool.namespace, pool.name) + "/endpoints")
+        return [EndpointStatus.model_validate(item) for item in body["items"]]
+
+    async def add_endpoint(self, pool: ObjectKey, endpoint: ExternalEndpoint) -> None:
+        """One more that others run, or the same with another capacity or token. Raises NotFound, Invalid."""
+        path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
+        await self._http.json("POST", path, body=endpoint.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    async def remove_endpoint(self, pool: ObjectKey, url: str) -> None:
+        """It drains: what is on it goes on elsewhere. Raises NotFound."""
+        path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
+        await self._http.json("DELETE", path, query={"url": url})
 
     async def delete(self, key: ObjectKey) -> None:
         """Begin the deletion; a pool drains first. Raises NotFound."""

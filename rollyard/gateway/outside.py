@@ -6,7 +6,6 @@ They are in this process's memory alone, so there are bounds on how many there a
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.errors import Conflict, Expired, Invalid, NotFound, RollyardError, TooManyRequests, Unavailable
+from rollyard.errors import Conflict, Expired, Invalid, NotFound, TooManyRequests, Unavailable
 from rollyard.gateway.refusal import Refusal, gone
 from rollyard.gateway.routed import Placement, PoolKey, RoutedPolicy
 from rollyard.gateway.session import Session, Terms
@@ -24,8 +23,6 @@ from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTraject
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.client import TokenClient
 from rollyard.tokens.template import ChatTemplate
-
-log = logging.getLogger(__name__)
 
 MAX_OPEN = 256
 MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
@@ -116,10 +113,10 @@ class OutsideSessions:
         if (there := self._same(id, pool, request)) is not None:
             return there, False
         self._admit()
-        endpoint = await self._placement.choose(pool, "", "")
+        endpoint = self._placement.first(pool)
         if endpoint is None:
             raise Unavailable(
-                f"no endpoint of InferencePool {request.pool} is ready; its conditions say why",
+                f"no endpoint of InferencePool {request.pool} is ready and has room; its conditions say why",
                 retry_after=RETRY_SECONDS,
             )
         template = await self._template(endpoint.tokenizer)
@@ -200,20 +197,16 @@ class OutsideSessions:
     # beside them
 
     async def run(self) -> None:
-        """Drop what is not used, and leave endpoints that take no more work; for ever."""
+        """Drop what is not used, and leave endpoints that are to be left; for ever."""
         while True:
+            moves = dict(self._placement.to_move())
             for id, found in list(self._found.items()):
                 if found.idle > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
-                elif found.open and not found.session.in_flight:
-                    await self._settle(found)
+                elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
+                    moves[found.policy.endpoint.id] -= 1
+                    await found.policy.settle()
             await asyncio.sleep(SWEEP_SECONDS)
-
-    async def _settle(self, found: Outside) -> None:
-        try:
-            await found.policy.settle()
-        except RollyardError as error:
-            log.warning("session %s stays where it is: %s", found.session.id, error)
 
     def end_calls(self) -> None:
         """The server stops: every session with it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rollyard.errors import ApiError, EndpointLost
+from rollyard.errors import EndpointLost
 from rollyard.gateway.refusal import unavailable
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
@@ -29,8 +29,16 @@ WAIT_SECONDS = 60.0
 class Placement(Protocol):
     """Where sessions sample."""
 
-    async def choose(self, pool: PoolKey, current: str, failed: str) -> Endpoint | None:
-        """`current` where it takes work and has not failed, else the best of the others. None when there is none."""
+    def first(self, pool: PoolKey) -> Endpoint | None:
+        """For a session that opens; None when no endpoint is ready and has room."""
+        ...
+
+    def another(self, pool: PoolKey, current: str, failed: str) -> Endpoint | None:
+        """`current` where nothing has failed and it is no worse than the rest, else another. None when there is none."""
+        ...
+
+    def to_move(self) -> Mapping[str, int]:
+        """Endpoint id -> live sessions that should go on elsewhere."""
         ...
 
     def complain(self, endpoint: str, session: str, why: str) -> None:
@@ -72,13 +80,13 @@ class RoutedPolicy:
             return await self._tokens.complete_with_failover(
                 self._checkout, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress, MAX_MOVES
             )
-        except (EndpointLost, ApiError) as error:
+        except EndpointLost as error:
             raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
 
     async def settle(self) -> None:
-        """Leave an endpoint that takes no more work, if there is another."""
+        """Go where it is better by now."""
         async with self._moving:
-            self._take(await self._placement.choose(self._pool, self.endpoint.id, ""))
+            self._take(self._placement.another(self._pool, self.endpoint.id, ""))
 
     async def _checkout(self, failed: str | None) -> Endpoint:
         async with self._moving:  # calls at once lose the same endpoint once
@@ -87,7 +95,7 @@ class RoutedPolicy:
             if failed is not None:
                 self._placement.complain(failed, self._session, "a session could not use it")
             began = time.monotonic()
-            while not self._take(await self._placement.choose(self._pool, self.endpoint.id, failed or "")):
+            while not self._take(self._placement.another(self._pool, self.endpoint.id, failed or "")):
                 if time.monotonic() - began > WAIT_SECONDS:
                     message = f"no endpoint of InferencePool {self._pool[1]} was ready for {WAIT_SECONDS:g} s"
                     raise unavailable(f"{message}; repeat the call")

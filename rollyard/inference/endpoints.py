@@ -1,28 +1,41 @@
-"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected.
+"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected, who is full, and who
+serves which weights.
 
 It lives in memory: engines register again within seconds of a server's restart, and until then nothing is handed out.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rollyard.clock import Clock
-from rollyard.inference.heap import EndpointHeap
+from rollyard.inference.admission import OPEN, Admission, Load, admission
+from rollyard.inference.balance import Place, excess, to_move
+from rollyard.inference.health import TRUSTED, Trust, complained, probed
+from rollyard.inference.heap import Candidate, EndpointHeap, EndpointOrder
 from rollyard.inference.load import UNKNOWN, History, Rates, extended, rates
 from rollyard.inference.orders import Serving, denial
+from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
-from rollyard.telemetry import ENDPOINTS_READY
+from rollyard.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
 STALE_SECONDS = 4 * HEARTBEAT_SECONDS
+SLOW_START_SECONDS, SLOW_START_STEPS = 20.0, 10
+"""A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
+CLEARED_SECONDS = 10.0
+"""So long a probe that went well answers the complaints of before."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
+Allow = Callable[[Endpoint], bool]
+"""Whether a session may go there, for its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +60,19 @@ class EndpointState:
     heard_at: float = 0.0
     """Monotonic seconds."""
     drain: bool = False
+    node: str = ""
+    capacity: float = 1.0
+    """Beside the others of its pool, such as GPUs."""
+    trust: Trust = TRUSTED
+    admission: Admission = OPEN
+    warm_at: float = 0.0
+    """When its slow start is over (monotonic seconds)."""
+    healthy: bool = False
+    """By its own word, or by a probe for one that says none; `ready` when it is trusted and has the right weights as well."""
+    said: str = ""
+    """Why it is not healthy."""
     model: str | None = None
     """Folder of the model that its allocation was made for; None where that is not known."""
-    healthy: bool = False
-    """By its own word; `ready` when its weights are those of the pool as well."""
     denied: str = ""
     """What is the matter with its weights."""
     spoken: bool = False
@@ -63,6 +85,18 @@ class EndpointState:
     """The order in the last answer to it."""
     obeys: WeightsOrder | None = None
     """The one before its last heartbeat: that is what it speaks of."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether new work may go there at all."""
+        return self.ready and not self.drain
+
+    def share(self, now: float) -> float:
+        """Of its capacity, what it may have of the load: from one step to all of them."""
+        left = self.warm_at - now
+        if left <= 0:
+            return 1.0
+        return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
 
     def serving(self, heard: bool) -> Serving:
         return Serving(
@@ -84,11 +118,25 @@ class Endpoints:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._states: dict[str, EndpointState] = {}
+        self._orders: dict[PoolKey, EndpointOrder] = {}
+        self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
+        self._steps: list[tuple[float, str]] = []
+        """A heap of when which endpoint takes its next step of a slow start."""
         self.moved: Callable[[EndpointState], None] = lambda state: None
-        """Called whenever an endpoint appears, vanishes, or changes readiness or weights."""
+        """Called whenever an endpoint appears, vanishes, changes readiness or weights, or becomes full."""
         self.weights_moved: Callable[[PoolKey], None] = lambda pool: None
         """Called when a pool serves other weights, or serves others as well."""
+        self.room: Callable[[PoolKey], None] = lambda pool: None
+        """Called when an endpoint that was full takes more."""
+        self.suspected: Callable[[], None] = lambda: None
+        """Called when a probe has become due."""
+        self.relisted: Callable[[], None] = lambda: None
+        """Called when a pool's list of external servers has changed."""
+        self.sessions: Callable[[str], int] = lambda id: 0
+        """Live sessions on an endpoint; whoever has the leases says so, and calls `counted` at each change."""
+
+    # what engines and probes say
 
     def register(
         self,
@@ -97,47 +145,32 @@ class Endpoints:
         endpoint: Endpoint,
         model: str | None = None,
         weights: WeightsStatus | None = None,
+        *,
+        capacity: float = 1.0,
     ) -> None:
         """An engine dialled in; it takes work once a heartbeat says that it is healthy, and has the right weights.
 
-        `model`: what its allocation was made for; `weights`: the pool's, where nothing has been followed yet.
+        `model`: what its allocation was made for; `weights`: the pool's, where nothing has been followed yet; `capacity`:
+        beside the others of its pool.
         """
         if weights is not None:
             self._weights.setdefault(pool, weights)
         old, uid = self._states.get(endpoint.id), identity.uid
-        drain = old.drain if old and old.uid == uid else False
-        now = self._clock.monotonic()
-        self._put(EndpointState(endpoint, pool, uid, identity.allocation, heard_at=now, drain=drain, model=model))
-
-    def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
-        """What the pool's status says of its weights now; None for a pool that is gone."""
-        if weights is None:
-            self._weights.pop(pool, None)
-            return
-        before, self._weights[pool] = self._weights.get(pool), weights
-        for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
-            denied = self._denial(state)
-            if denied != state.denied:
-                reason = denied if state.healthy or state.reason == state.denied else state.reason
-                ready = state.healthy and not denied
-                self._put(replace(state, denied=denied, ready=ready, reason=reason))
-
-        if before is None or (before.current, before.history) != (weights.current, weights.history):
-            self.weights_moved(pool)
-
-    def weights(self, pool: PoolKey) -> WeightsStatus:
-        return self._weights.get(pool, WeightsStatus())
-
-    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
-        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
-        found = (s for s in self._states.values() if s.pool == pool and ((s.ready and not s.drain) or not ready))
-        return {s.endpoint.id: s.endpoint.weights_version for s in found}
-
-    def told(self, id: str, order: WeightsOrder | None) -> None:
-        """What it is answered; what it says next is about that."""
-        state = self._states.get(id)
-        if state is not None:
-            self._states[id] = replace(state, told=order)
+        fresh = EndpointState(
+            self._patient(pool, endpoint),
+            pool,
+            uid,
+            identity.allocation,
+            heard_at=self._clock.monotonic(),
+            node=identity.node,
+            capacity=capacity,
+            model=model,
+        )
+        if old is not None and old.uid == uid:
+            fresh = replace(fresh, drain=old.drain)
+            if old.endpoint.url == endpoint.url:  # the same process, whatever we thought of it
+                fresh = replace(fresh, trust=old.trust, admission=old.admission, warm_at=old.warm_at)
+        self._put(fresh)
 
     def heartbeat(self, id: str, beat: EngineHeartbeat) -> bool:
         """Take over what an engine says of itself. False when it has to register first."""
@@ -145,17 +178,22 @@ class Endpoints:
         if state is None or state.endpoint.url != beat.url:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
-        history = extended(state.history, beat.load)
+        load, history = (
+            Load(self.sessions(id), beat.running, beat.waiting, beat.kv_usage),
+            extended(state.history, beat.load),
+        )
         state = replace(
             state,
             endpoint=endpoint,
             healthy=beat.ready and bool(beat.weights_version),
+            said="" if beat.reason == beat.weights_error else beat.reason,  # what is denied says it better
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
             history=history,
             rates=rates(history),
             heard_at=self._clock.monotonic(),
+            admission=admission(load, state.admission),
             weights_checksum=beat.weights_checksum,
             weights_phase=beat.weights_phase,
             weights_error=beat.weights_error,
@@ -163,22 +201,57 @@ class Endpoints:
             spoken=True,
             obeys=state.told,
         )
-        denied = self._denial(state)
-        ready, reason = state.healthy and not denied, _reason(beat, denied)
-        self._put(replace(state, denied=denied, ready=ready, reason=reason))
+        self._put(replace(state, denied=self._denial(state)))
         return True
 
-    def probed(self, pool: PoolKey, endpoint: Endpoint, *, ready: bool, reason: str) -> None:
-        """What a probe of an external server found."""
-        self._put(EndpointState(endpoint, pool, "", ready=ready, reason=reason, heard_at=self._clock.monotonic()))
+    def listed(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
+        """An external server that its pool names; what was known of it stays."""
+        old, endpoint = self._states.get(endpoint.id), self._patient(pool, endpoint)
+        state = old or EndpointState(endpoint, pool, "")
+        self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
-    def eject(self, id: str, why: str) -> None:
-        """A node agent could not use it: nothing new goes there until it is heard to be healthy again."""
+    def unlisted(self, pool: PoolKey, keep: set[str]) -> None:
+        """External servers that their pool does not name any more: they drain, and go with their last session."""
+        for id, state in list(self._states.items()):
+            if state.pool == pool and not state.uid and id not in keep:
+                if self.sessions(id):
+                    self._put(replace(state, drain=True))
+                else:
+                    self._drop(id)
+
+    def complain(self, id: str, voter: str, why: str) -> None:
+        """A node agent could not use it; a probe decides, or several of them."""
         state = self._states.get(id)
-        if state is not None and state.ready:
-            log.warning("endpoint %s ejected: %s", id, why)
-            unknown = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
-            self._put(replace(unknown, ready=False, healthy=False, reason=f"Ejected: {why}"))
+        if state is not None:
+            log.warning("endpoint %s: %s says: %s", id, voter, why)
+            self._judge(state, complained(state.trust, voter, why, self._clock.monotonic()))
+            self.suspected()
+
+    def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
+        """What a probe found; `why` is empty when the endpoint did what was asked of it."""
+        state = self._states.get(id)
+        if state is not None:
+            if not why:
+                state = replace(state, endpoint=state.endpoint.model_copy(update={"dialect": dialect}))
+            self._judge(state, probed(state.trust, why, self._clock.monotonic()))
+
+    def suspects(self) -> list[EndpointState]:
+        """Those that are to be probed now."""
+        now = self._clock.monotonic()
+        return [s for s in self._states.values() if s.trust.probe_due(now)]
+
+    def expire(self) -> None:
+        """Nothing goes to what has fallen silent, until it is heard to be healthy again."""
+        horizon = self._clock.monotonic() - STALE_SECONDS
+        for state in list(self._states.values()):
+            # Also what was ejected or denied anyway: neither a probe nor other weights bring it back while it says nothing.
+            if state.healthy and state.uid and state.heard_at < horizon:
+                said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
+                log.warning("endpoint %s: %s", state.endpoint.id, said)
+                silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
+                self._put(replace(silent, healthy=False, said=said))
+
+    # what reconcilers say
 
     def drain(self, uid: str) -> None:
         for state in [s for s in self._states.values() if uid and s.uid == uid]:
@@ -189,29 +262,44 @@ class Endpoints:
         for id in [i for i, s in self._states.items() if uid and s.uid == uid]:
             self._drop(id)
 
-    def forget_external(self, pool: PoolKey, keep: set[str]) -> None:
-        for id in [i for i, s in self._states.items() if s.pool == pool and not s.uid and i not in keep]:
-            self._drop(id)
+    def follow_spec(self, pool: PoolKey, spec: InferencePoolSpec) -> None:
+        """What the pool's spec says now."""
+        before = self._specs.get(pool)
+        self._specs[pool] = spec
+        if before is None or before.patience != spec.patience:
+            for state in self.of_pool(pool):
+                self._put(replace(state, endpoint=self._patient(pool, state.endpoint)))
+        if spec.engine.external != (before.engine.external if before is not None else None):
+            self.relisted()
 
-    def expire(self) -> None:
-        """Eject what has fallen silent."""
-        horizon = self._clock.monotonic() - STALE_SECONDS
-        for id, state in list(self._states.items()):
-            if state.ready and state.uid and state.heard_at < horizon:
-                self.eject(id, f"no heartbeat for {STALE_SECONDS:g} s")
+    def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
+        """What the pool's status says of its weights now; None for a pool that is gone."""
+        if weights is None:
+            self._weights.pop(pool, None)
+            return
+        before, self._weights[pool] = self._weights.get(pool), weights
+        for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
+            denied = self._denial(state)
+            if denied != state.denied:
+                self._put(replace(state, denied=denied))
+        if before is None or (before.current, before.history) != (weights.current, weights.history):
+            self.weights_moved(pool)
 
-    def serving(self, uid: str, id: str) -> Serving:
-        """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
-        state = self.of_allocation(uid)
-        if state is None:
-            return Serving(id)
-        return state.serving(state.spoken and self._clock.monotonic() - state.heard_at < STALE_SECONDS)
+    def told(self, id: str, order: WeightsOrder | None) -> None:
+        """What it is answered; what it says next is about that."""
+        state = self._states.get(id)
+        if state is not None:
+            self._states[id] = replace(state, told=order)
 
-    def _denial(self, state: EndpointState) -> str:
-        weights = self._weights.get(state.pool)
-        if weights is None or state.model not in (None, weights.model):
-            return ""  # of an earlier spec: it serves what it has until its successor is ready
-        return denial(weights, state.serving(True))
+    # what leases say
+
+    def counted(self, id: str) -> None:
+        """The number of live sessions on it has changed."""
+        state = self._states.get(id)
+        if state is not None:
+            self._orders[state.pool].count(id, self.sessions(id))
+
+    # what others ask
 
     def get(self, id: str) -> EndpointState | None:
         return self._states.get(id)
@@ -225,35 +313,164 @@ class Endpoints:
     def of_pool(self, pool: PoolKey) -> list[EndpointState]:
         return sorted((s for s in self._states.values() if s.pool == pool), key=lambda s: s.endpoint.id)
 
-    def heap(self, pool: PoolKey, sessions: Mapping[str, int]) -> EndpointHeap:
+    def weights(self, pool: PoolKey) -> WeightsStatus:
+        return self._weights.get(pool, WeightsStatus())
+
+    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        found = (s for s in self._states.values() if s.pool == pool and (s.takes or not ready))
+        return {s.endpoint.id: s.endpoint.weights_version for s in found}
+
+    def serving(self, uid: str, id: str) -> Serving:
+        """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
+        state = self.of_allocation(uid)
+        if state is None:
+            return Serving(id)
+        return state.serving(state.spoken and self._clock.monotonic() - state.heard_at < STALE_SECONDS)
+
+    def heap(self, pool: PoolKey) -> EndpointHeap:
         """Over the endpoints of this pool that take new work now."""
-        ready = (s.endpoint for s in self._states.values() if s.pool == pool and s.ready and not s.drain)
-        return EndpointHeap(ready, sessions)
+        self._step()
+        return self._orders.setdefault(pool, EndpointOrder()).heap()
+
+    def another(
+        self, pool: PoolKey, current: str, failed: str, node: str, allow: Allow | None = None
+    ) -> Endpoint | None:
+        """For a session on `current`, of which `failed` could not be used, or nothing where it is empty.
+
+        `current` itself where none failed and it is no worse than the rest; and what failed only where there is nothing
+        else and a probe has just found it well. A session that is in the middle of its work is not turned away by limits
+        of admission, but never gets what it is not allowed. None when there is nothing.
+        """
+        here = self._states.get(current)
+        if here is not None and allow is not None and not allow(here.endpoint):
+            here = None
+        if not failed and here is not None and not self._should_leave(here):
+            return here.endpoint
+
+        def elsewhere(endpoint: Endpoint) -> bool:
+            return endpoint.id not in (failed, current) and (allow is None or allow(endpoint))
+
+        found = self.heap(pool).checkout(node=node, allow=elsewhere) or self._least(pool, elsewhere)
+        if found is None and here is not None and here.ready and (not failed or self._just_cleared(here)):
+            return here.endpoint
+        return found
+
+    def _should_leave(self, state: EndpointState) -> bool:
+        return not state.takes or state.endpoint.id in excess(self._places(state.pool))
+
+    def _just_cleared(self, state: EndpointState) -> bool:
+        return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
+
+    def _least(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
+        """The least loaded of those allowed, whatever it says of its cache."""
+        able = [s for s in self.of_pool(pool) if s.takes and allow(s.endpoint)]
+        least = min(able, key=lambda s: (self.sessions(s.endpoint.id) + 1) / s.capacity, default=None)
+        return least.endpoint if least is not None else None
+
+    def to_move(self) -> dict[str, int]:
+        """Endpoint id -> live sessions that should go on elsewhere, of all pools."""
+        moves: dict[str, int] = {}
+        for pool in {s.pool for s in self._states.values()}:
+            moves |= to_move(self._places(pool))
+        return moves
+
+    # inside
+
+    def _places(self, pool: PoolKey) -> list[Place]:
+        now = self._clock.monotonic()
+        return [
+            Place(s.endpoint.id, self.sessions(s.endpoint.id), s.capacity * s.share(now) if s.ready else 0.0, s.drain)
+            for s in self.of_pool(pool)
+        ]
+
+    def _candidate(self, state: EndpointState) -> Candidate:
+        share = state.share(self._clock.monotonic())
+        return Candidate(state.endpoint, state.node, state.capacity, share, state.admission)
+
+    def _step(self) -> None:
+        """Those in a slow start that are due take a step."""
+        now = self._clock.monotonic()
+        while self._steps and self._steps[0][0] <= now:
+            _, id = heapq.heappop(self._steps)
+            state = self._states.get(id)
+            if state is not None and state.takes:
+                self._orders[state.pool].put(self._candidate(state), self.sessions(id))
+            if state is not None and state.warm_at > now:
+                heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
+
+    def _denial(self, state: EndpointState) -> str:
+        weights = self._weights.get(state.pool)
+        if weights is None or state.model not in (None, weights.model):
+            return ""  # of an earlier spec: it serves what it has until its successor is ready
+        return denial(weights, state.serving(True))
+
+    def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
+        spec = self._specs.get(pool)
+        return endpoint if spec is None else endpoint.model_copy(update={"patience": spec.patience})
+
+    def _judge(self, state: EndpointState, trust: Trust) -> None:
+        """Ejected or trusted again."""
+        if trust.ejected and not state.trust.ejected:
+            log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
+            ENDPOINTS_EJECTED.inc()
+        healthy = state.healthy or not (state.uid or trust.ejected)  # for one that others run nothing else speaks
+        self._put(replace(state, trust=trust, healthy=healthy))
 
     def _put(self, state: EndpointState) -> None:
-        old = self._states.get(state.endpoint.id)
-        self._states[state.endpoint.id] = state
-        if old is None or _shown(old) != _shown(state):
+        id, now = state.endpoint.id, self._clock.monotonic()
+        ready, reason = _readiness(state)
+        state = replace(state, ready=ready, reason=reason)
+        old = self._states.get(id)
+        if state.ready and not (old is not None and old.ready) and self._cold(state, old):
+            state = replace(state, warm_at=now + SLOW_START_SECONDS)
+            heapq.heappush(self._steps, (now, id))
+        self._states[id] = state
+        order = self._orders.setdefault(state.pool, EndpointOrder())
+        if state.takes:
+            order.put(self._candidate(state), self.sessions(id))
+        else:
+            order.drop(id)
+        if old is None or _told(old) != _told(state):
             self._tell(state)
+        elif (old.admission.limit or 0) < (state.admission.limit or 0):
+            self.room(state.pool)
+
+    def _cold(self, state: EndpointState, old: EndpointState | None) -> bool:
+        """After a restart of the server an endpoint is new to us alone: its sessions tell."""
+        return self.sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:
-        self._tell(self._states.pop(id))
+        state = self._states.pop(id)
+        self._orders[state.pool].drop(id)
+        self._tell(state)
 
     def _tell(self, state: EndpointState) -> None:
-        ENDPOINTS_READY.set(sum(s.ready and not s.drain for s in self._states.values()))
+        ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
         self.moved(state)
 
 
-def _shown(state: EndpointState) -> tuple[object, ...]:
+def _readiness(state: EndpointState) -> tuple[bool, str]:
+    """Whether new work may go there, and why not: what an engine says of itself first, then our trust, then its weights."""
+    if not state.healthy and state.uid:
+        return False, _telling(state) if state.spoken or state.said else "Registering"
+    if state.trust.ejected:
+        return False, f"Ejected: {state.trust.why}" if state.uid else state.trust.why
+    if state.denied:
+        return False, _telling(state)
+    return state.healthy, "" if state.healthy else "Probing"
+
+
+def _telling(state: EndpointState) -> str:
+    """Of its own word and the one on its weights the first that says what is the matter."""
+    words = (state.said, state.denied)
+    return next((word for word in words if ":" in word), state.said or state.denied or "Registering")
+
+
+def _told(state: EndpointState) -> tuple[object, ...]:
     """What others act on."""
     weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
-    return state.ready, state.reason, state.drain, *weights
-
-
-def _reason(beat: EngineHeartbeat, denied: str) -> str:
-    """The more telling of two words: one that says what is the matter, and the engine's own first unless it is of weights."""
-    own = "" if beat.reason == beat.weights_error else beat.reason
-    return next((word for word in (own, denied) if ":" in word), own or denied)
+    return state.ready, state.reason, state.drain, state.admission.limit is None, *weights
 
 
 def endpoint_id(identity: Identity) -> str:

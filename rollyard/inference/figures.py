@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rollyard.inference.admission import Admission
 from rollyard.inference.endpoints import EndpointState
 from rollyard.inference.load import Rates, together
 from rollyard.kinds.figures import Figures
@@ -35,8 +36,11 @@ def total(states: Sequence[EndpointState]) -> Figures:
     )
 
 
-def status(state: EndpointState, sessions: Mapping[str, int], shown: Figures) -> EndpointStatus:
-    """As a pool's status and `top` have it."""
+def status(
+    state: EndpointState, sessions: Mapping[str, int], shown: Figures, admission: Admission | None = None
+) -> EndpointStatus:
+    """As a pool's status and `top` have it; with the limit of now, where no other is given."""
+    admission = admission or state.admission
     return EndpointStatus(
         id=state.endpoint.id,
         url=state.endpoint.url,
@@ -44,6 +48,10 @@ def status(state: EndpointState, sessions: Mapping[str, int], shown: Figures) ->
         weights_version=state.endpoint.weights_version,
         ready=state.ready,
         reason=state.reason,
+        capacity=state.capacity,
+        draining=state.drain,
+        max_sessions=admission.limit,
+        full=admission.why,
         **dict(shown),
     )
 

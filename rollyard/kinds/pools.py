@@ -99,15 +99,34 @@ class ExternalEndpoint(Kinded):
     """Base URL of an OpenAI-shaped server, such as http://node7:8000/v1."""
     token_file: str | None = None
     """File with its bearer token, as the server sees it."""
+    capacity: float = Field(default=1, gt=0, le=100_000)
+    """How much it takes beside the others of the pool, such as its number of GPUs."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Which logprobs it gives: see `engine.vllm.logprobsMode`."""
+
+    @property
+    def base(self) -> str:
+        """The URL below which its routes hang; what tells endpoints apart."""
+        return base_url(self.url)
+
+
+def base_url(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
 
 
 class ExternalEngine(Kinded):
     """Servers that others run: no allocation, same checks and ejection."""
 
-    endpoints: list[ExternalEndpoint] = Field(min_length=1)
-    """The servers."""
+    endpoints: list[ExternalEndpoint] = []
+    """The servers; more can be added and removed while the pool is in use."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> ExternalEngine:
+        urls = [e.base for e in self.endpoints]
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise ValueError(f"write each endpoint once (now twice: {', '.join(twice)})")
+        return self
 
 
 class EngineSpec(Kinded):
@@ -137,11 +156,24 @@ class EngineSpec(Kinded):
         return self.vllm.logprobs_mode if self.vllm is not None else "raw"
 
 
+class Patience(Kinded):
+    """How long a rollout waits for a model server before it goes on at another."""
+
+    connect_seconds: float = Field(default=10, gt=0, le=3600)
+    """Until a connection is there."""
+    first_token_seconds: float = Field(default=300, gt=0, le=86_400)
+    """Until the first token of an answer; waiting in the engine and the prompt included."""
+    idle_seconds: float = Field(default=60, gt=0, le=3600)
+    """Between two tokens of an answer."""
+
+
 class InferencePoolSpec(Kinded):
     model: ModelSpec
     """What is served."""
     engine: EngineSpec
     """How it is served."""
+    patience: Patience = Patience()
+    """How long rollouts wait for an endpoint."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed size; leave out when `autoscaling` is set."""
     autoscaling: InferenceAutoscaling | None = None
@@ -355,6 +387,14 @@ class EndpointStatus(Figures):
     ready: bool = False
     reason: str = ""
     """Why it is not ready."""
+    capacity: float = 1
+    """Beside the others of the pool; sessions are spread by it."""
+    draining: bool = False
+    """It takes no new rollouts, and those on it go on elsewhere with their next turn."""
+    max_sessions: int | None = None
+    """Most rollouts that it takes for now; null for no limit."""
+    full: str = ""
+    """Why there is a limit."""
 
 
 class StageStatus(Observed):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_serializer
 
-from rollyard.kinds.pools import InferencePoolSpec, SandboxTemplate, Stages
+from rollyard.kinds.pools import InferencePoolSpec, Patience, SandboxTemplate, Stages
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
 
 PROTOCOL = 1
@@ -82,6 +82,10 @@ class Endpoint(Message):
     """Folder of the tokenizer and chat template."""
     ca: bool = True
     """Whether its certificate comes from Rollyard's own CA."""
+    patience: Patience = Patience()
+    """How long to wait for it."""
+    dialect: Literal["openai", "sglang"] = "openai"
+    """Which of its routes takes and gives token ids: `/v1/completions`, or SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
     """Which logprobs it gives."""
 
@@ -191,6 +195,17 @@ class Cancel(Message):
     lease: LeaseRef
 
 
+class Repin(Message):
+    """Ask for the endpoint of this role again before the next turn: there may be a better one by now.
+
+    A hint: the choice is made, and written down, when it is asked for (`NewEndpoint` without `failed`).
+    """
+
+    type: Literal["repin"] = "repin"
+    lease: LeaseRef
+    role: str
+
+
 class Drain(Message):
     type: Literal["drain"] = "drain"
 
@@ -209,12 +224,15 @@ class Resize(Message):
 
 
 class NewEndpoint(Message):
-    """POST /v1/node/endpoint: the one in use failed; answers an `Endpoint`."""
+    """POST /v1/node/endpoint: the one in use failed, or a `Repin` came; answers an `Endpoint`."""
 
     lease: LeaseRef
     role: str
     failed: str
+    """Id of the endpoint; empty where none failed, and then the answer may be the one in use."""
     why: str = ""
+    again: bool = False
+    """Asked for the same failure before, and there was none: no further complaint of it."""
 
 
 class ResultHeader(Message):
@@ -328,13 +346,14 @@ class EngineOrders(Message):
 
 
 FromNode = Hello | Want | Heartbeat | HandBack
-ToNode = Welcome | Grant | Renewed | Cancel | Drain | Resize
+ToNode = Welcome | Grant | Renewed | Cancel | Repin | Drain | Resize
 _FROM_NODE: dict[str, type[Message]] = {"hello": Hello, "want": Want, "heartbeat": Heartbeat, "hand_back": HandBack}
 _TO_NODE: dict[str, type[Message]] = {
     "welcome": Welcome,
     "grant": Grant,
     "renewed": Renewed,
     "cancel": Cancel,
+    "repin": Repin,
     "drain": Drain,
     "resize": Resize,
 }

@@ -27,12 +27,13 @@ from rollyard.kinds.wire import (
     Lease,
     LeaseRef,
     Renewed,
+    Repin,
     Resize,
     ToNode,
     Want,
     Welcome,
 )
-from rollyard.node_agent.policy import LeasedPolicy
+from rollyard.node_agent.policy import ROLE, LeasedPolicy
 from rollyard.node_agent.stages import StagePools
 from rollyard.node_agent.uploads import Uploads
 from rollyard.node_agent.work import Work, Workshop
@@ -60,6 +61,7 @@ class NodeAgent:
         self._uploads = Uploads(link, http)
         self._handlers: dict[str, TaskHandler] = load_handlers()
         self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
+        self._policies: dict[Key, LeasedPolicy] = {}
         self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
         self._shop: Workshop | None = None
         self._sandboxes: Sandboxes | None = None
@@ -105,6 +107,10 @@ class NodeAgent:
                 self._drop(lost, "the server gave it to another")
             case Cancel(lease=ref):
                 self._drop([ref], "cancelled")
+            case Repin(lease=ref, role=role):
+                policy = self._policies.get((ref.namespace, ref.id, ref.fence))
+                if policy is not None and role == ROLE:
+                    policy.repin()
             case Drain():
                 self._drain = True
                 self._changed()
@@ -159,6 +165,7 @@ class NodeAgent:
             await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR))
         finally:
             self._works.pop(key, None)
+            self._policies.pop(key, None)
             self._changed()
 
     def _drop(self, refs: list[LeaseRef], why: str) -> None:
@@ -240,11 +247,13 @@ class NodeAgent:
         return asyncio.shield(found)
 
     def _policy(self, lease: Lease, template: ChatTemplate) -> LeasedPolicy:
-        endpoint = lease.endpoints["policy"]
+        endpoint = lease.endpoints[ROLE]
         ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
-        return LeasedPolicy(
+        policy = LeasedPolicy(
             self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
         )
+        self._policies[ref.namespace, ref.id, ref.fence] = policy
+        return policy
 
 
 def _widths(pools: StagePools) -> dict[str, int]:

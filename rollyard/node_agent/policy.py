@@ -49,6 +49,11 @@ class LeasedPolicy:
         self._moving = asyncio.Lock()
         self.limit: asyncio.Timeout | None = None
         """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
+        self._repin = False
+
+    def repin(self) -> None:
+        """Ask before the next turn whether there is a better endpoint by now."""
+        self._repin = True
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
@@ -68,10 +73,25 @@ class LeasedPolicy:
 
     async def _checkout(self, failed: str | None) -> Endpoint:
         async with self._moving:  # calls of one agent at once lose the same endpoint once
-            if failed is not None and failed == self.endpoint.id:
+            if failed is None:
+                if self._repin:
+                    self.endpoint = await self._better()
+                    self._repin = False
+            elif failed == self.endpoint.id:
                 log.warning("endpoint %s failed in the middle of a turn", failed)
                 self.endpoint = await self._another(failed)
+                self._repin = False
             return self.endpoint
+
+    async def _better(self) -> Endpoint:
+        """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""
+        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="told to ask again")
+        try:
+            answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
+        except Unavailable as error:
+            log.info("staying at endpoint %s: %s", self.endpoint.id, error)
+            return self.endpoint
+        return Endpoint.model_validate(answer)
 
     async def _another(self, failed: str) -> Endpoint:
         """Waits, parked, until one is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed back."""
@@ -84,6 +104,7 @@ class LeasedPolicy:
                     return Endpoint.model_validate(answer)
                 except Unavailable as error:
                     log.warning("no other endpoint yet: %s", error)
+                wanted = wanted.model_copy(update={"again": True})
                 if time.monotonic() - began > PARKED_SECONDS:
                     raise NoEndpoint(f"no endpoint to go on with for {PARKED_SECONDS:g} s")
                 await backoff.wait()

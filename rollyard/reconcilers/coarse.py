@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.clock import Clock
+from rollyard.inference.admission import Admission
 from rollyard.inference.endpoints import EndpointState, PoolKey
 from rollyard.inference.figures import figures, known, total
 from rollyard.kinds.figures import Figures
@@ -21,10 +22,15 @@ class Coarse:
     endpoints: Mapping[str, Figures]
     """By id, of those whose load is known."""
     total: Figures
+    limits: Mapping[str, Admission]
+    """By id, of those that have a limit; it moves with each heartbeat, and its words hold figures."""
 
 
 class CoarseFigures:
-    """The last copy for each pool. A new one is taken when it is old, and when an endpoint began or ceased to say its load."""
+    """The last copy for each pool.
+
+    A new one is taken when it is old, and when an endpoint began or ceased to say its load or to have a limit of sessions.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,11 +38,15 @@ class CoarseFigures:
 
     def of(self, pool: PoolKey, states: Sequence[EndpointState]) -> Coarse:
         now, heard = self._clock.monotonic(), [state for state in states if known(state)]
-        last = self._last.get(pool)
-        same = last is not None and last.endpoints.keys() == {state.endpoint.id for state in heard}
+        last, limits = (
+            self._last.get(pool),
+            {s.endpoint.id: s.admission for s in states if s.admission.limit is not None},
+        )
+        same = last is not None and last.endpoints.keys() == {s.endpoint.id for s in heard}
+        same = same and last is not None and last.limits.keys() == limits.keys()
         if last is not None and same and now - last.taken_at < COARSE_SECONDS:
             return last
-        fresh = Coarse(now, {state.endpoint.id: figures(state) for state in heard}, total(heard))
+        fresh = Coarse(now, {state.endpoint.id: figures(state) for state in heard}, total(heard), limits)
         if heard:
             self._last[pool] = fresh
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollyard.clock import Clock, as_exact_datetime
-from rollyard.inference.endpoints import Endpoints, EndpointState, PoolKey
+from rollyard.inference.endpoints import Endpoints, EndpointState
 from rollyard.inference.figures import status
 from rollyard.inference.orders import Serving, denial
 from rollyard.inference.weights import Step, advance
@@ -14,7 +14,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.figures import Figures
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.reconcilers.coarse import CoarseFigures
+from rollyard.reconcilers.coarse import Coarse, CoarseFigures
 from rollyard.reconcilers.demand import Report, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.trade import Fact, Look
@@ -36,17 +36,19 @@ class InferenceTrade:
         meta = pool.metadata
         held = await self._rollouts.sessions()
         bounds = pool.spec.autoscaling
+        self._endpoints.follow_spec((meta.namespace, meta.name), pool.spec)
         states = self._endpoints.of_pool((meta.namespace, meta.name))
         live = await self._sessions_asked(pool, states) if bounds is not None else 0
         by_uid = {state.uid: state for state in states if state.uid}
         members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
         serving = [self._serving(m.allocation) for m in members if _takes_part(m, pool)]
-        step = self._weights(pool, serving)
+        step, coarse = self._weights(pool, serving), self._coarse.of((meta.namespace, meta.name), states)
         return Look(
             members=members,
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
-            details={**self._details((meta.namespace, meta.name), states, held), "weights": step.weights},
+            details={**_details(coarse, states, held), "weights": step.weights},
             problem=self._problem(pool, states),
+            full=_full(coarse, states, held),
             conditions=_facts(step.weights, serving),
             said=list(step.said),
         )
@@ -59,11 +61,6 @@ class InferenceTrade:
     def _serving(self, allocation: Allocation) -> Serving:
         meta = allocation.metadata
         return self._endpoints.serving(meta.uid, f"{meta.namespace}/{meta.name}")
-
-    def _details(self, key: PoolKey, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
-        coarse, silent = self._coarse.of(key, states), Figures()
-        shown = [status(state, held, coarse.endpoints.get(state.endpoint.id, silent)) for state in states]
-        return {"endpoints": shown, "load": coarse.total}
 
     async def _sessions_asked(self, pool: InferencePool, states: Sequence[EndpointState]) -> int:
         """Held by outside agents; held and asked for by the rollouts of all RolloutPools that use this pool, one for each
@@ -96,6 +93,22 @@ class InferenceTrade:
 
     async def deleted(self, pool: Pool) -> None:
         """Rollouts in hand go on while their endpoint drains; the queue waits for another pool of this name."""
+
+
+def _details(coarse: Coarse, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
+    silent = Figures()
+    shown = [
+        status(s, held, coarse.endpoints.get(s.endpoint.id, silent), coarse.limits.get(s.endpoint.id)) for s in states
+    ]
+    return {"endpoints": shown, "load": coarse.total}
+
+
+def _full(coarse: Coarse, states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
+    """Why no endpoint that could take one more session does; empty when one does, or none could at all."""
+    taking = [s for s in states if s.takes]
+    if any(s.admission.takes(held.get(s.endpoint.id, 0)) for s in taking):
+        return ""
+    return "; ".join(f"{s.endpoint.id}: {coarse.limits[s.endpoint.id].why}" for s in taking)
 
 
 def _takes_part(member: Member, pool: InferencePool) -> bool:

@@ -253,6 +253,7 @@ class PoolReconciler:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
         conditions = self._renewal(pool, members, conditions)
         conditions = self._limited(pool, scale, conditions)
+        conditions = self._admitting(pool, look, conditions)
         for fact in look.conditions:
             conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         words = "all allocations are given back" if pool.spec.suspend else ""
@@ -298,6 +299,13 @@ class PoolReconciler:
         if pool.spec.autoscaling is None and get_condition(conditions, "ScalingLimited") is None:
             return conditions
         return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
+
+    def _admitting(self, pool: Pool, look: Look, conditions: list[Condition]) -> list[Condition]:
+        """Whether rollouts wait in the queue because every model server has as many as its cache can hold."""
+        if look.full:
+            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", look.full)
+        known = get_condition(conditions, "Admitting")
+        return self._condition(pool, conditions, "Admitting", True, "HasRoom", "") if known else conditions
 
     def _condition(
         self, pool: Pool, conditions: list[Condition], type: str, status: bool, reason: str, message: str

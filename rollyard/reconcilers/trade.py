@@ -35,6 +35,8 @@ class Look:
     """Further fields of its status."""
     problem: tuple[str, str] | None
     """(reason, message) of what keeps it from being ready that allocations alone do not tell."""
+    full: str = ""
+    """Why it takes no more sessions though it is ready; empty while it does."""
     conditions: list[Fact] = field(default_factory=list)
     """Further conditions."""
     said: list[Said] = field(default_factory=list)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -34,13 +33,15 @@ TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
 class Checkout(Protocol):
-    def checkout(self, *, allow: Callable[[Endpoint], bool] | None = None) -> Endpoint | None: ...
+    def checkout(
+        self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
+    ) -> Endpoint | None: ...
 
 
 class Placement(Protocol):
     """Where the endpoints come from; `inference.Endpoints` is one."""
 
-    def heap(self, pool: tuple[str, str], sessions: Mapping[str, int]) -> Checkout: ...
+    def heap(self, pool: tuple[str, str]) -> Checkout: ...
 
     def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
 
@@ -106,8 +107,6 @@ class Dispatcher:
         self._leases = leases
         self._placement = placement
         self._pool = pool
-        self.outside: Callable[[], Mapping[str, int]] = dict
-        """Endpoint id -> sessions of agents outside of sandboxes; asked from the store's writer."""
         self._due: set[PoolKey] = set()
         self._wake = asyncio.Event()
 
@@ -149,7 +148,8 @@ class Dispatcher:
             return
         rooms = [_Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}) for a in agents]
         served = served_in(self._placement, pool)
-        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, served))
+        heaps = {name: self._placement.heap((key[0], name)) for name in pool.spec.inference.values()}
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
             agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
@@ -163,25 +163,31 @@ class Dispatcher:
             self.wake(key)
 
     def _grant(
-        self, tx: Transaction, key: PoolKey, pool: RolloutPool, rooms: list[_Room], served: Served
+        self,
+        tx: Transaction,
+        key: PoolKey,
+        pool: RolloutPool,
+        rooms: list[_Room],
+        heaps: Mapping[str, Checkout],
+        served: Served,
     ) -> list[_Granted]:
-        """In the writer: pick, step, put."""
+        """In the writer: pick, step, put. `heaps`: by InferencePool."""
         now = self._clock.time()
         matches = partial(_matches, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
-            sessions = Counter(tx.sessions()) + Counter(self.outside()) if pool.spec.inference else {}
-            heaps = {role: self._placement.heap((key[0], name), sessions) for role, name in pool.spec.inference.items()}
+            mates: dict[str | None, Mapping[str, Endpoint]] = {}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
-                may = {POLICY: _allows(tx, record, served)}
-                endpoints = {
-                    role: found
-                    for role, heap in heaps.items()
-                    if (found := heap.checkout(allow=may.get(role))) is not None
-                }
-                if len(endpoints) < len(heaps):
-                    break  # a role has no endpoint that is ready; its pool's conditions say why
+                allow = _allows(tx, record, served)
+                endpoints = _endpoints(pool, record, room.agent, heaps, mates.get(record.group, {}), allow)
+                if endpoints is None and allow is None:
+                    break  # a role has no endpoint that is ready and not full; its pool's conditions say why
+                if endpoints is None:
+                    room.free[Stage.INIT] += 1
+                    continue  # those with the weights that it may have are full; what is behind it may have others
+                if record.group is not None:
+                    mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
         return granted
 
@@ -193,6 +199,30 @@ class Dispatcher:
         version = endpoints[POLICY].weights_version if POLICY in endpoints else None
         after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids, version))
         return _Granted(agent, tx.put(after), endpoints)
+
+
+def _endpoints(
+    pool: RolloutPool,
+    record: RolloutRecord,
+    agent: NodeAgent,
+    heaps: Mapping[str, Checkout],
+    mate: Mapping[str, Endpoint],
+    allow: Callable[[Endpoint], bool] | None,
+) -> dict[str, Endpoint] | None:
+    """One for each role, of those allowed; None where a role finds none.
+
+    `mate`: what the last of its group got, for the rollouts of a group begin with the same prompt.
+    """
+    chosen: dict[str, Endpoint] = {}
+    for role, name in pool.spec.inference.items():
+        warm = [record.endpoints[role]] if role in record.endpoints else []
+        warm += [mate[role].id] if role in mate else []
+        limit = allow if role == POLICY else None
+        found = heaps[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
+        if found is None:
+            return None
+        chosen[role] = found
+    return chosen
 
 
 def _allows(tx: Transaction, record: RolloutRecord, served: Served) -> Callable[[Endpoint], bool] | None:

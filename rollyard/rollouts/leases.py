@@ -7,8 +7,8 @@ silent holder's work is given to another.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rollyard.clock import Clock
 from rollyard.kinds.rollout import Stage
@@ -27,6 +27,15 @@ class LiveLease:
     expires: float
     stage: Stage
     """As the holder last said; the durable stage moves only when RUN is stored."""
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Role -> endpoint id."""
+    told_at: float = float("-inf")
+    """When its holder was last told to ask for another endpoint."""
+
+    @property
+    def on(self) -> frozenset[str]:
+        """The endpoints that it is a live session of: who is being scored samples nothing."""
+        return frozenset() if self.stage is Stage.EVAL else frozenset(self.endpoints.values())
 
 
 class Leases:
@@ -36,21 +45,33 @@ class Leases:
         self._clock = clock
         self.seconds = seconds
         self._live: dict[Key, LiveLease] = {}
+        self._on: dict[str, dict[Key, None]] = {}
+        """Endpoint id -> its leases, in the order in which they came there: the same set, seen from the other side."""
+        self.counted: Callable[[str], None] = lambda endpoint: None
+        """Called with an endpoint when the number of sessions on it has changed."""
 
     def add(self, record: RolloutRecord) -> None:
         assert record.holder is not None
         expires = self._clock.monotonic() + self.seconds
-        key = (record.namespace, record.pool)
-        self._live[record.namespace, record.id] = LiveLease(record.fence, record.holder, key, expires, record.stage)
+        pool, key = (record.namespace, record.pool), (record.namespace, record.id)
+        if key in self._live:
+            self.discard(*key)
+        lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints)
+        self._live[key] = lease
+        self._placed(key, frozenset(), lease)
 
     def discard(self, namespace: str, id: str) -> None:
-        self._live.pop((namespace, id), None)
+        lease = self._live.pop((namespace, id), None)
+        if lease is not None:
+            self._leave((namespace, id), lease.on)
 
     def moved(self, record: RolloutRecord) -> None:
-        """The durable stage moved under the same lease."""
+        """The durable stage or an endpoint moved under the same lease."""
         lease = self._live.get((record.namespace, record.id))
         if lease is not None and lease.fence == record.fence:
-            lease.stage = record.stage
+            before = lease.on
+            lease.stage, lease.endpoints = record.stage, record.endpoints
+            self._placed((record.namespace, record.id), before, lease)
 
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
         """Renew what is named and still the holder's; answers what is not."""
@@ -60,8 +81,34 @@ class Leases:
             if lease is None or lease.fence != ref.fence or lease.holder != holder:
                 lost.append(ref)
                 continue
-            lease.expires, lease.stage = expires, ref.stage
+            lease.expires = expires
+            if lease.stage is not ref.stage:
+                before, lease.stage = lease.on, ref.stage
+                self._placed((ref.namespace, ref.id), before, lease)
         return lost
+
+    def sessions(self, endpoint: str) -> int:
+        """Live rollouts on an endpoint: leased, in INIT or RUN."""
+        return len(self._on.get(endpoint, ()))
+
+    def on(self, endpoint: str) -> list[tuple[Key, LiveLease]]:
+        """The leases that are live sessions of an endpoint, the youngest there first."""
+        return [(key, self._live[key]) for key in reversed(self._on.get(endpoint, {}))]
+
+    def _placed(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
+        after = lease.on
+        self._leave(key, before - after)
+        for endpoint in after - before:
+            self._on.setdefault(endpoint, {})[key] = None
+            self.counted(endpoint)
+
+    def _leave(self, key: Key, endpoints: frozenset[str]) -> None:
+        for endpoint in endpoints:
+            there = self._on[endpoint]
+            del there[key]
+            if not there:
+                del self._on[endpoint]
+            self.counted(endpoint)
 
     def get(self, namespace: str, id: str) -> LiveLease | None:
         return self._live.get((namespace, id))

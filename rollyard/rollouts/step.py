@@ -46,7 +46,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class EndpointMoved:
-    """The model server in use failed; the rollout goes on at another."""
+    """The model server in use failed, drains or has too much to do; the rollout goes on at another."""
 
     at: float
     fence: int
@@ -228,7 +228,8 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
     if event.status is Status.INFRA_FAILED:
         record = replace(record, faults=record.faults + 1, error=event.error)
         if record.faults < event.max_attempts:
-            return _requeue(record, event.at, event.at + backoff(record.id, record.faults))
+            # Elsewhere, if it can be: the endpoint may have had its part in the fault.
+            return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
     reward = event.reward if event.status.scored else None
     ended = _end(record, event.status, reward, event.error, event.result, event.summary, event.at)
     return ended, (Ended(),)
@@ -247,7 +248,6 @@ def _requeue(record: RolloutRecord, now: float, not_before: float) -> tuple[Roll
         status=Status.QUEUED,
         holder=None,
         node=None,
-        endpoints={},
         weights_version=None if again else record.weights_version,
         attempt=record.attempt + (1 if again else 0),
         queued_at=now,

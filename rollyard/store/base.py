@@ -66,7 +66,8 @@ class RolloutRecord:
     """Instance id of the node agent that holds the lease."""
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Role -> endpoint id, chosen with the lease; the live sessions are counted from these."""
+    """Role -> endpoint id, chosen with the lease; the live sessions are counted from these. In the queue those that it had,
+    with its prefix in their caches."""
     queued_at: float = 0.0
     not_before: float = 0.0
     """Back-off: not leased earlier (Unix seconds)."""

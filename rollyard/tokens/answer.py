@@ -62,6 +62,7 @@ class Answer:
     def __init__(self, endpoint: Endpoint, dialect: Dialect, asked: Asked, on_progress: OnProgress | None) -> None:
         self._endpoint = endpoint
         self._dialect = dialect
+        self._read = dialect.reader()
         self._asked = asked
         self._on_progress = on_progress
         self._ids: list[int] = []
@@ -75,6 +76,7 @@ class Answer:
 
     def take(self, event: Any) -> None:
         """One event: a chunk, the weights from here on, an error in the middle of the stream, or usage alone."""
+        event = self._read(event)
         if not isinstance(event, dict):
             return
         if isinstance(event.get("error"), dict):
@@ -127,9 +129,11 @@ class Answer:
         return versions
 
     def _check_echo(self, chunk: Chunk) -> None:
-        if chunk.prompt_ids is not None and not self._echoed:
+        told = chunk.prompt_ids if self._dialect.echoes else chunk.prompt_tokens
+        if told is not None and not self._echoed:
             self._echoed = True
-            if chunk.prompt_ids != self._asked.prompt_ids:
+            asked = self._asked.prompt_ids
+            if told != (asked if self._dialect.echoes else len(asked)):
                 self._refuse(
                     "answered another prompt than it was sent",
                     "it must take the ids as they are, without truncation or tokens put before them",

@@ -35,6 +35,12 @@ class Patience:
     """Queueing and the prompt included."""
     next_token: float = 60.0
 
+    @classmethod
+    def of(cls, endpoint: Endpoint) -> Patience:
+        """As its pool says."""
+        said = endpoint.patience
+        return cls(said.connect_seconds, said.first_token_seconds, said.idle_seconds)
+
 
 def seed_after(seed: int, drawn: int) -> int:
     """The seed with which a request that has had `drawn` tokens goes on elsewhere.
@@ -47,11 +53,14 @@ def seed_after(seed: int, drawn: int) -> int:
 
 
 class TokenClient:
-    """Calls model servers. `http` brings the trust in their certificates; it is the caller's to close."""
+    """Calls model servers. `http` brings the trust in their certificates; it is the caller's to close.
+
+    `patience`: with all endpoints alike; each one's own where it is left out.
+    """
 
     def __init__(self, http: aiohttp.ClientSession, patience: Patience | None = None) -> None:
         self._http = http
-        self._patience = patience or Patience()
+        self._patience = patience
         self._ways = Ways(http)
 
     async def complete(
@@ -109,16 +118,17 @@ class TokenClient:
 
     async def _stream(self, endpoint: Endpoint, way: Way, body: dict[str, Any], answer: Answer) -> None:
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._patience.connect, sock_read=None)
+        patience = self._patience or Patience.of(endpoint)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
         url = endpoint.url.rstrip("/") + way.dialect.path
-        async with asyncio.timeout(self._patience.first_token):
+        async with asyncio.timeout(patience.first_token):
             response = await self._http.post(url, json=body, headers=headers, timeout=timeout, allow_redirects=False)
         async with response:
             if response.status != 200:
-                async with asyncio.timeout(self._patience.next_token):
+                async with asyncio.timeout(patience.next_token):
                     text = await response.content.read(MAX_ERROR_BYTES)
                 answer.fail(response.status, text.decode(errors="replace"))
-            async for event in events(response.content, self._patience.first_token, self._patience.next_token):
+            async for event in events(response.content, patience.first_token, patience.next_token):
                 answer.take(event)
 
     async def complete_with_failover(

@@ -1,8 +1,9 @@
-"""The two ways to ask a model server for tokens: what is sent, and where an answer's chunks have what.
+"""The ways to ask a model server for tokens: what is sent, and where an answer's chunks have what.
 
 `/v1/completions` is what every engine of ours serves, and its door says there which weights are at work.
 `/inference/v1/generate` (vLLM with --enable-scale-out) is asked of servers that others run, where it is served: it never
-makes text of the ids, names the id beside each logprob, and says itself which weights made which token.
+makes text of the ids, names the id beside each logprob, and says itself which weights made which token. `/generate` (SGLang)
+is asked where the server's probe found no token ids in completions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens import sglang
 
 Body = dict[str, Any]
 
@@ -25,9 +27,15 @@ class Chunk:
     named: list[int] | None
     """The ids as the logprobs name them, where they do."""
     prompt_ids: list[int] | None
+    prompt_tokens: int | None
+    """Their number, where they are not sent back."""
     finish_reason: Any
     stop_reason: int | str | None
     weight_versions: list[dict[str, Any]] | None
+
+
+def _as_it_is(event: Any) -> Any:
+    return event
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,10 @@ class Dialect:
     path: str
     body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
     chunk: Callable[[dict[str, Any]], Chunk]
+    reader: Callable[[], Callable[[Any], Any]] = lambda: _as_it_is
+    """Makes, for one answer, what tells its events in the words that `chunk` reads."""
+    echoes: bool = True
+    """It sends the prompt's ids back; one that does not says how many there were."""
 
 
 def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
@@ -79,6 +91,7 @@ def _chunk(choice: dict[str, Any], logprobs: list[Any], named: list[int] | None,
         logprobs=logprobs,
         named=named,
         prompt_ids=prompt_ids,
+        prompt_tokens=choice.get("prompt_tokens"),
         finish_reason=choice.get("finish_reason"),
         stop_reason=choice.get("stop_reason"),
         weight_versions=choice.get("weight_versions"),
@@ -87,3 +100,4 @@ def _chunk(choice: dict[str, Any], logprobs: list[Any], named: list[int] | None,
 
 COMPLETIONS = Dialect("/v1/completions", _completion, _completion_chunk)
 GENERATE = Dialect("/inference/v1/generate", _generate, _generate_chunk)
+SGLANG = Dialect(sglang.PATH, sglang.body, _completion_chunk, lambda: sglang.Chunks().read, echoes=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.dialects import COMPLETIONS, GENERATE, Dialect
+from rollyard.tokens.dialects import COMPLETIONS, GENERATE, SGLANG, Dialect
 
 FRESH_SECONDS = 600.0
 PROBE_SECONDS = 10.0
@@ -36,6 +36,8 @@ class Ways:
         """Never raises: a server that does not answer is asked for completions, and fails at that."""
         if endpoint.ca:  # ours: its door says the weights' versions on completions alone
             return Way(COMPLETIONS, None, 0.0)
+        if endpoint.dialect == "sglang":
+            return Way(SGLANG, None, 0.0)
         way = self._ways.get(endpoint.url)
         if way is None or time.monotonic() - way.found_at > FRESH_SECONDS:
             try:

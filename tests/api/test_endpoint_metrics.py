@@ -29,7 +29,8 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     made = Endpoint(id="default/a", url="https://a", model="policy", weights_version="", tokenizer="/m")
     endpoints.register(KEY, engine, made)
     strange = made.model_copy(update={"id": 'default/policy/http://n"1\\2\n3'})
-    endpoints.probed(KEY, strange, ready=True, reason="")
+    endpoints.listed(KEY, strange, 1.0)
+    endpoints.probed(strange.id, "")
     for at in (0, 2, 4):
         load = EngineLoad(at=at, generated_tokens=1 + 10 * at, first_tokens=at, first_token_seconds=at / 4)
         beat = EngineHeartbeat(
@@ -52,5 +53,5 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     others = {name for name, id in found if id == strange.id}
     assert others == {"weights_info", "ready", "sessions"}
     endpoints.forget("u")
-    endpoints.forget_external(KEY, set())
+    endpoints.unlisted(KEY, set())
     assert read(endpoints, {"default/a": 5}) == {}

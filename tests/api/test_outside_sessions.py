@@ -54,7 +54,8 @@ class Api:
 
     def serve(self, id: str, url: str, version: str = "v1") -> None:
         endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))
-        self.endpoints.probed(POOL, endpoint, ready=True, reason="")
+        self.endpoints.listed(POOL, endpoint, 1.0)
+        self.endpoints.probed(id, "")
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         async with self.http.request(method, self.url + path, json=body) as answer:
@@ -86,10 +87,9 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             stack.push_async_callback(store.close)
             endpoints, agents = Endpoints(clock), Agents()
             rollouts = Rollouts(store, clock, agents, Leases(clock, 15))
-            sessions = OutsideSessions(
-                connector or aiohttp.TCPConnector(limit=0), SessionPlacement(endpoints, rollouts)
-            )
-            rollouts.outside = sessions.held
+            sessions = OutsideSessions(connector or aiohttp.TCPConnector(limit=0), SessionPlacement(endpoints))
+            rollouts.outside, sessions.counted = sessions.held, endpoints.counted
+            endpoints.sessions = sessions.on
             stack.push_async_callback(sessions.shut_down)
             authority = Authority.open(tmp_path / "keys")
             signer = TokenSigner.open(tmp_path / "keys" / "token.key")
@@ -279,7 +279,7 @@ async def test_requests_that_cannot_be_met_are_refused_in_words(serving: Serve, 
             ({"pool": "nobody"}, 422, "there: policy"),
             ({"pool": "policy", "sampling": {"top_p": 2}}, 422, "sampling.top_p"),
             ({"pool": "policy", "idle_seconds": 10**9}, 422, "idle_seconds"),
-            ({"pool": "policy"}, 503, "no endpoint of InferencePool policy is ready"),
+            ({"pool": "policy"}, 503, "no endpoint of InferencePool policy is ready and has room"),
         ):
             told = await api.ask("POST", "/v1/sessions", body)
             assert (told[0], word in told[1]["message"]) == (status, True), told
@@ -390,7 +390,7 @@ async def test_sessions_spread_stay_and_leave_what_takes_no_more_work(serving: S
             for _ in range(3):
                 await ai.chat.completions.create(model="m", messages=QUESTION)
         assert (await api.record(opened[0]["id"])).session.endpoint == opened[0]["endpoint"]
-        api.endpoints.eject("a", "a test says so")
+        api.endpoints.unlisted(POOL, {"b"})
         await until(lambda: api.sessions.held() == {"b": 6})
 
 

@@ -30,12 +30,12 @@ class Server:
         endpoint = Endpoint(id=f"default/{name}", url=name, model="policy", weights_version="", tokenizer="/m")
         endpoints.register(KEY, self._identity, endpoint)
 
-    def beat(self) -> None:
+    def beat(self, **more: float) -> None:
         at = self._clock.now - self._began
         load = EngineLoad(at=at, generated_tokens=int(5 * at * at))
         words = EngineHeartbeat(
             identity=self._identity, url=self._identity.uid, ready=True, weights_version="1", waiting=int(at), load=load
-        )
+        ).model_copy(update={"running": 100, **more})
         assert self._endpoints.heartbeat(f"default/{self._identity.uid}", words)
 
 
@@ -79,3 +79,27 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
     left = await details()
     assert [(e.ready, e.waiting) for e in left["endpoints"]] == [(False, None), (True, 11)]
     assert left["load"].waiting == 11
+
+
+async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock)
+    trade, server = InferenceTrade(endpoints, site.rollouts, list, clock), Server(endpoints, clock, "a")
+    endpoints.sessions = lambda endpoint: 3
+
+    async def shown() -> tuple[int | None, str, str]:
+        look = await trade.look(POOL, [])
+        (endpoint,) = look.details["endpoints"]
+        return endpoint.max_sessions, endpoint.full, look.full
+
+    server.beat(kv_usage=0.5)
+    assert await shown() == (None, "", "")
+    server.beat(kv_usage=0.95)
+    full = "its cache is 95% full"
+    assert await shown() == (3, full, ""), "the trade counts no session in the store"
+    clock.turn(2)
+    server.beat(kv_usage=0.97)
+    assert await shown() == (3, full, "")
+    clock.turn(COARSE_SECONDS)
+    server.beat(kv_usage=0.98)
+    assert await shown() == (3, "its cache is 98% full", "")

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
-from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.endpoints import SLOW_START_SECONDS, Endpoints
 from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.wire import (
@@ -28,12 +28,14 @@ from rollyard.kinds.wire import (
     Identity,
     Lease,
     LeaseRef,
+    Repin,
     ResultHeader,
     ToNode,
 )
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.rollouts.leases import Leases
+from rollyard.rollouts.repin import Repinner
 from rollyard.rollouts.service import Rollouts
 from rollyard.rollouts.submission import MAX_TASK_BYTES
 from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
@@ -133,6 +135,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
 
     dispatcher = Dispatcher(store, clock, agents, leases, endpoints, find)
     rollouts.wake = dispatcher.wake
+    endpoints.sessions, leases.counted = leases.sessions, endpoints.counted
     yard = Yard(store, clock, agents, leases, endpoints, rollouts, dispatcher, pool)
     running = asyncio.create_task(dispatcher.run())
     yield yard
@@ -433,6 +436,7 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
     await until(lambda: len(node.leases) == 7)
     assert await yard.rollouts.sessions() == {"e1": 7}
     yard.engine("e2")
+    yard.clock.turn(SLOW_START_SECONDS)
     yard.wants(node, init=3)
     await until(lambda: len(node.leases) == 10)
     assert await yard.rollouts.sessions() == {"e1": 7, "e2": 3}, "the one with fewer gets them all"
@@ -442,6 +446,65 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
     assert await yard.rollouts.sessions() == {"e1": 6, "e2": 4}
     await yard.rollouts.run_stored(first, "u1", b"run")
     assert await yard.rollouts.sessions() == {"e1": 6, "e2": 3}, "what is being scored has no session"
+
+
+async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard: Yard) -> None:
+    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool", "judge": "policy-pool"}})
+    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    for name in ("e1", "e2", "e3"):
+        yard.engine(name)
+    await yard.rollouts.submit("default", [request("g", n=12)])
+    node = yard.node(init=12)
+    await until(lambda: len(node.leases) == 12)
+    moved, run, lost, over, cancelled, *_ = node.leases
+    await yard.rollouts.move_endpoint(moved, "u1", "judge", "e3")
+    await yard.rollouts.run_stored(run, "u1", b"run")
+    await yard.rollouts.lose(lost, "Preempted", handed_back=True)
+    await yard.rollouts.finish(header(over), "u1", b"", 3)
+    await yard.rollouts.cancel("default", cancelled.id)
+    counted = {name: n for name in ("e1", "e2", "e3") if (n := yard.leases.sessions(name))}
+    assert counted == await yard.rollouts.sessions()
+    await yard.expire()
+    assert [yard.leases.sessions(name) for name in ("e1", "e2", "e3")] == [0, 0, 0]
+    await yard.rollouts.recover()
+    assert await yard.rollouts.sessions() == {}
+
+
+async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Yard) -> None:
+    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
+    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    yard.engine("e1")
+    await yard.rollouts.submit("default", [request("g", n=4)])
+    node = yard.node(init=4)
+    await until(lambda: len(node.leases) == 4)
+    repinner = Repinner(yard.clock, yard.agents, yard.leases, yard.endpoints)
+    repinner.look()
+    yard.endpoints.drain("e1")
+    repinner.look()
+    assert not [m for m in node.sent if isinstance(m, Repin)], "there is nowhere to go"
+    yard.engine("e2")
+    for _ in range(3):
+        repinner.look()
+    told = [m for m in node.sent if isinstance(m, Repin)]
+    assert {(m.lease.id, m.lease.fence, m.role) for m in told} == {(le.id, le.fence, "policy") for le in node.leases}
+    assert len(told) == 4
+    assert yard.leases.sessions("e1") == 4, "it is counted when it has moved, and not before"
+
+
+async def test_a_rollout_that_was_handed_back_goes_where_its_prefix_is(yard: Yard) -> None:
+    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
+    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    for name in ("e1", "e2", "e3", "e4"):
+        yard.engine(name)
+    yard.clock.turn(SLOW_START_SECONDS)
+    node = yard.node()
+    had = [await yard.leased(node, f"r{i}") for i in range(4)]
+    for lease in had:
+        await yard.rollouts.lose(lease, "Preempted", handed_back=True)
+    other = yard.node("u2", init=4)
+    await until(lambda: len(other.leases) == 4)
+    before = {lease.id: lease.endpoints["policy"].id for lease in had}
+    assert {lease.id: lease.endpoints["policy"].id for lease in other.leases} == before
 
 
 async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard) -> None:

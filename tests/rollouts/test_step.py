@@ -67,7 +67,8 @@ def test_a_word_from_a_void_lease_is_fenced() -> None:
 
 def test_a_lost_lease_costs_an_attempt_but_no_retry() -> None:
     record, effects = step(granted(fresh()), Lost(5.0, 1, "Preempted"))
-    assert (record.attempt, record.faults, record.losses, record.endpoints) == (2, 0, 1, {})
+    assert (record.attempt, record.faults, record.losses) == (2, 0, 1)
+    assert record.endpoints == {"policy": "e1"}, "its prefix is in that cache"
     assert effects == (Requeued(5.0),)
 
 
@@ -96,6 +97,7 @@ def test_infrastructure_faults_are_retried_and_then_end_without_a_reward() -> No
         record, effects = step(record, finished(record, Status.INFRA_FAILED))
         assert (record.status, record.faults, record.attempt) == (Status.QUEUED, fault, fault + 1)
         assert effects == (Requeued(2.0 + backoff("r", fault)),)
+        assert record.endpoints == {}, "it may have been the endpoint's fault"
     record = granted(record)
     record, _ = step(record, finished(record, Status.INFRA_FAILED))
     assert (record.status, record.reward, record.error) == (Status.INFRA_FAILED, None, FAULT)

@@ -52,12 +52,12 @@ class Versions:
         update = {"operation": operation, "history": [*before.history, target]}
         self.yard.endpoints.follow(POOL, before.model_copy(update=update))
 
-    def serves(self, name: str, version: str) -> None:
+    def serves(self, name: str, version: str, **load: float) -> None:
         if self.yard.endpoints.get(name) is None:
             self.yard.engine(name)
         endpoints: Endpoints = self.yard.endpoints
         beat = EngineHeartbeat(identity=identity(name), url=f"http://{name}/v1", ready=True, weights_version=version)
-        assert endpoints.heartbeat(name, beat)
+        assert endpoints.heartbeat(name, beat.model_copy(update=load))
         self.yard.dispatcher.wake(("default", "swe"))
 
     async def look(self) -> int:
@@ -94,6 +94,22 @@ async def test_a_least_version_waits_in_the_queue_and_holds_nobody_up(versions: 
     assert [lease.id for lease in node.leases[2:]] == ["later-0", "later-1"]
     (record,) = await versions.records("later-0")
     assert record.weights_version == "v2"
+
+
+async def test_one_whose_weights_are_full_holds_nobody_up(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    versions.updating("v2")
+    versions.serves("e2", "v2")
+    await submit(versions, min_weights_version="v2")
+    node = yard.node(init=1)
+    await until(lambda: [lease.endpoints["policy"].id for lease in node.leases] == ["e2"])
+    versions.serves("e2", "v2", running=1, kv_usage=0.99)
+    await yard.rollouts.submit("default", [request("first", min_weights_version="v2"), request("any")])
+    yard.wants(node, init=2)
+    await until(lambda: [(lease.id, lease.endpoints["policy"].id) for lease in node.leases[1:]] == [("any", "e1")])
+    assert node.agent.want_init == 1, "there is room for one more"
+    versions.serves("e2", "v2", running=1, kv_usage=0.1)
+    await until(lambda: [lease.id for lease in node.leases[2:]] == ["first"])
 
 
 async def test_what_falls_too_far_behind_begins_anew(versions: Versions) -> None:

@@ -1,0 +1,97 @@
+"""`…/inferencepools/NAME/endpoints`: the model servers that others run, listed, added and removed while the pool works.
+
+They are a part of the pool's spec, which stays the one place that says which there are: what is added here is what an
+`apply` would have written, and one that is removed drains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+from aiohttp import web
+from pydantic import BaseModel
+
+from rollyard.api.kinds import BASE, change, merge_patch, object_key, parse_pool, read_body
+from rollyard.api.services import SERVICES
+from rollyard.api.status import invalid
+from rollyard.errors import BadRequest, Invalid, NotFound
+from rollyard.inference.prober import external_id
+from rollyard.kinds.base import KindObject
+from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, InferencePool, Pool, base_url
+
+
+def routes() -> list[web.RouteDef]:
+    path = f"{BASE}/namespaces/{{namespace}}/{{plural:inferencepools}}/{{name}}/endpoints"
+    return [web.get(path, _list), web.post(path, _add), web.delete(path, _remove)]
+
+
+async def _list(request: web.Request) -> web.Response:
+    """All endpoints of the pool as its status has them, ours too, and those that drain; and what was only just added."""
+    pool = await request.app[SERVICES].store.get(object_key(request))
+    assert isinstance(pool, InferencePool)
+    items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
+    for external in _listed(pool):
+        id = external_id((pool.metadata.namespace, pool.metadata.name), external)
+        if id not in known:
+            items.append(EndpointStatus(id=id, url=external.base, reason="Probing", capacity=external.capacity))
+    return web.json_response({"kind": "EndpointList", "items": [_dumped(item) for item in items]})
+
+
+async def _add(request: web.Request) -> web.Response:
+    """One more, or the same with another capacity or token. 201 when it is new."""
+    try:
+        wanted = ExternalEndpoint.model_validate(await read_body(request))
+    except pydantic.ValidationError as error:
+        raise invalid(error, "the endpoint") from None
+    new = True
+
+    def added(current: KindObject) -> Pool:
+        nonlocal new
+        listed = _listed(current)
+        new = all(e.base != wanted.base for e in listed)
+        others = [wanted if e.base == wanted.base else e for e in listed]
+        return _with(request, current, [*others, wanted] if new else others)
+
+    await change(request, added)
+    return web.json_response(_dumped(wanted), status=201 if new else 200)
+
+
+async def _remove(request: web.Request) -> web.Response:
+    """It drains: its sessions go on elsewhere with their next turn."""
+    url = request.query.get("url", "")
+    if not url:
+        raise BadRequest("say which: DELETE …/endpoints?url=URL, as it is listed")
+
+    def removed(current: KindObject) -> Pool:
+        listed = _listed(current)
+        if all(e.base != base_url(url) for e in listed):
+            there = ", ".join(e.url for e in listed) or "none"
+            raise NotFound(f"inferencepool {current.metadata.name!r} has no endpoint {url} (there: {there})")
+        return _with(request, current, [e for e in listed if e.base != base_url(url)])
+
+    await change(request, removed)
+    return web.json_response({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
+
+
+def _listed(pool: KindObject) -> list[ExternalEndpoint]:
+    assert isinstance(pool, InferencePool)
+    if pool.spec.engine.external is None:
+        return []
+    return pool.spec.engine.external.endpoints
+
+
+def _with(request: web.Request, current: KindObject, endpoints: list[ExternalEndpoint]) -> Pool:
+    assert isinstance(current, InferencePool)
+    if current.spec.engine.external is None:
+        raise Invalid(
+            f"the servers of inferencepool {current.metadata.name!r} are started here; change spec.replicas for more of "
+            "them, or make a pool with spec.engine.external for those that others run"
+        )
+    listed = [_dumped(e) for e in endpoints]
+    patch = {"spec": {"engine": {"external": {"endpoints": listed}}}}
+    return parse_pool(request, merge_patch(current.dump(), patch))
+
+
+def _dumped(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,57 @@
+"""`rollyard endpoints`: the model servers of an InferencePool; those that others run come and go by these commands too."""
+
+from __future__ import annotations
+
+import click
+
+from rollyard.cli.describe import endpoint_lines
+from rollyard.cli.options import with_client
+from rollyard.client.client import AsyncClient
+from rollyard.errors import BadRequest
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import ExternalEndpoint
+
+
+@click.group()
+def endpoints() -> None:
+    """Show, add and remove model servers of an InferencePool."""
+
+
+@endpoints.command("list")
+@click.argument("pool")
+@with_client
+async def list_(client: AsyncClient, namespace: str, pool: str) -> None:
+    """Show the model servers of a pool."""
+    click.echo("\n".join(endpoint_lines(await client.endpoints(_key(namespace, pool)))))
+
+
+@endpoints.command()
+@click.argument("pool")
+@click.argument("url")
+@click.option("--capacity", default=1.0, help="how much it takes beside the others, such as its number of GPUs")
+@click.option("--token-file", help="file with its bearer token, as Rollyard's server sees it")
+@with_client
+async def add(
+    client: AsyncClient, namespace: str, pool: str, url: str, capacity: float, token_file: str | None
+) -> None:
+    """Let a pool with an external engine use one more model server, such as http://node7:8000/v1."""
+    try:
+        endpoint = ExternalEndpoint(url=url, capacity=capacity, token_file=token_file)
+    except ValueError:
+        raise BadRequest("URL must begin with http:// or https://, and the capacity must be above 0") from None
+    await client.add_endpoint(_key(namespace, pool), endpoint)
+    click.echo(f"inferencepool/{pool}: endpoint {url} added")
+
+
+@endpoints.command()
+@click.argument("pool")
+@click.argument("url")
+@with_client
+async def remove(client: AsyncClient, namespace: str, pool: str, url: str) -> None:
+    """Take a model server out of a pool: what is on it goes on elsewhere with its next turn."""
+    await client.remove_endpoint(_key(namespace, pool), url)
+    click.echo(f"inferencepool/{pool}: endpoint {url} removed")
+
+
+def _key(namespace: str, pool: str) -> ObjectKey:
+    return ObjectKey(kind="InferencePool", namespace=namespace, name=pool)

@@ -1,0 +1,92 @@
+"""Whether an endpoint takes one more session: rollouts wait in our queue rather than push each other out of its cache.
+
+Pure. A session that waits for a tool holds no blocks that the engine counts, but it comes back for them: so what counts is
+the cache that all its sessions would fill at once, as far as those that run now tell. There is a band between no more and
+more again, so that it does not swing; an idle endpoint takes one whatever was said (`Admission.takes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FULL, EASY = 0.92, 0.75
+"""Filled share of the cache above which nothing more is taken, and below which more is."""
+CROWDED, ROOMY = 1.5, 1.1
+"""The same for what all sessions together would fill: some of them end before they come back."""
+SAMPLE = 0.25
+"""Share of its sessions that must be running for them to speak for the rest."""
+LINE, SHORT_LINE = 1.0, 0.25
+"""Requests that wait in the engine for each that runs: above, and below."""
+GROWTH, SHRINKAGE = 0.1, 0.05
+"""Sessions more from one heartbeat to the next when there is room again, and fewer where it overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of one endpoint, as it last said, and its live sessions by the leases."""
+
+    sessions: int
+    running: int
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Filled share of its key-value cache, 0 to 1; None where it does not say so, and so is `waiting`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    limit: int | None = None
+    """Most live sessions until it is heard again; None for no limit."""
+    why: str = ""
+    """For people; empty where there is no limit."""
+
+    def takes(self, sessions: int) -> bool:
+        """Whether one more is admitted beside so many; to an idle one always, so that nothing waits for ever."""
+        return self.limit is None or sessions < self.limit or sessions == 0
+
+
+OPEN = Admission()
+
+
+def admission(load: Load, before: Admission) -> Admission:
+    """What holds from this heartbeat to the next."""
+    pressure = _pressure(load)
+    if pressure is not None:
+        overflows = (load.waiting or 0) > 0 and (load.kv_usage or 0.0) >= FULL
+        kept = load.sessions - round(load.sessions * SHRINKAGE) if overflows else load.sessions
+        limit = kept if before.limit is None else min(before.limit, kept)
+        return Admission(max(1, limit), pressure)
+    if before.limit is None:
+        return OPEN
+    if not _easy(load):
+        return before
+    limit = max(before.limit, load.sessions) + max(1, round(before.limit * GROWTH))
+    # Three times what it holds, and still at ease: the limit is not what holds it any more.
+    return OPEN if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
+
+
+def _pressure(load: Load) -> str | None:
+    """What speaks against one more."""
+    usage, crowd = load.kv_usage, _crowd(load)
+    if usage is not None and usage >= FULL:
+        return f"its cache is {usage:.0%} full"
+    if crowd is not None and crowd >= CROWDED:
+        return f"its {load.sessions} sessions would fill its cache {crowd:.1f} times"
+    if load.waiting is not None and load.waiting > LINE * max(1, load.running):
+        return f"{load.waiting} requests wait in it and {load.running} run"
+    return None
+
+
+def _easy(load: Load) -> bool:
+    crowd = _crowd(load)
+    return (
+        (load.kv_usage is None or load.kv_usage <= EASY)
+        and (crowd is None or crowd <= ROOMY)
+        and (load.waiting or 0) <= SHORT_LINE * max(1, load.running)
+    )
+
+
+def _crowd(load: Load) -> float | None:
+    """How often all sessions at once would fill the cache; None where too few run to tell."""
+    if load.kv_usage is None or not load.running or load.running < SAMPLE * load.sessions:
+        return None
+    return load.kv_usage * max(1.0, load.sessions / load.running)

@@ -1,0 +1,51 @@
+"""Which live sessions should move to another endpoint between two turns, and how many at a time. Pure.
+
+A move costs the session's prefix, which has to be computed again elsewhere. So what is drained moves as a whole, and skew
+is left alone until it is large; then it is brought back into the band, a part at a time, the youngest sessions first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SKEW, SKEW_SESSIONS = 0.25, 2
+"""So far above its fair share, in part and in sessions, an endpoint is left as it is."""
+PART = 0.1
+"""Of its sessions, what a skewed endpoint gives away in one look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An endpoint as sessions see it."""
+
+    id: str
+    sessions: int
+    weight: float
+    """Capacity, or the part of it that it may have now; 0 when it takes nothing new."""
+    leaving: bool = False
+    """It drains: all its sessions should move."""
+
+
+def excess(places: Sequence[Place]) -> dict[str, int]:
+    """Endpoint id -> sessions that it has above what it may have; nothing where nobody could take them.
+
+    One that takes nothing new for now, and is not leaving, keeps its sessions: it may be loading new weights.
+    """
+    taking = [p for p in places if p.weight and not p.leaving]
+    if not taking:
+        return {}
+    level = sum(p.sessions for p in taking) / sum(p.weight for p in taking)
+    moves = {p.id: p.sessions for p in places if p.leaving and p.sessions}
+    for place in taking:
+        most = level * place.weight * (1 + SKEW)
+        if place.sessions > most + SKEW_SESSIONS:
+            moves[place.id] = math.ceil(place.sessions - most)
+    return moves
+
+
+def to_move(places: Sequence[Place]) -> dict[str, int]:
+    """The same, but of a skewed endpoint only a part in one look."""
+    known, moves = {p.id: p for p in places}, excess(places)
+    return {id: n if known[id].leaving else min(n, max(1, int(known[id].sessions * PART))) for id, n in moves.items()}

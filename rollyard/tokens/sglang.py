@@ -1,0 +1,67 @@
+"""SGLang's `/generate`, the route of it that takes and gives token ids, told in the words of `/v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollyard.errors import EndpointRefused
+from rollyard.kinds.rollout import Sampling
+
+PATH = "/generate"
+RENAMED = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
+ALIKE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+)
+UNKNOWN = ("allowed_token_ids", "bad_words")
+
+
+def body(
+    model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Raises EndpointRefused for what SGLang cannot do. `model`: it serves one alone."""
+    for name in UNKNOWN:
+        if getattr(sampling, name) is not None:
+            raise EndpointRefused(f"SGLang has no `{name}`; leave it out of `sampling`, or use a pool of vLLM")
+    given = {name: value for name in (*ALIKE, *RENAMED) if (value := getattr(sampling, name)) not in (None, [])}
+    params: dict[str, Any] = {RENAMED.get(name, name): value for name, value in given.items()}
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias.items()}
+    stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
+    params |= {"max_new_tokens": max_tokens, "stop_token_ids": stops, **sampling.extra}
+    return {"input_ids": list(prompt_ids), "sampling_params": params, "return_logprob": True, "stream": True}
+
+
+class Chunks:
+    """Its events tell all tokens so far, or, as the server was started, only the new ones; here always the new ones."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def read(self, event: Any) -> Any:
+        """An event as a chunk of `/v1/completions`. Raises ValueError when the counts do not add up."""
+        if not isinstance(event, dict) or "meta_info" not in event:
+            return event  # an error has the same shape in both
+        meta = event["meta_info"]
+        told, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
+        reason = meta.get("finish_reason")
+        choice = {
+            "finish_reason": reason,
+            "stop_reason": reason.get("matched") if isinstance(reason, dict) else None,
+            "prompt_tokens": meta.get("prompt_tokens"),
+        }
+        if told is None:
+            return {"choices": [choice]}
+        new = told[self._seen :] if len(told) == total else told
+        if self._seen + len(new) != total:
+            raise ValueError(f"{self._seen} tokens and {len(new)} more are not the {total} that it counts")
+        self._seen += len(new)
+        ids, logprobs = [token[1] for token in new], [token[0] for token in new]
+        return {"choices": [{**choice, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}

@@ -1,0 +1,253 @@
+"""The registry on a clock that is turned: who takes work, who is out, who is new, and where a session goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from rollyard.clock import ManualClock
+from rollyard.inference.endpoints import CLEARED_SECONDS, SLOW_START_SECONDS, STALE_SECONDS, Endpoints, EndpointState
+from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
+
+POOL = ("default", "policy")
+
+
+class Yard:
+    """Endpoints, and sessions on them that a test sets."""
+
+    def __init__(self, *names: str) -> None:
+        self.clock = ManualClock()
+        self.endpoints = Endpoints(self.clock)
+        self.live: Counter[str] = Counter()
+        self.endpoints.sessions = lambda id: self.live[id]
+        self.probes = 0
+        self.endpoints.suspected = self._suspected
+        for name in names:
+            self.register(name)
+            self.beat(name)
+        self.clock.turn(SLOW_START_SECONDS)
+        for name in names:
+            self.beat(name)
+
+    def _suspected(self) -> None:
+        self.probes += 1
+
+    def register(self, name: str, port: int = 1, capacity: float = 1.0) -> None:
+        endpoint = Endpoint(id=name, url=f"https://{name}:{port}", model="m", weights_version="", tokenizer="/t")
+        self.endpoints.register(POOL, identity(name), endpoint, capacity=capacity)
+
+    def beat(self, name: str, *, ready: bool = True, **load: float | str) -> None:
+        state = self.endpoints.get(name)
+        assert state is not None
+        url = state.endpoint.url
+        beat = EngineHeartbeat.model_validate(
+            {"identity": identity(name), "url": url, "ready": ready, "weights_version": "w", **load}
+        )
+        assert self.endpoints.heartbeat(name, beat)
+
+    def sessions(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self.live[name] = count
+            self.endpoints.counted(name)
+
+    def state(self, name: str) -> EndpointState:
+        found = self.endpoints.get(name)
+        assert found is not None
+        return found
+
+    def choose(self, n: int = 1) -> Counter[str]:
+        """Each in a burst of its own, and put into the books."""
+        taken: Counter[str] = Counter()
+        for _ in range(n):
+            found = self.endpoints.heap(POOL).checkout()
+            if found is not None:
+                taken[found.id] += 1
+                self.sessions(**{found.id: self.live[found.id] + 1})
+        return taken
+
+
+def identity(name: str) -> Identity:
+    return Identity(allocation=name, namespace="default", uid=f"u-{name}", job_id="1", instance="i", node=f"n-{name}")
+
+
+def test_a_new_one_among_busy_ones_takes_its_share_by_and_by() -> None:
+    yard = Yard("a", "b")
+    yard.sessions(a=20, b=20)
+    yard.register("c")
+    yard.beat("c")
+    assert yard.choose(8)["c"] <= 3, "not all of them"
+    yard.clock.turn(SLOW_START_SECONDS / 2)
+    yard.beat("a"), yard.beat("b"), yard.beat("c")
+    assert 7 <= yard.live["c"] + yard.choose(10)["c"] <= 13
+    yard.clock.turn(SLOW_START_SECONDS)
+    yard.choose(60)
+    assert max(yard.live.values()) - min(yard.live.values()) <= 1
+
+
+def test_after_a_restart_of_the_server_who_has_sessions_is_not_new() -> None:
+    yard = Yard()
+    yard.live["a"] = 5
+    yard.register("a")
+    yard.beat("a")
+    assert yard.state("a").share(yard.clock.monotonic()) == 1.0
+
+
+def test_a_drained_silent_or_unwell_one_gets_nothing() -> None:
+    yard = Yard("a", "b", "c", "d")
+    yard.endpoints.drain("u-a")
+    yard.beat("b", ready=False, **{})
+    yard.clock.turn(STALE_SECONDS + 1)
+    yard.beat("d")
+    yard.endpoints.expire()
+    assert set(yard.choose(8)) == {"d"}
+    assert yard.state("c").reason.startswith("Ejected: no heartbeat")
+    yard.beat("c")
+    assert yard.state("c").ready
+
+
+def test_a_heartbeat_does_not_bring_back_what_was_ejected_and_a_probe_does() -> None:
+    yard = Yard("a", "b")
+    yard.endpoints.complain("a", "n1", "refused")
+    assert yard.state("a").ready, "one complaint is no verdict"
+    assert (yard.probes, [s.endpoint.id for s in yard.endpoints.suspects()]) == (1, ["a"])
+    yard.endpoints.probed("a", "Unreachable: refused")
+    yard.beat("a")
+    assert (yard.state("a").ready, yard.state("a").reason) == (False, "Ejected: Unreachable: refused")
+    assert set(yard.choose(4)) == {"b"}
+    assert yard.endpoints.suspects() == []
+    yard.clock.turn(2.5)
+    assert [s.endpoint.id for s in yard.endpoints.suspects()] == ["a"], "half-open: one probe and nothing else"
+    yard.endpoints.probed("a", "")
+    assert yard.state("a").ready
+    assert yard.state("a").share(yard.clock.monotonic()) < 1, "and it starts slowly"
+
+
+def test_a_process_that_was_started_anew_begins_with_our_trust() -> None:
+    yard = Yard("a")
+    yard.endpoints.probed("a", "Unreachable")
+    yard.register("a", port=2)
+    yard.beat("a")
+    assert yard.state("a").ready
+
+
+def test_it_goes_on_elsewhere_and_on_the_same_only_when_a_probe_cleared_it() -> None:
+    yard = Yard("a", "b")
+    yard.sessions(a=3, b=9)
+    yard.endpoints.complain("a", "n1", "refused")
+    found = yard.endpoints.another(POOL, "a", "a", "")
+    assert found is not None
+    assert found.id == "b"
+    yard.endpoints.forget("u-b")
+    assert yard.endpoints.another(POOL, "a", "a", "") is None, "the probe is still out"
+    yard.endpoints.probed("a", "")
+    found = yard.endpoints.another(POOL, "a", "a", "")
+    assert found is not None
+    assert found.id == "a"
+    yard.endpoints.complain("a", "n1", "refused")
+    assert yard.endpoints.another(POOL, "a", "a", "") is not None, (
+        "another complaint right after does not undo the probe"
+    )
+    yard.clock.turn(CLEARED_SECONDS)
+    assert yard.endpoints.another(POOL, "a", "a", "") is None
+
+
+def test_who_asks_again_stays_unless_it_should_go() -> None:
+    yard = Yard("a", "b")
+    yard.sessions(a=10, b=9)
+
+    def again() -> str:
+        found = yard.endpoints.another(POOL, "a", "", "")
+        assert found is not None
+        return found.id
+
+    assert again() == "a"
+    yard.sessions(a=30)
+    assert yard.endpoints.to_move() == {"a": 3}
+    assert again() == "b"
+    yard.sessions(a=12, b=10)
+    yard.endpoints.drain("u-a")
+    assert yard.endpoints.to_move() == {"a": 12}
+    assert again() == "b"
+    yard.endpoints.drain("u-b")
+    assert again() == "a", "there is nowhere better, and it still answers"
+
+
+def test_a_session_that_has_to_go_on_is_not_turned_away_by_a_full_cache() -> None:
+    yard = Yard("a", "b")
+    yard.sessions(a=4, b=4)
+    for name in ("a", "b"):
+        yard.beat(name, running=4, waiting=0, kv_usage=0.99)
+    assert yard.choose(3) == {}
+    found = yard.endpoints.another(POOL, "a", "a", "")
+    assert found is not None
+    assert found.id == "b"
+
+
+def test_rooms_are_told_when_a_full_one_takes_more() -> None:
+    yard = Yard("a")
+    told: list[object] = []
+    yard.endpoints.room = told.append
+    yard.sessions(a=30)
+    yard.beat("a", running=30, waiting=0, kv_usage=0.99)
+    assert (yard.state("a").admission.limit, told) == (30, [])
+    yard.beat("a", running=30, waiting=0, kv_usage=0.5)
+    assert (yard.state("a").admission.limit, told) == (33, [POOL])
+    assert yard.choose(5) == {"a": 3}
+
+
+def served(version: str, *history: str) -> WeightsStatus:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    records = [WeightsRecord(version=v, path=f"/w/{v}", since=at) for v in (*history, version)]
+    return WeightsStatus(current=records[-1], history=records)
+
+
+def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> None:
+    yard = Yard("a", "b")
+    moved: list[tuple[str, str]] = []
+    yard.endpoints.weights_moved = moved.append
+    yard.endpoints.follow(POOL, served("w"))
+    assert set(yard.choose(4)) == {"a", "b"}
+    yard.endpoints.follow(POOL, served("x", "w"))
+    assert (yard.choose(4), moved) == ({}, [POOL, POOL])
+    yard.endpoints.probed("a", "Unreachable: refused")
+    yard.beat("b", ready=False)
+    assert yard.state("a").reason == "Ejected: Unreachable: refused"
+    assert yard.state("b").reason == "WeightsUpdating", "the engine itself gave no reason"
+    yard.clock.turn(2.5)
+    yard.endpoints.probed("a", "")
+    assert (yard.state("a").ready, yard.state("a").reason) == (False, "WeightsUpdating")
+    yard.clock.turn(STALE_SECONDS)
+    yard.endpoints.expire()
+    yard.endpoints.follow(POOL, served("w"))
+    assert not yard.state("a").ready, "its weights are right again, and it says nothing"
+    yard.beat("a")
+    assert (yard.state("a").ready, yard.endpoints.versions(POOL, ready=True)) == (True, {"a": "w"})
+
+
+def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
+    yard = Yard("a", "b", "c")
+    yard.sessions(a=9, b=0, c=3)
+    yard.beat("b", weights_version="other")
+
+    def goes_to(failed: str) -> str | None:
+        found = yard.endpoints.another(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
+        return found.id if found is not None else None
+
+    yard.beat("c", running=3, waiting=0, kv_usage=0.99)
+    assert (goes_to("a"), goes_to("")) == ("c", "c"), "full rather than of other weights"
+    yard.endpoints.drain("u-c")
+    assert goes_to("a") is None
+    assert goes_to("") == "a"
+    yard.beat("a", weights_version="other")
+    assert goes_to("") is None, "the one in use has changed under it"
+
+
+def test_patience_of_the_pool_reaches_its_endpoints() -> None:
+    yard = Yard("a")
+    spec = {"model": {"path": "/m"}, "engine": {"embedded": {}}, "replicas": 1, "patience": {"connectSeconds": 3}}
+    yard.endpoints.follow_spec(POOL, InferencePoolSpec.model_validate(spec))
+    yard.register("b")
+    yard.beat("b")
+    assert [s.endpoint.patience.connect_seconds for s in yard.endpoints.of_pool(POOL)] == [3, 3]
