@@ -93,8 +93,9 @@ async def _close(request: web.Request) -> web.Response:
 
 
 async def _delete(request: web.Request) -> web.Response:
-    request.app[SERVICES].sessions.drop(request.match_info["id"], "it was deleted")
-    return web.Response(status=204)
+    """Answers how it was in the end, without its trajectory, which is gone."""
+    ended = request.app[SERVICES].sessions.drop(request.match_info["id"], "it was deleted")
+    return web.json_response(ended.view().model_dump(mode="json"))
 
 
 async def _record(request: web.Request) -> web.Response:

@@ -22,6 +22,7 @@ from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
 from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, Pool
 from rollyard.kinds.registry import KINDS, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.submission import Submission
 from rollyard.kinds.top import Top
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
@@ -307,6 +308,25 @@ class AsyncClient:
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
                 pass
             await backoff.wait()
+
+    # sessions of agents outside of sandboxes
+
+    async def open_session(self, request: SessionRequest, namespace: str | None = None) -> SessionOpened:
+        """Where an agent's model calls go, and its key. A request without an id gets one here.
+
+        Raises Invalid, Conflict for an id that means another session, TooManyRequests, Unavailable without an endpoint.
+        """
+        body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
+        opened = await self._http.json("POST", "/v1/sessions", query=self._query(namespace), body=body)
+        return SessionOpened.model_validate(opened)
+
+    async def session(self, id: str) -> SessionRecord:
+        """How it stands, with the trajectory so far. Raises NotFound, Expired."""
+        return SessionRecord.model_validate(await self._http.json("GET", f"/v1/sessions/{id}"))
+
+    async def close_session(self, id: str) -> SessionRecord:
+        """Its trajectory; no further calls. Raises NotFound, Expired."""
+        return SessionRecord.model_validate(await self._http.json("POST", f"/v1/sessions/{id}/close"))
 
     def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
         given = {"namespace": namespace or self.context.namespace, **more}

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 T = TypeVar("T")
@@ -57,6 +58,15 @@ class Client:
 
     def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         return self._run(self._client.cancel(id, namespace))
+
+    def open_session(self, request: SessionRequest, namespace: str | None = None) -> SessionOpened:
+        return self._run(self._client.open_session(request, namespace))
+
+    def session(self, id: str) -> SessionRecord:
+        return self._run(self._client.session(id))
+
+    def close_session(self, id: str) -> SessionRecord:
+        return self._run(self._client.close_session(id))
 
     def weights(self, namespace: str, pool: str) -> WeightsStatus:
         return self._run(self._client.weights(namespace, pool))

@@ -163,13 +163,14 @@ class OutsideSessions:
             found.session.close()
             self._leave(id, found.policy.endpoint.id)
 
-    def drop(self, id: str, why: str) -> None:
-        """Raises NotFound, Expired."""
+    def drop(self, id: str, why: str) -> Outside:
+        """With its trajectory. Raises NotFound, Expired."""
         self.close(id)
-        del self._found[id]
+        dropped = self._found.pop(id)
         self._ended[id] = why
         while len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
+        return dropped
 
     # for their calls
 

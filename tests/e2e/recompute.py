@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rollyard.kinds.rollout import Trajectory
+from rollyard.kinds.session import SessionTrajectory
 
 
-def differences(trajectories: Iterable[Trajectory], model: Path) -> list[float]:
+def differences(trajectories: Iterable[Trajectory | SessionTrajectory], model: Path) -> list[float]:
     """Of the logprob of each sampled token, in float32. Fails where a segment's arrays do not fit together."""
     import torch
     from transformers import AutoModelForCausalLM
