@@ -67,6 +67,8 @@ class Session:
         """What the endpoint last said of a request that it did not like."""
         self.truncated = False
         """A limit was reached: of calls, or of the context."""
+        self.tokens = 0
+        """In all segments together, prompts included."""
         self.last_used = time.monotonic()
         self._template = template
         self._policy = policy
@@ -92,11 +94,6 @@ class Session:
     def in_flight(self) -> int:
         """Model calls that were admitted and have no end yet."""
         return self._under_way
-
-    @property
-    def tokens(self) -> int:
-        """In all segments together, prompts included."""
-        return sum(branch.token_count for branch in self._branches())
 
     async def look(self, read: Callable[[], T]) -> T:
         """What `read` makes of the segments, turns and breaks, while no call changes them."""
@@ -139,10 +136,10 @@ class Session:
             speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
             try:
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+                said = await self._apart.run(partial(self._answer, asked, prepared, sampled, stops, seconds))
             except BaseException:
                 self._apart.later(partial(self._chats.release, prepared))
                 raise
-            said = await self._apart.run(partial(self._answer, asked, prepared, sampled, stops, seconds))
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
@@ -155,10 +152,10 @@ class Session:
             speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
             try:
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+                said = await self._apart.run(partial(self._continued, prepared, sampled, stops, seconds))
             except BaseException:
                 self._apart.later(partial(self._plain.release, prepared))
                 raise
-            said = await self._apart.run(partial(self._continued, prepared, sampled, stops, seconds))
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
@@ -311,6 +308,7 @@ class Session:
         )
         branch.turns.append(turn)
         self._turns.append((branch, turn))
+        self.tokens = sum(branch.token_count for branch in self._branches())
 
     def _branches(self) -> list[ChatBranch | PlainBranch]:
         return [*self._chats.branches, *self._plain.branches]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -379,6 +381,12 @@ async def test_an_endpoint_that_dies_is_replaced_inside_the_call(
             sampled = [version for version in segment.weights_version if version]
             assert sampled == sorted(sampled)
             assert set(sampled) == {"v1", "v2"}
+
+
+def test_a_server_starts_without_what_only_sessions_need() -> None:
+    heavy = {"transformers", "tokenizers", "torch", "numpy", "jinja2"}
+    code = f"import sys, rollyard.serve; print(sorted({heavy} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 async def test_sessions_spread_stay_and_leave_what_takes_no_more_work(serving: Serve, saying: Any) -> None:

@@ -22,10 +22,12 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
     async with yard.client() as client:
         await yard.apply(client, demo={"replicas": 0})
         await yard.until(lambda: two_ready(client))
-        sampling = Sampling(max_tokens=400, min_tokens=400)
+        sampling = Sampling(max_tokens=400, temperature=3, seed=1)  # so hot that it does not come to an end
         opened = await client.open_session(SessionRequest(pool="policy", sampling=sampling))
         assert opened.durable is False
         messages = [{"role": "user", "content": "What is 3 * 4?"}]
+        engine = engine_of(yard, opened.endpoint)
+        assert len(engine) == 1
         async with agent(client, opened) as ai:
             for number in range(2):
                 stream = await ai.chat.completions.create(model="any", messages=messages, stream=True)  # type: ignore[call-overload]
@@ -33,14 +35,13 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
                 async for chunk in stream:
                     told.append(chunk.choices[0].delta.content or "")
                     if number == 1 and len(told) == 8:
-                        for pid in engine_of(yard, (await client.session(opened.id)).session.endpoint):
-                            kill(pid)
+                        kill(engine[0])
                 messages += [{"role": "assistant", "content": "".join(told)}, {"role": "user", "content": "And 4 * 5?"}]
         record = await client.close_session(opened.id)
         assert record.session.endpoint != opened.endpoint, "it went on elsewhere"
         (segment,) = record.trajectory.segments
         assert record.trajectory.breaks == {}
-        assert sum(segment.loss_mask) == sum(turn.response_length for turn in record.trajectory.turns) == 800
+        assert sum(segment.loss_mask) == sum(turn.response_length for turn in record.trajectory.turns) > 100
         assert max(differences([record.trajectory], MODEL)) < 0.02
 
         lost = await client.open_session(SessionRequest(pool="policy", id="lost"))
