@@ -193,7 +193,8 @@ def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequenc
     ]
     endpoints = _turns(operation, endpoints, members, now)
     done = sum(p.phase == "Done" for p in endpoints.values())
-    update = {"phase": "Updating", "total": len(members), "done": done, "endpoints": endpoints}
+    total = len(members) or operation.total
+    update = {"phase": "Updating", "total": total, "done": done, "endpoints": endpoints}
     weights = weights.model_copy(update={"operation": operation.model_copy(update=update)})
     if done:
         weights = _served(weights, operation.target)
@@ -280,6 +281,8 @@ def _ended(weights: WeightsStatus, now: datetime) -> Step:
     failed, done = phases.count("Failed"), phases.count("Done")
     hopeless = operation.target.mode == "Drain" and not done and failed >= HOPELESS
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
+        return Step(weights)
+    if not phases and operation.total:  # all of them went: nobody has shown that it can be served, the next one will
         return Step(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")

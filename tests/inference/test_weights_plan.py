@@ -193,6 +193,28 @@ def test_an_endpoint_that_goes_meanwhile_is_not_waited_for() -> None:
     assert (pool.weights.operation.done, pool.weights.operation.total) == (1, 1)
 
 
+def test_when_all_go_meanwhile_the_next_one_shows_whether_it_can_be_served() -> None:
+    pool = Pool(1)
+    pool.begin(update("typo"))
+    pool.step()
+    del pool.members["e0"]
+    pool.step(later(10))
+    assert (pool.phase, pool.current) == ("Updating", "spec"), "nobody has proven it"
+    assert order_for(pool.weights, "e1", fresh=True).version == "typo"  # type: ignore[union-attr]
+    pool.members["e1"] = Serving("e1", heard=True)
+    pool.step(later(20))
+    pool.refuses("e1")
+    pool.step(later(21))
+    assert (pool.phase, pool.current) == ("Failed", "spec")
+    assert pool.begin(update("v1"), later(30))
+    pool.step(later(30))
+    del pool.members["e1"]
+    pool.step(later(31))
+    pool.members["e2"] = Serving("e2", heard=True, healthy=True)
+    carry_out(pool)
+    assert (pool.phase, pool.current) == ("Complete", "v1")
+
+
 # failures
 
 
