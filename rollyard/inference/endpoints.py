@@ -6,6 +6,7 @@ It lives in memory: engines register again within seconds of a server's restart,
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -64,10 +65,11 @@ class EndpointState:
     obeys: WeightsOrder | None = None
     """The one before its last heartbeat: that is what it speaks of."""
 
-    def serving(self, heard: bool) -> Serving:
+    def serving(self, heard: bool, known_for: float = math.inf) -> Serving:
         return Serving(
             id=self.endpoint.id,
             heard=heard,
+            known_for=known_for,
             healthy=self.healthy,
             version=self.endpoint.weights_version,
             checksum=self.weights_checksum,
@@ -83,6 +85,7 @@ class Endpoints:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._began = clock.monotonic()
         self._states: dict[str, EndpointState] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
         self.moved: Callable[[EndpointState], None] = lambda state: None
@@ -202,10 +205,11 @@ class Endpoints:
 
     def serving(self, uid: str, id: str) -> Serving:
         """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
-        state = self.of_allocation(uid)
+        state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
-            return Serving(id)
-        return state.serving(state.spoken and self._clock.monotonic() - state.heard_at < STALE_SECONDS)
+            return Serving(id, known_for=now - self._began)
+        heard = state.spoken and now - state.heard_at < STALE_SECONDS
+        return state.serving(heard, now - (self._began if heard else state.heard_at))
 
     def _denial(self, state: EndpointState) -> str:
         weights = self._weights.get(state.pool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
@@ -15,6 +16,8 @@ class Serving:
     id: str
     heard: bool = False
     """Lately, by this server: what has not been heard says nothing."""
+    known_for: float = math.inf
+    """Seconds since this server began to listen; of what is silent, since it was heard last, if it was."""
     healthy: bool = False
     version: str = ""
     checksum: str = ""

@@ -224,7 +224,8 @@ def _progress(
     if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
         return _in(progress, "Ordered", now) if member.heard else progress
     turn_to_come = progress.phase == "Waiting" and member.heard
-    if (now - progress.since).total_seconds() > operation.timeout_seconds and not turn_to_come:
+    waited = min((now - progress.since).total_seconds(), member.known_for)
+    if waited > operation.timeout_seconds and not turn_to_come:
         how = f"it is {member.phase or 'not at it'}" if member.heard else "it is not heard any more"
         return _in(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress

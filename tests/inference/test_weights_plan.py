@@ -310,6 +310,27 @@ def test_in_a_drain_the_time_of_one_begins_with_its_turn() -> None:
     assert pool.ordered() == ["e1"]
 
 
+def test_the_time_of_what_is_silent_begins_when_it_was_heard_last_or_the_server_came_back() -> None:
+    pool = Pool(3)
+    pool.begin(update(timeoutSeconds=60))
+    pool.step()
+    assert pool.ordered() == ["e0"]
+    members = dict(pool.members)
+    pool.members = {id: Serving(id, known_for=1) for id in members}
+    pool.step(later(1000))
+    assert [p.phase for p in pool.endpoints.values()] == ["Ordered", "Waiting", "Waiting"], "just started"
+    pool.members = {id: replace(m, known_for=9) for id, m in members.items()}
+    pool.members["e2"] = Serving("e2", known_for=8)
+    pool.step(later(1008))
+    assert pool.ordered() == ["e0"], "it has been told only now"
+    assert pool.endpoints["e2"].phase == "Waiting", "silent for a moment"
+    pool.takes("e0")
+    pool.members["e2"] = Serving("e2", known_for=61)
+    pool.step(later(1061))
+    assert pool.endpoints["e2"].reason == "not done after 60 s: it is not heard any more"
+    assert pool.ordered() == ["e1"]
+
+
 def test_another_content_under_the_same_version_is_refused() -> None:
     pool = Pool(2)
     pool.begin(update(mode="Pause"))
