@@ -145,14 +145,28 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
 
 
 def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now: datetime) -> WeightsStatus:
-    """The spec's own model is called by the checksum that the first engine found in its folder."""
-    first = next((m for m in members if m.serves), None)
-    if weights.current is not None or first is None:
+    """The spec's own model is called by the checksum that the first engine found in its folder.
+
+    Where the first to serve anything has done a first update after all, too late, it is that one.
+    """
+    if weights.current is not None:
         return weights
-    record = WeightsRecord(
-        version=first.version, path=model, proven=first.checksum or None, origin="Spec", attempt=0, since=now
-    )
-    return _served(weights.model_copy(update={"current": record}), record)
+    last = weights.operation
+    late = last.target if last is not None and last.phase == "Failed" else None
+    for member in (m for m in members if m.serves):
+        if last is not None and late is not None and has(member, late):
+            record = late.model_copy(update={"proven": late.proven or member.checksum or None})
+            message = f"{late.version} is served after all, first by {member.id}"
+            update = {"target": record, "phase": "Complete", "message": message}
+            weights = weights.model_copy(update={"operation": last.model_copy(update=update)})
+        elif member.checksum in ("", member.version) and (late is None or late.version != member.version):
+            record = WeightsRecord(
+                version=member.version, path=model, proven=member.checksum or None, origin="Spec", attempt=0, since=now
+            )
+        else:
+            continue
+        return _served(weights.model_copy(update={"current": record}), record)
+    return weights
 
 
 def _at_rest(weights: WeightsStatus, members: Sequence[Serving]) -> WeightsStatus:

@@ -429,6 +429,30 @@ def test_without_an_update_an_engine_is_told_nothing() -> None:
     assert order_for(pool.weights, "e9", fresh=True) is None
 
 
+def test_a_first_update_that_comes_late_is_not_taken_for_the_model_of_the_spec() -> None:
+    pool = Pool(0)
+    pool.members = {id: Serving(id, heard=True) for id in ("e0", "e1")}
+    pool.begin(update(timeoutSeconds=60))
+    pool.step()
+    pool.step(later(61))
+    assert (pool.phase, pool.current) == ("Failed", None)
+    pool.say("e0", healthy=True, version="v1", checksum="c")
+    pool.step(later(90))
+    assert (pool.phase, pool.current, pool.heap()) == ("Complete", "v1", ["e0"])
+    order = order_for(pool.weights, "e1", fresh=True)
+    assert order is not None
+    assert (order.version, order.path) == ("v1", "/w/v1")
+    assert not pool.begin(update(timeoutSeconds=60)), "it is what was asked for"
+
+
+def test_what_is_called_by_a_name_of_its_own_is_not_the_model_of_the_spec() -> None:
+    pool = Pool(0)
+    pool.weights = WeightsStatus(model=MODEL)
+    pool.members = {"e0": replace(serving("e0", "v1"), checksum="c"), "e1": serving("e1", "spec")}
+    pool.step()
+    assert pool.current == "spec"
+
+
 def test_a_folder_that_was_written_over_is_not_served_under_a_name_that_means_something_else() -> None:
     pool = Pool(2)
     pool.say("e1", version="other", checksum="c")
