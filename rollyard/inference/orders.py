@@ -63,12 +63,13 @@ def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weight
 
 
 def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
+    """`attempt`: of one that is tried once more; it is told what the others found, for it may have found something else."""
     return WeightsOrder(
         version=record.version,
         mode=record.mode,
         path=record.path,
         adapter=record.adapter,
-        checksum=record.checksum,
+        checksum=record.checksum or (record.proven if attempt is not None else None),
         attempt=record.attempt if attempt is None else attempt,
     )
 

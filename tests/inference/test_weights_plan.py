@@ -335,12 +335,24 @@ def test_another_content_under_the_same_version_is_refused() -> None:
     pool = Pool(2)
     pool.begin(update(mode="Pause"))
     pool.step()
-    pool.say("e0", version="v1", checksum="aaa")
-    pool.say("e1", version="v1", checksum="bbb")
+    pool.say("e0", version="v1", checksum="aaa", obeys=order_for(pool.weights, "e0"))
+    pool.say("e1", version="v1", checksum="bbb", obeys=order_for(pool.weights, "e1"))
     pool.step()
     assert pool.phase == "Complete"
     assert pool.heap() == ["e0"]
     assert "its folder holds bbb, not aaa" in denial(pool.weights, pool.members["e1"])
+    assert pool.begin(update(mode="Pause"))
+    pool.step()
+    assert pool.ordered() == ["e1"], "what it says yet is about the first time"
+    order = order_for(pool.weights, "e1")
+    assert order is not None
+    assert order.checksum == "aaa", "so that it looks again, though it serves something by this name"
+    pool.say("e1", obeys=order)
+    pool.step()
+    assert pool.ordered() == ["e1"], "it is looking"
+    pool.takes("e1")
+    pool.step()
+    assert (pool.phase, pool.heap()) == ("Complete", ["e0", "e1"])
 
 
 def test_the_same_again_after_failures_tries_those_once_more() -> None:
