@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
@@ -15,6 +16,8 @@ class Serving:
     id: str
     heard: bool = False
     """Lately, by this server: what has not been heard says nothing."""
+    known_for: float = math.inf
+    """Seconds since this server began to listen; of what is silent, since it was heard last, if it was."""
     healthy: bool = False
     version: str = ""
     checksum: str = ""
@@ -60,12 +63,13 @@ def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weight
 
 
 def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
+    """`attempt`: of one that is tried once more; it is told what the others found, for it may have found something else."""
     return WeightsOrder(
         version=record.version,
         mode=record.mode,
         path=record.path,
         adapter=record.adapter,
-        checksum=record.checksum,
+        checksum=record.checksum or (record.proven if attempt is not None else None),
         attempt=record.attempt if attempt is None else attempt,
     )
 
