@@ -78,6 +78,8 @@ class Weights:
         self._now: Source | None = None
         self._contents: Contents | None = None
         self._proven_life = -1
+        self._at_hand = -1
+        """Life of the process that is being changed or proven: what it answers counts for no other."""
         self._patience = 0.0
         self._reading: probe.Reading | None = None
         self._proofs: dict[str, Proof] = {}
@@ -182,13 +184,15 @@ class Weights:
     # one order
 
     async def _carry_out(self, order: WeightsOrder) -> None:
+        self._at_hand = self._supervisor.life
         try:
             source, contents = await self._checked(order)
         except _Refused as refused:
             return self._fail(order, str(refused), retry=refused.retry)
+        if not self.proven:
+            return None  # it died meanwhile; the order's turn comes when another one has proven what it was started on
         assert self._now is not None
         self._attempts += 1
-        life = self._supervisor.life
         try:
             if source.checksum == self._now.checksum and source.adapter is None and self._now.adapter is None:
                 return await self._rename(source)
@@ -196,7 +200,7 @@ class Weights:
             self._shut()
             await self._change(order, source, contents)
         except (ControlFailed, _Wrong) as error:
-            await self._go_back(life)
+            await self._go_back()
             lost = isinstance(error, ControlFailed) and error.lost
             if not lost or self._attempts >= ATTEMPTS:
                 self._fail(order, str(error), retry=False)
@@ -232,6 +236,7 @@ class Weights:
         kept = order.mode == "Pause" and not anew and self._control.keeps(source, now)
         self._say("Draining")
         await self._stop_requests(order.mode, kept)
+        self._still()
         self._say("Loading")
         if anew:
             log.info("the engine is started anew for weights %s: %s", source.version, anew)
@@ -257,6 +262,7 @@ class Weights:
                 raise ControlFailed(f"a paused engine went on for {SETTLE_SECONDS:g} s") from None
         if mode == "Drain":
             await self._generations.ended(DRAIN_SECONDS)
+            self._still()
         if self._control.pauses:
             await self._control.pause("abort")
             await self._generations.ended(HAND_BACK_SECONDS)
@@ -272,6 +278,7 @@ class Weights:
             if self._supervisor.refused:
                 raise _Refused(f"LoadFailed: {self._supervisor.refused}")
             await asyncio.sleep(LOOK_SECONDS)
+        self._at_hand = self._supervisor.life
         await self._control.look()
         await self._control.load(source, None)
 
@@ -283,11 +290,16 @@ class Weights:
         was, computed = await _computed(now, ids), await _computed(source, ids)
         return was is None or computed is None or max(abs(a - b) for a, b in zip(was, computed, strict=True)) > 1e-3
 
-    async def _go_back(self, life: int) -> None:
+    def _still(self) -> None:
+        """Raises ControlFailed when another process has come in the place of the one at hand, untouched."""
+        if self._supervisor.life != self._at_hand:
+            raise ControlFailed("it ended while its weights were changed", lost=True)
+
+    async def _go_back(self) -> None:
         """To what is proven; the rest of that is an engine's that has just been started."""
         assert self._now is not None
         prepare, running = self._prepare(self._now), self._supervisor.life
-        if running == life or self._supervisor.prepare != prepare:
+        if running == self._at_hand or self._supervisor.prepare != prepare:
             if not self._restarts:
                 raise EngineFailed("WeightsLost: the engine has been touched in vain and cannot be started again")
             self._supervisor.restart(prepare)
@@ -306,15 +318,13 @@ class Weights:
     async def _prove_start(self) -> None:
         """Of a process that has just come up. Raises EngineFailed."""
         assert self._now is not None
-        life, tries = self._supervisor.life, 0
-        while self._supervisor.life == life:
+        self._at_hand, tries = self._supervisor.life, 0
+        while self._supervisor.life == self._at_hand:
             try:
                 await self._control.look()
                 await self._control.load(self._now, None)
                 proof = await self._proof(self._now, started=True)
-                if self._supervisor.life == life:
-                    self._accept(self._now, self._contents, proof)
-                return
+                return self._accept(self._now, self._contents, proof)
             except _Wrong as error:
                 raise EngineFailed(str(error)) from None
             except ControlFailed as error:
@@ -347,11 +357,13 @@ class Weights:
         self._generations.begin("" if self._control.labels else source.version, self._control.fields(source))
 
     def _accept(self, source: Source, contents: Contents | None, proof: Proof | None = None) -> None:
+        """Raises ControlFailed when it was another process that has proven them."""
+        self._still()
         if proof is not None:
             self._proofs[source.checksum], self._noise, self._reading = proof, proof.error, proof.reading
         self._now, self._contents = source, contents
         self._supervisor.prepare = self._prepare(source)
-        self._proven_life = self._supervisor.life
+        self._proven_life = self._at_hand
         self._patience = 0.0
         self._generations.judge(proven=True)
         self._generations.open()

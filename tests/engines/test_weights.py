@@ -8,14 +8,27 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, other_weights, pid_of, recomputed, yard
+from weights_yard import (
+    PROMPTS,
+    WAIT_SECONDS,
+    Yard,
+    certified,
+    furthest,
+    other_dir,
+    other_weights,
+    pid_of,
+    recomputed,
+    yard,
+)
 
+from rollyard.engines import weights as module
 from rollyard.engines.embedded_control import EmbeddedControl
 from rollyard.engines.source import Contents, Source
 from rollyard.engines.weights_version import weights_version
@@ -131,6 +144,39 @@ async def test_an_engine_that_is_killed_while_it_changes_its_weights_gets_them_a
 async def lenient(answer: Any) -> None:
     with contextlib.suppress(aiohttp.ClientError):
         await answer
+
+
+class Unable(EmbeddedControl):
+    """Like an engine that cannot take other weights while it runs."""
+
+    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
+        return "it cannot"
+
+
+@pytest.mark.parametrize("control", [EmbeddedControl, Unable])
+async def test_a_proof_counts_only_for_the_process_that_gave_it(
+    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch, control: Any
+) -> None:
+    async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
+        lives, compute = made.supervisor, module.reference_logprobs
+
+        def killed(source: Source, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
+            """After the answers of the new weights and before they are judged, another process takes its place."""
+            monkeypatch.setattr(module, "reference_logprobs", compute)
+            os.kill(pid_of(made.uds), signal.SIGKILL)
+            replaced.wait(WAIT_SECONDS)
+            return compute(source, prompt, sampled)
+
+        replaced = threading.Event()
+        monkeypatch.setattr(module, "reference_logprobs", killed)
+        made.weights.obey(WeightsOrder(version="v2", path=str(other_dir)))
+        await made.until(lambda: module.reference_logprobs is compute)
+        await made.until(lambda: not lives.health.ready)
+        await made.until(lambda: lives.health.ready)
+        replaced.set()
+        await made.until(lambda: made.weights.version == "v2" and made.weights.phase == "")
+        answer = await made.stream(PROMPTS[0], 20)
+        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
 
 async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_tokenizer_from_the_pool(
@@ -258,13 +304,6 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
         answer = await made.stream(PROMPTS[0], 20)
         assert (made.weights.version, made.weights.phase, set(answer.versions)) == (version, "Failed", {version})
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
-
-
-class Unable(EmbeddedControl):
-    """Like an engine that cannot take other weights while it runs."""
-
-    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
-        return "it cannot"
 
 
 @pytest.mark.parametrize("mode", ["Drain", "Pause"])
