@@ -23,6 +23,7 @@ from rollyard.engines.process import EngineFailed
 from rollyard.engines.reference import reference_logprobs
 from rollyard.engines.source import Contents, Source, read_contents, read_source
 from rollyard.engines.supervisor import Prepare, Supervisor
+from rollyard.engines.weights_version import weights_version
 from rollyard.errors import Invalid
 from rollyard.kinds.pools import ModelSpec
 from rollyard.kinds.wire import WeightsOrder
@@ -136,14 +137,19 @@ class Weights:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first(self) -> Source:
-        """What to start with. An order's files may come later; the pool's own model must be there."""
+    async def _first(self, was: Source | None = None) -> Source:
+        """What to start with. An order's files may come later; the pool's own model must be there.
+
+        `was`: proven before under its version, which no other content can have.
+        """
         while True:
             order = self._wanted
             try:
                 source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
                 if why := self._control.refuses(source):
                     raise Invalid(why)
+                if was is not None and source.version == was.version and source.checksum != was.checksum:
+                    raise Invalid(_mismatch(was, source.checksum))
                 with contextlib.suppress(Invalid):  # the engine will say it in words of its own
                     self._contents = await asyncio.to_thread(read_contents, source.folder)
                 self._say("")
@@ -323,6 +329,8 @@ class Weights:
             try:
                 await self._control.look()
                 await self._control.load(self._now, None)
+                if self._at_hand > 1 and (why := await self._strayed(self._now)):
+                    return await self._start_over(why)
                 proof = await self._proof(self._now, started=True)
                 return self._accept(self._now, self._contents, proof)
             except _Wrong as error:
@@ -333,6 +341,24 @@ class Weights:
                 if tries >= ATTEMPTS and self._supervisor.health.ready:
                     raise EngineFailed(f"ProbeFailed: {error}") from None
                 await asyncio.sleep(tries)
+
+    async def _strayed(self, source: Source) -> str:
+        """Why its files are not what they were when they were ordered; empty when they are. They are read whole."""
+        try:
+            found = await asyncio.to_thread(weights_version, source.adapter or source.folder, self._stopping)
+        except Invalid as error:
+            return str(error)
+        return "" if found == source.checksum else _mismatch(source, found)
+
+    async def _start_over(self, why: str) -> None:
+        """With what is ordered now: the engine has come back on other files than it had proven. Raises EngineFailed."""
+        log.error("the engine does not serve: %s", why)
+        self._say("Failed", why)
+        was, self._now = self._now, None
+        self._now = await self._first(was)
+        life = self._supervisor.life
+        self._supervisor.restart(self._prepare(self._now))
+        await self._life_after(life)
 
     async def _proof(self, source: Source, *, started: bool) -> Proof:
         """Lets the engine go on, with all that it says kept back. Raises ControlFailed, _Wrong."""
@@ -345,8 +371,7 @@ class Weights:
         reading = await self._ask(source)
         again = await self._ask(source)
         proof = Proof(reading, reference_error(reading, await _computed(source, reading.ids)))
-        known = None if started else self._proofs.get(source.checksum)
-        if why := verdict(proof, again, known, None if started else self._noise):
+        if why := verdict(proof, again, self._proofs.get(source.checksum), None if started else self._noise):
             raise _Wrong(f"ProbeFailed: {why}")
         return proof
 
@@ -389,6 +414,11 @@ def _is(order: WeightsOrder, source: Source) -> bool:
     if order.version != source.version or (order.adapter is None) != (source.adapter is None):
         return False
     return order.checksum is None or order.checksum == source.checksum
+
+
+def _mismatch(source: Source, found: str) -> str:
+    given = source.adapter or source.folder
+    return f"ChecksumMismatch: {given} holds {found}, and {source.version} is {source.checksum}"
 
 
 async def _computed(source: Source, ids: tuple[int, ...]) -> list[float] | None:

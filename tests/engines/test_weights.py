@@ -153,6 +153,52 @@ class Unable(EmbeddedControl):
         return "it cannot"
 
 
+def overwrite(folder: Path, other: Path) -> None:
+    shutil.copy(other / "model.safetensors", folder / "new")
+    os.replace(folder / "new", folder / "model.safetensors")
+
+
+async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its_weights_under_their_version(
+    made: Yard, other_dir: Path, tmp_path: Path
+) -> None:
+    latest, third = tmp_path / "latest", other_weights(other_dir, tmp_path / "third", seed=7)
+    shutil.copytree(other_dir, latest)
+    order = WeightsOrder(version="v2", path=str(latest))
+    await made.order(order)
+    overwrite(latest, third)
+    os.kill(pid_of(made.uds), signal.SIGKILL)
+    await made.until(lambda: made.weights.phase == "Failed")
+    assert f"ChecksumMismatch: {latest} holds {weights_version(third)}" in made.weights.error
+    async with made.client.post("/v1/completions", json=made.body(PROMPTS[0], 5)) as refused:
+        assert (refused.status, made.weights.version) == (503, "")
+    overwrite(latest, other_dir)
+    await made.order(order.model_copy(update={"attempt": 2}))
+    answer = await made.stream(PROMPTS[0], 20)
+    assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+    overwrite(latest, third)
+    os.kill(pid_of(made.uds), signal.SIGKILL)
+    await made.until(lambda: made.weights.phase == "Failed")
+    await made.order(WeightsOrder(version="v3", path=str(latest)))
+    answer = await made.stream(PROMPTS[0], 20)
+    assert set(answer.versions) == {"v3"}
+    assert furthest(answer, recomputed(answer, third, third)) < 1e-3
+
+
+async def test_a_pools_own_model_that_was_written_over_has_another_version(
+    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(model_dir, own)
+    async with yard(spec(own), tmp_path, certified) as made:
+        before = made.weights.version
+        overwrite(own, other_dir)
+        os.kill(pid_of(made.uds), signal.SIGKILL)
+        await made.until(lambda: made.weights.version not in ("", before))
+        assert made.weights.version == made.weights.checksum == weights_version(own)
+        answer = await made.stream(PROMPTS[0], 20)
+        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+
+
 @pytest.mark.parametrize("control", [EmbeddedControl, Unable])
 async def test_a_proof_counts_only_for_the_process_that_gave_it(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch, control: Any
