@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import aiohttp
@@ -114,8 +115,12 @@ class Weights:
         self._generations.shut(self._patience)
 
     def obey(self, order: WeightsOrder | None) -> None:
-        """Take an order, which may be the one at hand; it is carried out by `run`."""
-        if order is None or order == self._wanted:
+        """Take an order, which may be the one at hand; it is carried out by `run`.
+
+        None leaves all as it is, except for an engine that has nothing to serve: it need not look for that any more.
+        """
+        lifted = order is None and self._now is None and self.phase == "Failed"
+        if order == self._wanted or (order is None and not lifted):
             return
         self._wanted, self._failed, self._attempts = order, None, 0
         if self.phase == "Failed":
@@ -146,6 +151,8 @@ class Weights:
             order = self._wanted
             try:
                 source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
+                if self._wanted is not order:
+                    continue
                 if why := self._control.refuses(source):
                     raise Invalid(why)
                 if was is not None and source.version == was.version and source.checksum != was.checksum:
@@ -155,6 +162,8 @@ class Weights:
                 self._say("")
                 return source
             except Invalid as error:
+                if self._wanted is not order:
+                    continue
                 if order is None:
                     raise EngineFailed(str(error)) from None
                 self._fail(order, str(error), retry=True)
@@ -244,15 +253,17 @@ class Weights:
         await self._stop_requests(order.mode, kept)
         self._still()
         self._say("Loading")
+        if not anew:
+            await self._control.load(source, now)
+            proof = await self._proof(source, started=False)
+            if await self._is_doubtful(source, now, proof):
+                anew = "ReloadIgnored: the engine answers with other weights exactly as it did before"
+                if not self._restarts:
+                    raise _Wrong(anew)
         if anew:
             log.info("the engine is started anew for weights %s: %s", source.version, anew)
             await self._started_on(source)
             proof = await self._proof(source, started=True)
-        else:
-            await self._control.load(source, now)
-            proof = await self._proof(source, started=False)
-            if await self._is_doubtful(source, now, proof):
-                raise _Wrong("ReloadIgnored: the engine answers with other weights exactly as it did before")
         self._reading = proof.reading
         self._accept(source, contents, proof if anew else None)
 
@@ -279,6 +290,8 @@ class Weights:
         """Raises _Refused when the engine does not come up with it, and has been started as it was."""
         assert self._now is not None
         life = self._supervisor.life
+        self._generations.judge(proven=False)
+        self._generations.cut()
         self._supervisor.restart(self._prepare(source), or_else=self._prepare(self._now))
         while self._supervisor.life == life or not self._supervisor.health.ready:
             if self._supervisor.refused:
@@ -410,8 +423,10 @@ class Weights:
 
 
 def _is(order: WeightsOrder, source: Source) -> bool:
-    """Whether these are the weights of this order, under its version."""
+    """Whether these are the weights of this order, under its version and from its folder."""
     if order.version != source.version or (order.adapter is None) != (source.adapter is None):
+        return False
+    if Path(order.adapter or order.path or "") != (source.adapter or source.folder):
         return False
     return order.checksum is None or order.checksum == source.checksum
 

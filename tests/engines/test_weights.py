@@ -28,6 +28,7 @@ from weights_yard import (
     yard,
 )
 
+from rollyard.engines import reference
 from rollyard.engines import weights as module
 from rollyard.engines.embedded_control import EmbeddedControl
 from rollyard.engines.source import Contents, Source
@@ -248,6 +249,64 @@ async def test_without_the_ordered_weights_it_does_not_start_until_there_are_som
         assert (made.supervisor.life, made.weights.phase) == (0, "Failed")
         assert "ModelMissing" in made.weights.error
         await made.order(WeightsOrder(version="v10", path=str(other_dir)))
+
+
+async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_with_the_pools_own_model(
+    model_dir: Path, tmp_path: Path, certified: Any
+) -> None:
+    order = WeightsOrder(version="v9", path=str(tmp_path / "gone"))
+    async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
+        made.weights.obey(None)
+        await made.until(lambda: made.weights.proven)
+        assert (made.weights.version, made.weights.error) == (weights_version(model_dir), "")
+        made.weights.obey(order)
+        await made.until(lambda: made.weights.phase == "Failed")
+        made.weights.obey(None)
+        assert made.weights.failed_attempt == order.attempt, "what failed stays known while there is something to serve"
+
+
+async def test_the_same_version_from_another_folder_or_with_another_content_is_loaded(
+    made: Yard, other_dir: Path, tmp_path: Path
+) -> None:
+    third = other_weights(other_dir, tmp_path / "third", seed=7)
+    await made.order(WeightsOrder(version="v2", path=str(third)))
+    await made.order(order := WeightsOrder(version="v2", path=str(other_dir), attempt=2))
+    await made.until(lambda: made.weights.checksum == weights_version(other_dir) and made.weights.phase == "")
+    answer = await made.stream(PROMPTS[0], 20)
+    assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+    other = order.model_copy(update={"checksum": weights_version(third), "attempt": 3})
+    await made.order(other, "Failed")
+    assert "ChecksumMismatch" in made.weights.error
+    assert made.weights.checksum == weights_version(other_dir), "it serves what it had"
+    assert made.supervisor.life == 1
+
+
+@pytest.mark.parametrize("mode", ["Drain", "Pause"])
+async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them(
+    made: Yard, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    monkeypatch.setattr(reference, "MAX_BYTES", 0)  # as for a model of which nothing can be computed
+    again = tmp_path / "again"
+    shutil.copytree(model_dir, again)
+    relabel(again)
+    version = made.weights.version
+    async with asyncio.TaskGroup() as group:
+        stream = group.create_task(made.stream(PROMPTS[0], 200 if mode == "Drain" else 3000))
+        await made.under_way(1, 10)
+        await made.order(WeightsOrder(version="v2", mode=mode, path=str(again)))
+    assert (made.weights.checksum, made.supervisor.life) == (weights_version(again), 2)
+    assert stream.result().finish_reason == ("length" if mode == "Drain" else "abort")
+    assert set(stream.result().versions) == {version}
+    assert set((await made.stream(PROMPTS[0], 20)).versions) == {"v2"}
+
+
+def relabel(folder: Path) -> None:
+    """The same numbers in a file of another content."""
+    raw = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    head = {**json.loads(raw[8 : 8 + size]), "__metadata__": {"step": "0"}}
+    new = json.dumps(head).encode()
+    (folder / "model.safetensors").write_bytes(len(new).to_bytes(8, "little") + new + raw[8 + size :])
 
 
 # what is refused
