@@ -49,11 +49,18 @@ class Malformed(Exception):
 
 
 def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """(tool, argument) -> JSON type, of those that are declared with one type."""
+    """(tool, argument) -> JSON type, of those that are declared with one type. What is declared in no such way has none."""
     types = {}
     for tool in tools:
-        function = tool.get("function", tool)
-        for name, schema in function.get("parameters", {}).get("properties", {}).items():
-            if isinstance(schema, dict) and isinstance(schema.get("type"), str):
-                types[function["name"], name] = schema["type"]
+        function = _object(tool.get("function", tool))
+        name = function.get("name")
+        for argument, schema in _object(_object(function.get("parameters")).get("properties")).items():
+            declared = _object(schema).get("type")
+            if isinstance(name, str) and isinstance(declared, str):
+                types[name, argument] = declared
     return types
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Schemas come from callers: null, or anything else that is no object, declares nothing."""
+    return value if isinstance(value, dict) else {}
