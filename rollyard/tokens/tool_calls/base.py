@@ -33,7 +33,8 @@ class ToolCallParser(Protocol):
     form: str
     """A sentence that tells a model how to write a call; part of the answer to a malformed one."""
     error_role: str
-    """Role of that answer: `tool`, or `user` where a tool's message must follow a well-formed call."""
+    """Role of that answer: `tool`, or `user` where a tool's message must follow a well-formed call. Behind calls that were
+    carried out there is such a message: then `user` means that the last of their results ends with the answer."""
 
     def parse(self, text: str) -> ParsedTurn:
         """Never raises. `text` is a turn without the token that ended it, special tokens written out."""
