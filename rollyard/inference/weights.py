@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from rollyard.errors import Conflict
-from rollyard.inference.orders import Serving, has, order_of
+from rollyard.inference.orders import Serving, carried_out, has, order_of
 from rollyard.kinds.weights import (
     KEPT_VERSIONS,
     EndpointProgress,
@@ -195,7 +195,7 @@ def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequenc
     if operation.phase == "Pending":
         said.append(Said("WeightsUpdateStarted", _opening(operation, len(members))))
     for member in members:  # the first that has it says what its content is, and the others are measured by that
-        if operation.target.proven is None and member.version == operation.target.version and member.checksum:
+        if operation.target.proven is None and member.checksum and carried_out(member, operation):
             target = operation.target.model_copy(update={"proven": member.checksum})
             operation = operation.model_copy(update={"target": target})
     before = operation.endpoints
@@ -227,7 +227,7 @@ def _progress(
 ) -> EndpointProgress:
     progress = before or EndpointProgress(since=now)
     target = operation.target
-    if has(member, target):
+    if carried_out(member, operation):
         return _in(progress, "Done", now)
     if progress.phase == "Failed":
         return progress

@@ -355,6 +355,30 @@ def test_another_content_under_the_same_version_is_refused() -> None:
     assert (pool.phase, pool.heap()) == ("Complete", ["e0", "e1"])
 
 
+def test_what_came_late_from_another_folder_is_not_what_is_asked_for_now() -> None:
+    pool = Pool(2)
+    pool.begin(update("v1", path="/a", timeoutSeconds=60))
+    pool.step()
+    pool.say("e0", phase="Loading", obeys=order_for(pool.weights, "e0"))
+    pool.refuses("e1")
+    pool.step(later(61))
+    pool.refuses("e1")
+    pool.step(later(62))
+    pool.step(later(130))
+    assert pool.phase == "Failed"
+    before = pool.members["e0"].obeys
+    pool.begin(update("v1", path="/b"), later(140))
+    pool.say("e0", version="v1", checksum="aaa", phase="", obeys=before)
+    pool.step(later(140))
+    assert pool.endpoints["e0"].phase == "Ordered"
+    assert "e0" not in pool.heap()
+    pool.say("e0", checksum="bbb", obeys=order_for(pool.weights, "e0"))
+    pool.step(later(141))
+    assert pool.endpoints["e0"].phase == "Done"
+    assert pool.weights.operation is not None
+    assert pool.weights.operation.target.proven == "bbb"
+
+
 def test_the_same_again_after_failures_tries_those_once_more() -> None:
     pool = Pool(2)
     pool.begin(update(mode="Pause"))
