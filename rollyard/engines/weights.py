@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import aiohttp
@@ -22,9 +21,8 @@ from rollyard.engines.generations import Generations
 from rollyard.engines.probe import Proof, reference_error, verdict
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.reference import reference_logprobs
-from rollyard.engines.source import Contents, Source, read_contents, read_source
+from rollyard.engines.source import Contents, Source, read_contents, read_source, strayed
 from rollyard.engines.supervisor import Prepare, Supervisor
-from rollyard.engines.weights_version import weights_version
 from rollyard.errors import Invalid
 from rollyard.kinds.pools import ModelSpec
 from rollyard.kinds.wire import WeightsOrder
@@ -156,7 +154,7 @@ class Weights:
                 if why := self._control.refuses(source):
                     raise Invalid(why)
                 if was is not None and source.version == was.version and source.checksum != was.checksum:
-                    raise Invalid(_mismatch(was, source.checksum))
+                    raise Invalid(was.mismatch(source.checksum))
                 with contextlib.suppress(Invalid):  # the engine will say it in words of its own
                     self._contents = await asyncio.to_thread(read_contents, source.folder)
                 self._say("")
@@ -186,7 +184,7 @@ class Weights:
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
 
     def _is_done(self) -> bool:
-        return self._wanted is None or (self._now is not None and _is(self._wanted, self._now))
+        return self._wanted is None or (self._now is not None and self._now.fulfils(self._wanted))
 
     def _due(self) -> WeightsOrder | None:
         order = self._wanted
@@ -342,7 +340,7 @@ class Weights:
             try:
                 await self._control.look()
                 await self._control.load(self._now, None)
-                if self._at_hand > 1 and (why := await self._strayed(self._now)):
+                if self._at_hand > 1 and (why := await asyncio.to_thread(strayed, self._now, self._stopping)):
                     return await self._start_over(why)
                 proof = await self._proof(self._now, started=True)
                 return self._accept(self._now, self._contents, proof)
@@ -354,14 +352,6 @@ class Weights:
                 if tries >= ATTEMPTS and self._supervisor.health.ready:
                     raise EngineFailed(f"ProbeFailed: {error}") from None
                 await asyncio.sleep(tries)
-
-    async def _strayed(self, source: Source) -> str:
-        """Why its files are not what they were when they were ordered; empty when they are. They are read whole."""
-        try:
-            found = await asyncio.to_thread(weights_version, source.adapter or source.folder, self._stopping)
-        except Invalid as error:
-            return str(error)
-        return "" if found == source.checksum else _mismatch(source, found)
 
     async def _start_over(self, why: str) -> None:
         """With what is ordered now: the engine has come back on other files than it had proven. Raises EngineFailed."""
@@ -420,20 +410,6 @@ class Weights:
 
     def _say(self, phase: Phase, error: str = "") -> None:
         self.phase, self.error = phase, error
-
-
-def _is(order: WeightsOrder, source: Source) -> bool:
-    """Whether these are the weights of this order, under its version and from its folder."""
-    if order.version != source.version or (order.adapter is None) != (source.adapter is None):
-        return False
-    if Path(order.adapter or order.path or "") != (source.adapter or source.folder):
-        return False
-    return order.checksum is None or order.checksum == source.checksum
-
-
-def _mismatch(source: Source, found: str) -> str:
-    given = source.adapter or source.folder
-    return f"ChecksumMismatch: {given} holds {found}, and {source.version} is {source.checksum}"
 
 
 async def _computed(source: Source, ids: tuple[int, ...]) -> list[float] | None:
