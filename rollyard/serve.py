@@ -147,7 +147,7 @@ class Server:
         self.prober = Prober(self.endpoints, self._inference_pools, trust)
         self.repinner = Repinner(clock, self.agents, leases, self.endpoints)
         self.dispatcher = Dispatcher(store, clock, self.agents, leases, self.endpoints, self._rollout_pool)
-        self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools)
+        self.weights_watch = WeightsWatch(self.rollouts, self.endpoints, self._rollout_pools, clock)
         self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
         self.workspace = Workspace(data, store.server_id, lambda role, uid: self.signer.issue(role, uid))
         self.feed = SnapshotFeed(driver, clock)

@@ -14,7 +14,7 @@ from rollyard.errors import ContextExceeded
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.tool_calls import ToolCallParser
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser
 
 
 class Policy(Protocol):
@@ -69,12 +69,22 @@ async def run_agent(
             run.status = Status.COMPLETED
             return
         results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
-        run.conversation.add_results(parsed.calls, results)
-        if parsed.error is not None:
-            results.append(toolset.bad_call(parsed.error, run.parser.form))
-            run.conversation.add_messages([{"role": run.parser.error_role, "content": results[-1]}])
+        results = _answer(run, parsed, results)
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
         run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
+
+
+def _answer(run: AgentRun, parsed: ParsedTurn, results: list[str]) -> list[str]:
+    """Put behind the turn what its calls gave, and what is wrong with the one that cannot be read; gives both as texts."""
+    wrong = toolset.bad_call(parsed.error, run.parser.form) if parsed.error is not None else None
+    if wrong is not None and results and run.parser.error_role == "user":
+        # Mistral's template refuses a user behind tool results: only the model may speak there
+        results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
+    run.conversation.add_results(parsed.calls, results)
+    if wrong is None:
+        return results
+    run.conversation.add_messages([{"role": run.parser.error_role, "content": wrong}])
+    return [*results, wrong]
 
 
 def _seeded(sampling: Sampling, sample_index: int, turn: int) -> Sampling:

@@ -19,6 +19,7 @@ from rollyard.kinds.pools import RolloutPool, places
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
     NODE_AGENT_ERROR,
+    UNREADABLE_LEASE,
     Endpoint,
     HandBack,
     Heartbeat,
@@ -146,7 +147,7 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                own_fault = message.reason == NODE_AGENT_ERROR
+                own_fault = message.reason in (NODE_AGENT_ERROR, UNREADABLE_LEASE)  # else it would go round for ever
                 await services.rollouts.lose(message.lease, message.reason, handed_back=not own_fault)
             except RollyardError as error:  # its expiry will do the same, later
                 log.warning("hand-back of %s was not stored: %s", message.lease.id, error)

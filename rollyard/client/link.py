@@ -134,11 +134,15 @@ class Backoff:
     def reset(self) -> None:
         self._tries = 0
 
-    async def wait(self, at_least: float = 0.0) -> None:
-        """`at_least`: seconds that the other side asked for."""
+    def seconds(self) -> float:
+        """How long the next wait is to be."""
         ceiling = min(self._cap, self._first * 2.0**self._tries)
         self._tries += 1
-        await asyncio.sleep(max(at_least, random.uniform(ceiling / 4, ceiling)))
+        return random.uniform(ceiling / 4, ceiling)
+
+    async def wait(self, at_least: float = 0.0) -> None:
+        """`at_least`: seconds that the other side asked for."""
+        await asyncio.sleep(max(at_least, self.seconds()))
 
 
 def address_towards(url: str) -> str:

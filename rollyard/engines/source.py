@@ -29,6 +29,18 @@ class Source:
     folder: Path
     adapter: Path | None = None
 
+    def fulfils(self, order: WeightsOrder) -> bool:
+        """Whether these are the weights of this order, under its version and from its folder."""
+        if order.version != self.version or (order.adapter is None) != (self.adapter is None):
+            return False
+        if Path(order.adapter or order.path or "") != (self.adapter or self.folder):
+            return False
+        return order.checksum is None or order.checksum == self.checksum
+
+    def mismatch(self, found: str) -> str:
+        """What to say where this is found in their place."""
+        return f"ChecksumMismatch: {self.adapter or self.folder} holds {found}, and {self.version} is {self.checksum}"
+
 
 def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable[[], bool]) -> Source:
     """What an order means, or the pool's own model without one, which has its checksum for a version.
@@ -48,6 +60,15 @@ def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable
     if order.adapter is not None:
         return Source(order.version, checksum, own, Path(given))
     return Source(order.version, checksum, Path(given))
+
+
+def strayed(source: Source, stopping: Callable[[], bool]) -> str:
+    """Why its files are not what they were; empty when they are. Reads them whole: call it in a thread."""
+    try:
+        found = weights_version(source.adapter or source.folder, stopping)
+    except Invalid as error:
+        return str(error)
+    return "" if found == source.checksum else source.mismatch(found)
 
 
 def serving(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -113,10 +114,11 @@ class Supervisor:
         again = ""
         async with self.session() as http:
             while True:
-                death = await self._one_life(http, again)
-                if self._again.is_set() or self._fell_back(death.words):
+                if self._again.is_set():  # also where it was asked for between two lives
                     self._again.clear()
                     backoff, deaths, again = Backoff(0.5, 30.0), Deaths(deaths.total), ""
+                death = await self._one_life(http, again)
+                if self._again.is_set() or self._fell_back(death.words):
                     continue
                 deaths.add(None if self._ready_at is None else loop.time() - self._ready_at)
                 if deaths.in_a_row == 1:
@@ -129,10 +131,11 @@ class Supervisor:
                 if deaths.in_a_row >= CRASHES:
                     raise EngineFailed(f"CrashLoop: {so_far}")
                 again = f"Restarting: {so_far}"
-                await backoff.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._again.wait(), backoff.seconds())
 
     def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
-        """End the engine and start this one; `or_else` takes its place if it dies before it was ready."""
+        """End the engine and start this one; `or_else` takes its place if it is never ready."""
         self.prepare, self._or_else, self.refused = prepare, or_else, ""
         self._again.set()
 
@@ -141,10 +144,11 @@ class Supervisor:
         if other is None or self._ready_at is not None:
             return False
         self.prepare, self.refused = other, why
+        self._again.set()
         return True
 
     async def _one_life(self, http: aiohttp.ClientSession, again: str) -> Death:
-        """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started.
+        """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started, nor anything else.
 
         `again`: what there is to say while it loads, if it has died before.
         """
@@ -153,15 +157,20 @@ class Supervisor:
         self.starting()
         self._tail.clear()
         self._uds.unlink(missing_ok=True)
-        command = await self.prepare()
-        # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
-        output, input = os.pipe()
-        with FileIO(output) as words:
-            try:
-                process = await start_engine(command, stdout=input, stderr=input)
-            finally:
-                os.close(input)
-            return await self._watch(http, process, words)
+        try:
+            command = await self.prepare()
+            # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
+            output, input = os.pipe()
+            with FileIO(output) as words:
+                try:
+                    process = await start_engine(command, stdout=input, stderr=input)
+                finally:
+                    os.close(input)
+                return await self._watch(http, process, words)
+        except EngineFailed as failed:
+            if self._or_else is None and not self._again.is_set():
+                raise
+            return Death("EngineFailed", str(failed))
 
     async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO) -> Death:
         relay = asyncio.create_task(self._relay(words))

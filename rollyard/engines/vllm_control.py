@@ -104,7 +104,8 @@ class VllmControl:
 
     def fields(self, source: Source) -> Mapping[str, Any]:
         named = {"model": _name(source)} if source.adapter is not None else {}
-        return {"cache_salt": _name(source), **named}
+        # Weights that cannot change in this process leave nothing of others in its cache.
+        return {"cache_salt": _name(source), **named} if self.pauses else named
 
 
 def _name(source: Source) -> str:

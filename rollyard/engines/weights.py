@@ -21,7 +21,7 @@ from rollyard.engines.generations import Generations
 from rollyard.engines.probe import Proof, reference_error, verdict
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.reference import reference_logprobs
-from rollyard.engines.source import Contents, Source, read_contents, read_source
+from rollyard.engines.source import Contents, Source, read_contents, read_source, strayed
 from rollyard.engines.supervisor import Prepare, Supervisor
 from rollyard.errors import Invalid
 from rollyard.kinds.pools import ModelSpec
@@ -78,6 +78,8 @@ class Weights:
         self._now: Source | None = None
         self._contents: Contents | None = None
         self._proven_life = -1
+        self._at_hand = -1
+        """Life of the process that is being changed or proven: what it answers counts for no other."""
         self._patience = 0.0
         self._reading: probe.Reading | None = None
         self._proofs: dict[str, Proof] = {}
@@ -111,8 +113,12 @@ class Weights:
         self._generations.shut(self._patience)
 
     def obey(self, order: WeightsOrder | None) -> None:
-        """Take an order, which may be the one at hand; it is carried out by `run`."""
-        if order is None or order == self._wanted:
+        """Take an order, which may be the one at hand; it is carried out by `run`.
+
+        None leaves all as it is, except for an engine that has nothing to serve: it need not look for that any more.
+        """
+        lifted = order is None and self._now is None and self.phase == "Failed"
+        if order == self._wanted or (order is None and not lifted):
             return
         self._wanted, self._failed, self._attempts = order, None, 0
         if self.phase == "Failed":
@@ -134,19 +140,28 @@ class Weights:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _first(self) -> Source:
-        """What to start with. An order's files may come later; the pool's own model must be there."""
+    async def _first(self, was: Source | None = None) -> Source:
+        """What to start with. An order's files may come later; the pool's own model must be there.
+
+        `was`: proven before under its version, which no other content can have.
+        """
         while True:
             order = self._wanted
             try:
                 source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
+                if self._wanted is not order:
+                    continue
                 if why := self._control.refuses(source):
                     raise Invalid(why)
+                if was is not None and source.version == was.version and source.checksum != was.checksum:
+                    raise Invalid(was.mismatch(source.checksum))
                 with contextlib.suppress(Invalid):  # the engine will say it in words of its own
                     self._contents = await asyncio.to_thread(read_contents, source.folder)
                 self._say("")
                 return source
             except Invalid as error:
+                if self._wanted is not order:
+                    continue
                 if order is None:
                     raise EngineFailed(str(error)) from None
                 self._fail(order, str(error), retry=True)
@@ -169,7 +184,7 @@ class Weights:
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
 
     def _is_done(self) -> bool:
-        return self._wanted is None or (self._now is not None and _is(self._wanted, self._now))
+        return self._wanted is None or (self._now is not None and self._now.fulfils(self._wanted))
 
     def _due(self) -> WeightsOrder | None:
         order = self._wanted
@@ -182,13 +197,15 @@ class Weights:
     # one order
 
     async def _carry_out(self, order: WeightsOrder) -> None:
+        self._at_hand = self._supervisor.life
         try:
             source, contents = await self._checked(order)
         except _Refused as refused:
             return self._fail(order, str(refused), retry=refused.retry)
+        if not self.proven:
+            return None  # it died meanwhile; the order's turn comes when another one has proven what it was started on
         assert self._now is not None
         self._attempts += 1
-        life = self._supervisor.life
         try:
             if source.checksum == self._now.checksum and source.adapter is None and self._now.adapter is None:
                 return await self._rename(source)
@@ -196,7 +213,7 @@ class Weights:
             self._shut()
             await self._change(order, source, contents)
         except (ControlFailed, _Wrong) as error:
-            await self._go_back(life)
+            await self._go_back()
             lost = isinstance(error, ControlFailed) and error.lost
             if not lost or self._attempts >= ATTEMPTS:
                 self._fail(order, str(error), retry=False)
@@ -232,16 +249,19 @@ class Weights:
         kept = order.mode == "Pause" and not anew and self._control.keeps(source, now)
         self._say("Draining")
         await self._stop_requests(order.mode, kept)
+        self._still()
         self._say("Loading")
+        if not anew:
+            await self._control.load(source, now)
+            proof = await self._proof(source, started=False)
+            if await self._is_doubtful(source, now, proof):
+                anew = "ReloadIgnored: the engine answers with other weights exactly as it did before"
+                if not self._restarts:
+                    raise _Wrong(anew)
         if anew:
             log.info("the engine is started anew for weights %s: %s", source.version, anew)
             await self._started_on(source)
             proof = await self._proof(source, started=True)
-        else:
-            await self._control.load(source, now)
-            proof = await self._proof(source, started=False)
-            if await self._is_doubtful(source, now, proof):
-                raise _Wrong("ReloadIgnored: the engine answers with other weights exactly as it did before")
         self._reading = proof.reading
         self._accept(source, contents, proof if anew else None)
 
@@ -257,6 +277,7 @@ class Weights:
                 raise ControlFailed(f"a paused engine went on for {SETTLE_SECONDS:g} s") from None
         if mode == "Drain":
             await self._generations.ended(DRAIN_SECONDS)
+            self._still()
         if self._control.pauses:
             await self._control.pause("abort")
             await self._generations.ended(HAND_BACK_SECONDS)
@@ -267,11 +288,14 @@ class Weights:
         """Raises _Refused when the engine does not come up with it, and has been started as it was."""
         assert self._now is not None
         life = self._supervisor.life
+        self._generations.judge(proven=False)
+        self._generations.cut()
         self._supervisor.restart(self._prepare(source), or_else=self._prepare(self._now))
         while self._supervisor.life == life or not self._supervisor.health.ready:
             if self._supervisor.refused:
                 raise _Refused(f"LoadFailed: {self._supervisor.refused}")
             await asyncio.sleep(LOOK_SECONDS)
+        self._at_hand = self._supervisor.life
         await self._control.look()
         await self._control.load(source, None)
 
@@ -283,11 +307,16 @@ class Weights:
         was, computed = await _computed(now, ids), await _computed(source, ids)
         return was is None or computed is None or max(abs(a - b) for a, b in zip(was, computed, strict=True)) > 1e-3
 
-    async def _go_back(self, life: int) -> None:
+    def _still(self) -> None:
+        """Raises ControlFailed when another process has come in the place of the one at hand, untouched."""
+        if self._supervisor.life != self._at_hand:
+            raise ControlFailed("it ended while its weights were changed", lost=True)
+
+    async def _go_back(self) -> None:
         """To what is proven; the rest of that is an engine's that has just been started."""
         assert self._now is not None
         prepare, running = self._prepare(self._now), self._supervisor.life
-        if running == life or self._supervisor.prepare != prepare:
+        if running == self._at_hand or self._supervisor.prepare != prepare:
             if not self._restarts:
                 raise EngineFailed("WeightsLost: the engine has been touched in vain and cannot be started again")
             self._supervisor.restart(prepare)
@@ -306,15 +335,15 @@ class Weights:
     async def _prove_start(self) -> None:
         """Of a process that has just come up. Raises EngineFailed."""
         assert self._now is not None
-        life, tries = self._supervisor.life, 0
-        while self._supervisor.life == life:
+        self._at_hand, tries = self._supervisor.life, 0
+        while self._supervisor.life == self._at_hand:
             try:
                 await self._control.look()
                 await self._control.load(self._now, None)
+                if self._at_hand > 1 and (why := await asyncio.to_thread(strayed, self._now, self._stopping)):
+                    return await self._start_over(why)
                 proof = await self._proof(self._now, started=True)
-                if self._supervisor.life == life:
-                    self._accept(self._now, self._contents, proof)
-                return
+                return self._accept(self._now, self._contents, proof)
             except _Wrong as error:
                 raise EngineFailed(str(error)) from None
             except ControlFailed as error:
@@ -323,6 +352,16 @@ class Weights:
                 if tries >= ATTEMPTS and self._supervisor.health.ready:
                     raise EngineFailed(f"ProbeFailed: {error}") from None
                 await asyncio.sleep(tries)
+
+    async def _start_over(self, why: str) -> None:
+        """With what is ordered now: the engine has come back on other files than it had proven. Raises EngineFailed."""
+        log.error("the engine does not serve: %s", why)
+        self._say("Failed", why)
+        was, self._now = self._now, None
+        self._now = await self._first(was)
+        life = self._supervisor.life
+        self._supervisor.restart(self._prepare(self._now))
+        await self._life_after(life)
 
     async def _proof(self, source: Source, *, started: bool) -> Proof:
         """Lets the engine go on, with all that it says kept back. Raises ControlFailed, _Wrong."""
@@ -335,8 +374,7 @@ class Weights:
         reading = await self._ask(source)
         again = await self._ask(source)
         proof = Proof(reading, reference_error(reading, await _computed(source, reading.ids)))
-        known = None if started else self._proofs.get(source.checksum)
-        if why := verdict(proof, again, known, None if started else self._noise):
+        if why := verdict(proof, again, self._proofs.get(source.checksum), None if started else self._noise):
             raise _Wrong(f"ProbeFailed: {why}")
         return proof
 
@@ -347,11 +385,13 @@ class Weights:
         self._generations.begin("" if self._control.labels else source.version, self._control.fields(source))
 
     def _accept(self, source: Source, contents: Contents | None, proof: Proof | None = None) -> None:
+        """Raises ControlFailed when it was another process that has proven them."""
+        self._still()
         if proof is not None:
             self._proofs[source.checksum], self._noise, self._reading = proof, proof.error, proof.reading
         self._now, self._contents = source, contents
         self._supervisor.prepare = self._prepare(source)
-        self._proven_life = self._supervisor.life
+        self._proven_life = self._at_hand
         self._patience = 0.0
         self._generations.judge(proven=True)
         self._generations.open()
@@ -370,13 +410,6 @@ class Weights:
 
     def _say(self, phase: Phase, error: str = "") -> None:
         self.phase, self.error = phase, error
-
-
-def _is(order: WeightsOrder, source: Source) -> bool:
-    """Whether these are the weights of this order, under its version."""
-    if order.version != source.version or (order.adapter is None) != (source.adapter is None):
-        return False
-    return order.checksum is None or order.checksum == source.checksum
 
 
 async def _computed(source: Source, ids: tuple[int, ...]) -> list[float] | None:

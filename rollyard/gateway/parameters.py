@@ -109,8 +109,8 @@ def read_wanted(body: Mapping[str, Any], own: Collection[str]) -> Wanted:
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
-    _validated(fields)
-    return Wanted(fields, parallel=body.get("parallel_tool_calls") is not False)
+    read = _validated(fields).model_dump(include=set(fields))
+    return Wanted(read, parallel=body.get("parallel_tool_calls") is not False)
 
 
 def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
@@ -119,7 +119,10 @@ def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
     if fixed:
         fields = {name: value for name, value in fields.items() if name == "stop"}
-    return _validated({**own.model_dump(), **fields, "max_tokens": limit})
+    both = {**own.model_dump(), **fields, "max_tokens": limit}
+    if both["min_tokens"] is not None:
+        both["min_tokens"] = min(both["min_tokens"], limit)  # one of the two may be the caller's
+    return _validated(both)
 
 
 def _neutral(name: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -98,10 +99,11 @@ class EndpointState:
             return 1.0
         return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
 
-    def serving(self, heard: bool) -> Serving:
+    def serving(self, heard: bool, known_for: float = math.inf) -> Serving:
         return Serving(
             id=self.endpoint.id,
             heard=heard,
+            known_for=known_for,
             healthy=self.healthy,
             version=self.endpoint.weights_version,
             checksum=self.weights_checksum,
@@ -117,6 +119,7 @@ class Endpoints:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._began = clock.monotonic()
         self._states: dict[str, EndpointState] = {}
         self._orders: dict[PoolKey, EndpointOrder] = {}
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
@@ -323,10 +326,11 @@ class Endpoints:
 
     def serving(self, uid: str, id: str) -> Serving:
         """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
-        state = self.of_allocation(uid)
+        state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
-            return Serving(id)
-        return state.serving(state.spoken and self._clock.monotonic() - state.heard_at < STALE_SECONDS)
+            return Serving(id, known_for=now - self._began)
+        heard = state.spoken and now - state.heard_at < STALE_SECONDS
+        return state.serving(heard, now - (self._began if heard else state.heard_at))
 
     def heap(self, pool: PoolKey) -> EndpointHeap:
         """Over the endpoints of this pool that take new work now."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import WeightsOrder
 
 
@@ -15,6 +16,8 @@ class Serving:
     id: str
     heard: bool = False
     """Lately, by this server: what has not been heard says nothing."""
+    known_for: float = math.inf
+    """Seconds since this server began to listen; of what is silent, since it was heard last, if it was."""
     healthy: bool = False
     version: str = ""
     checksum: str = ""
@@ -43,6 +46,18 @@ def _same_content(member: Serving, record: WeightsRecord) -> bool:
     return not (record.proven and member.checksum) or record.proven == member.checksum
 
 
+def carried_out(member: Serving, operation: WeightsOperation) -> bool:
+    """Whether it has what the operation wants.
+
+    As long as nobody has shown what that is, it must have been told: else it may be from another folder, ordered under the
+    same version before.
+    """
+    target, progress = operation.target, operation.endpoints.get(member.id)
+    if target.proven is not None or not member.checksum:
+        return has(member, target)
+    return has(member, target) and member.obeys == order_of(target, progress.attempt if progress is not None else None)
+
+
 def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsOrder | None:
     """What it should serve; None for what it began with. `fresh`: it has just started, and serves nothing yet."""
     operation, current = weights.operation, weights.current
@@ -60,12 +75,13 @@ def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weight
 
 
 def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
+    """`attempt`: of one that is tried once more; it is told what the others found, for it may have found something else."""
     return WeightsOrder(
         version=record.version,
         mode=record.mode,
         path=record.path,
         adapter=record.adapter,
-        checksum=record.checksum,
+        checksum=record.checksum or (record.proven if attempt is not None else None),
         attempt=record.attempt if attempt is None else attempt,
     )
 
@@ -75,7 +91,7 @@ def denial(weights: WeightsStatus, member: Serving) -> str:
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(member.id) if operation is not None else None
     if operation is not None and operation.under_way:
-        if has(member, operation.target):
+        if carried_out(member, operation):
             return ""
         if progress is None or progress.phase == "Waiting":
             return "" if current is None or weights.record(member.version) is not None else _unproven(current, member)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from rollyard.errors import Conflict
-from rollyard.inference.orders import Serving, has, order_of
+from rollyard.inference.orders import Serving, carried_out, has, order_of
 from rollyard.kinds.weights import (
     KEPT_VERSIONS,
     EndpointProgress,
@@ -145,14 +145,28 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
 
 
 def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now: datetime) -> WeightsStatus:
-    """The spec's own model is called by the checksum that the first engine found in its folder."""
-    first = next((m for m in members if m.serves), None)
-    if weights.current is not None or first is None:
+    """The spec's own model is called by the checksum that the first engine found in its folder.
+
+    Where the first to serve anything has done a first update after all, too late, it is that one.
+    """
+    if weights.current is not None:
         return weights
-    record = WeightsRecord(
-        version=first.version, path=model, proven=first.checksum or None, origin="Spec", attempt=0, since=now
-    )
-    return _served(weights.model_copy(update={"current": record}), record)
+    last = weights.operation
+    late = last.target if last is not None and last.phase == "Failed" else None
+    for member in (m for m in members if m.serves):
+        if last is not None and late is not None and has(member, late):
+            record = late.model_copy(update={"proven": late.proven or member.checksum or None})
+            message = f"{late.version} is served after all, first by {member.id}"
+            update = {"target": record, "phase": "Complete", "message": message}
+            weights = weights.model_copy(update={"operation": last.model_copy(update=update)})
+        elif member.checksum in ("", member.version) and (late is None or late.version != member.version):
+            record = WeightsRecord(
+                version=member.version, path=model, proven=member.checksum or None, origin="Spec", attempt=0, since=now
+            )
+        else:
+            continue
+        return _served(weights.model_copy(update={"current": record}), record)
+    return weights
 
 
 def _at_rest(weights: WeightsStatus, members: Sequence[Serving]) -> WeightsStatus:
@@ -181,7 +195,7 @@ def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequenc
     if operation.phase == "Pending":
         said.append(Said("WeightsUpdateStarted", _opening(operation, len(members))))
     for member in members:  # the first that has it says what its content is, and the others are measured by that
-        if operation.target.proven is None and member.version == operation.target.version and member.checksum:
+        if operation.target.proven is None and member.checksum and carried_out(member, operation):
             target = operation.target.model_copy(update={"proven": member.checksum})
             operation = operation.model_copy(update={"target": target})
     before = operation.endpoints
@@ -193,7 +207,8 @@ def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequenc
     ]
     endpoints = _turns(operation, endpoints, members, now)
     done = sum(p.phase == "Done" for p in endpoints.values())
-    update = {"phase": "Updating", "total": len(members), "done": done, "endpoints": endpoints}
+    total = len(members) or operation.total
+    update = {"phase": "Updating", "total": total, "done": done, "endpoints": endpoints}
     weights = weights.model_copy(update={"operation": operation.model_copy(update=update)})
     if done:
         weights = _served(weights, operation.target)
@@ -212,18 +227,21 @@ def _progress(
 ) -> EndpointProgress:
     progress = before or EndpointProgress(since=now)
     target = operation.target
-    if has(member, target):
+    if carried_out(member, operation):
         return _in(progress, "Done", now)
     if progress.phase == "Failed":
         return progress
-    if member.version == target.version and member.settled:
+    # An engine that was told the checksum says by itself that it finds another one, once it has looked again.
+    told = order_of(target, progress.attempt).checksum is not None
+    if member.version == target.version and member.settled and not told and _about(member, target, progress):
         return _in(progress, "Failed", now, f"its folder holds {member.checksum}, not {target.proven}")
     if progress.phase == "Ordered" and member.phase == "Failed" and _about(member, target, progress):
         return _in(progress, "Failed", now, member.error or "it does not say why")
     if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
         return _in(progress, "Ordered", now) if member.heard else progress
     turn_to_come = progress.phase == "Waiting" and member.heard
-    if (now - progress.since).total_seconds() > operation.timeout_seconds and not turn_to_come:
+    waited = min((now - progress.since).total_seconds(), member.known_for)
+    if waited > operation.timeout_seconds and not turn_to_come:
         how = f"it is {member.phase or 'not at it'}" if member.heard else "it is not heard any more"
         return _in(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
@@ -280,6 +298,8 @@ def _ended(weights: WeightsStatus, now: datetime) -> Step:
     failed, done = phases.count("Failed"), phases.count("Done")
     hopeless = operation.target.mode == "Drain" and not done and failed >= HOPELESS
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
+        return Step(weights)
+    if not phases and operation.total:  # all of them went: nobody has shown that it can be served, the next one will
         return Step(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")

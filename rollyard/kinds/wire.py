@@ -7,9 +7,9 @@ that an old node agent outlives a new server.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
 from rollyard.kinds.pools import InferencePoolSpec, Patience, SandboxTemplate, Stages
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
@@ -18,12 +18,19 @@ PROTOCOL = 1
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
 """Reason of a hand-back that may be the rollout's own doing: it broke the node agent's code."""
+UNREADABLE_LEASE = "UnreadableLease"
+"""Reason of a hand-back of what asks for something that the node agent is too old to know."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 
 
 class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @classmethod
+    def arrived(cls, data: dict[str, Any]) -> Self:
+        """Read from the wire. Raises ValueError."""
+        return cls.model_validate(data)
 
 
 class Identity(Message):
@@ -179,9 +186,34 @@ class Welcome(Message):
     """Of what `hello` named: no longer the caller's; stop."""
 
 
+class Unread(Message):
+    """A lease that has arrived and cannot be read."""
+
+    lease: LeaseRef | None
+    """None where not even that can be read."""
+    why: str
+
+
 class Grant(Message):
     type: Literal["grant"] = "grant"
     leases: list[Lease]
+    unread: list[Unread] = Field(default=[], exclude=True)
+    """Never sent: found on arrival."""
+
+    @classmethod
+    def arrived(cls, data: dict[str, Any]) -> Self:
+        """Lease by lease: what users ask is read strictly, and one that asks for something newer hides no other."""
+        found = data.get("leases")
+        if not isinstance(found, list):
+            return cls.model_validate(data)
+        leases: list[Lease] = []
+        unread: list[Unread] = []
+        for one in found:
+            try:
+                leases.append(Lease.model_validate(one))
+            except ValidationError as error:
+                unread.append(Unread(lease=_ref(one), why=str(error)))
+        return cls(leases=leases, unread=unread)
 
 
 class Renewed(Message):
@@ -362,7 +394,14 @@ _TO_NODE: dict[str, type[Message]] = {
 def _decode(text: str, known: dict[str, type[Message]]) -> Any:
     data = json.loads(text)
     model = known.get(str(data.get("type"))) if isinstance(data, dict) else None
-    return model.model_validate(data) if model else None
+    return model.arrived(data) if model else None
+
+
+def _ref(lease: Any) -> LeaseRef | None:
+    try:
+        return LeaseRef.model_validate(lease)
+    except ValidationError:
+        return None
 
 
 def from_node(text: str) -> FromNode | None:

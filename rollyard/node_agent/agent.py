@@ -18,6 +18,7 @@ from rollyard.errors import Fenced, NoEndpoint
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import (
     NODE_AGENT_ERROR,
+    UNREADABLE_LEASE,
     Cancel,
     Drain,
     Grant,
@@ -30,6 +31,7 @@ from rollyard.kinds.wire import (
     Repin,
     Resize,
     ToNode,
+    Unread,
     Want,
     Welcome,
 )
@@ -98,10 +100,11 @@ class NodeAgent:
         match message:
             case Welcome():
                 await self._welcome(message)
-            case Grant(leases=leases):
+            case Grant(leases=leases, unread=unread):
                 self._grants += 1
                 for lease in leases:
                     self._take(lease)
+                await self._refuse(unread)
             case Renewed(sent_at=sent_at, lost=lost):
                 self._renewed_at = max(self._renewed_at, sent_at)
                 self._drop(lost, "the server gave it to another")
@@ -151,6 +154,13 @@ class NodeAgent:
         work = Work(self._shop, lease, self._changed)
         self._works[key] = (work, asyncio.create_task(self._pursue(key, work)))
         self._changed()
+
+    async def _refuse(self, unread: list[Unread]) -> None:
+        for one in unread:
+            log.warning("a lease asks for what this node agent does not know: %s", one.why)
+            if one.lease is not None:  # else it runs out
+                await self._line.say(HandBack(lease=one.lease, reason=UNREADABLE_LEASE))
+        self._changed()  # the server does not count on this room until it is told of it again
 
     async def _pursue(self, key: Key, work: Work) -> None:
         try:

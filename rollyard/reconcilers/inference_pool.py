@@ -8,7 +8,7 @@ from typing import Any
 from rollyard.clock import Clock, as_exact_datetime
 from rollyard.inference.endpoints import Endpoints, EndpointState
 from rollyard.inference.figures import status
-from rollyard.inference.orders import Serving, denial
+from rollyard.inference.orders import Serving, denial, has
 from rollyard.inference.weights import Step, advance
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.figures import Figures
@@ -132,11 +132,11 @@ def _facts(weights: WeightsStatus, serving: Sequence[Serving]) -> list[Fact]:
     if current is None:
         unknown = Fact("WeightsCurrent", False, "Unknown", f"no endpoint has said yet what {weights.model} holds")
         return [unknown] if weights.history else []
-    have = sum(s.version == current.version for s in serving)
+    have = sum(has(s, current) for s in serving)
     message = f"{have} of {len(serving)} endpoints serve {current.version}"
     if have == len(serving):
         return [Fact("WeightsCurrent", True, "Current", message)]
-    without = next(s for s in serving if s.version != current.version)
+    without = next(s for s in serving if not has(s, current))
     why = denial(weights, without)
     return [Fact("WeightsCurrent", False, "EndpointsWithout", f"{message}; {without.id}: {why}")]
 

@@ -26,6 +26,8 @@ class Served:
     """Endpoint id -> the version that it has proven."""
     ready: frozenset[str] = frozenset()
     """Versions that new rollouts can get."""
+    lately: frozenset[str] | None = frozenset()
+    """Those that they could get a short while ago; None while that is not known."""
 
     @property
     def minima(self) -> frozenset[str]:
@@ -39,9 +41,13 @@ class Served:
         return known[-1] if known else min(self.ready, default=None)
 
     def gone(self, version: str) -> bool:
-        """Nobody serves it, and nobody is going to."""
-        current = self.weights.current
-        return version not in self.ready and (current is None or current.version != version)
+        """Nobody serves it or did until just now, and nobody is going to."""
+        current, operation = self.weights.current, self.weights.operation
+        if current is None or self.lately is None:
+            return False  # the server, or the pool, has just begun: what is served is yet to be heard
+        if operation is not None and operation.under_way and operation.target.version == version:
+            return False
+        return version != current.version and version not in self.ready | self.lately
 
 
 @dataclass(frozen=True, slots=True)

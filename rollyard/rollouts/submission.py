@@ -28,7 +28,7 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
-        digest = hashlib.sha256(f"{request.n}/{index}/{said}".encode()).hexdigest()
+        digest = _digest(request.n, index, said)
         records.append(
             RolloutRecord(
                 namespace=namespace,
@@ -50,17 +50,32 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     return records
 
 
-def accept(tx: Transaction, records: Sequence[RolloutRecord]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert what is new, attach to what is there already; all of it or nothing. Raises Conflict for another body."""
+def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
+    """Insert what is new, attach to what is there already; all of it or nothing. Raises Conflict for another body.
+
+    Each record comes with the n of its request.
+    """
     accepted = []
-    for record in records:
+    for record, n in records:
         there = tx.get(record.namespace, record.id)
         if there is None:
             accepted.append((tx.put(record), True))
-        elif there.digest == record.digest:
+        elif there.digest == record.digest or _says_the_same(there, record, n):
             accepted.append((there, False))
         else:
             raise Conflict(
                 f"rollout {record.id!r} exists with another body; choose another id, or send the body it was made with"
             )
     return accepted
+
+
+def _says_the_same(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
+    """Of one that an earlier release accepted: its digest is of the whole body that was stored, defaults included."""
+    if there.digest != _digest(n, there.sample_index, there.request):
+        return False
+    stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))
+    return stored == sent
+
+
+def _digest(n: int, index: int, body: str) -> str:
+    return hashlib.sha256(f"{n}/{index}/{body}".encode()).hexdigest()

@@ -50,7 +50,12 @@ class Dialect:
 
 
 def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
-    """vLLM's names; what was left out is the engine's to choose, and neutral there."""
+    """vLLM's names; what was left out is the engine's to choose, and neutral there.
+
+    Where there is room for less than the least tokens, they are lowered with it: engines refuse what cannot be met.
+    """
+    if sampling.min_tokens is not None:
+        sampling = sampling.model_copy(update={"min_tokens": min(sampling.min_tokens, max_tokens)})
     stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
     body = sampling.model_dump(exclude={"logprobs", "extra", "stop_token_ids", "max_tokens"}, exclude_none=True)
     named = {key: value for key, value in body.items() if value not in ([], {})}

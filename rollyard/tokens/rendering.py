@@ -21,6 +21,8 @@ from rollyard.tokens.turn import THINK_ENDS, SampledTurn, harmony
 THOUGHTS, BODY, CALL = "t", "b", "c"
 """Parts of a turn. A turn with calls is shown by its text, or by its calls where the template insists on them."""
 
+CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
 
 @dataclass
 class Answer:
@@ -32,8 +34,10 @@ class Answer:
     """Known once the turn has been parsed."""
 
     def call_ids(self) -> list[str]:
-        """The model's own, else nine digits: Mistral's template takes exactly nine letters or digits."""
-        return [call.id or f"{self.number % 100_000:05d}{k % 10_000:04d}" for k, call in enumerate(self.calls)]
+        """The model's own where it fits, else nine digits: Mistral's template takes exactly nine letters or digits."""
+        made = (f"{self.number % 100_000:05d}{k % 10_000:04d}" for k in range(len(self.calls)))
+        said = (call.id if call.id is not None and CALL_ID.fullmatch(call.id) else None for call in self.calls)
+        return [its or ours for its, ours in zip(said, made, strict=True)]
 
 
 @dataclass(frozen=True)

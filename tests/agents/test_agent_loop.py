@@ -114,3 +114,45 @@ async def test_each_family_is_answered_in_its_own_form(
         assert form in result
     assert done.status is Status.COMPLETED
     assert all(result in policy.prompts[-1] for (result,) in results[:3])
+
+
+STRICT = """
+{%- set ns = namespace(turn=0) %}
+{%- for m in messages %}
+    {%- if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}
+        {%- if (m.role == 'user') != (ns.turn % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+        {%- set ns.turn = ns.turn + 1 %}
+    {%- endif %}
+    {%- for call in m.tool_calls or [] %}
+        {%- if call.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+        {{- '[TOOL_CALLS]' + call.function | tojson }}
+    {%- endfor %}
+    {%- if m.role == 'tool' %}
+        {{- '[TOOL_RESULTS]' + m.content + '[CALL_ID]' + m.tool_call_id + '[/TOOL_RESULTS]' }}
+    {%- elif m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}
+    {%- else %}{{ (m.content or '') + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}"""
+"""What Mistral's template refuses."""
+
+
+@pytest.mark.parametrize(
+    ("call", "id"),
+    [
+        ('[TOOL_CALLS][{"name": "bash", "arguments": {"command": "echo hi"}, "id": "x"}]', "000000000"),
+        ('[TOOL_CALLS][{"name": "bash", "arguments": {"command": "echo hi"}, "id": "a1b2c3d4e"}]', "a1b2c3d4e"),
+        ('[TOOL_CALLS]bash[CALL_ID]call_0000[ARGS]{"command": "echo hi"}', "000000000"),
+    ],
+)
+async def test_whatever_the_model_writes_a_strict_template_is_answered_well(
+    model_dir: Path, sandbox: Sandbox, call: str, id: str
+) -> None:
+    template: Any = ChatTemplate.load(model_dir)
+    template._tokenizer.chat_template = STRICT
+    done, policy = await run(template, sandbox, None, f"{call}[TOOL_CALLS]oh", "[TOOL_CALLS]", call, "Done.")
+    assert done.status is Status.COMPLETED
+    form = 'Write [TOOL_CALLS] and behind it one JSON array [{"name": "...", "arguments": {...}}].'
+    wrong = f"Error: invalid tool call: Expecting value: line 1 column 1 (char 0). {form}"
+    assert [turn.tool_results for turn in done.turns] == [[f"hi\n{wrong}"], [wrong], ["hi"], []]
+    assert policy.prompts[1].endswith(f"[TOOL_RESULTS]hi\n{wrong}[CALL_ID]{id}[/TOOL_RESULTS]")
+    assert policy.prompts[2].endswith(f"[INST]{wrong}[/INST]")

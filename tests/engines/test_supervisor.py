@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.client.link import Backoff
 from rollyard.engines import process
 from rollyard.engines import supervisor as module
 from rollyard.engines.command import engine_command
@@ -95,6 +96,40 @@ async def test_an_engine_gets_ready_comes_back_when_killed_and_ends_with_its_sup
         await until(lambda: supervisor.health.ready)
         assert processes(str(uds)) not in ([], [first])
     assert processes(str(uds)) == []
+
+
+def missing() -> Prepare:
+    async def prepare() -> EngineCommand:
+        raise EngineFailed("EngineMissing: it was asked and did not answer")
+
+    return prepare
+
+
+@pytest.mark.parametrize("other", [missing(), always(EngineCommand(["/no/python"])), program("echo no; exit 1")])
+async def test_an_engine_that_cannot_take_anothers_place_gives_it_back(
+    model_dir: Path, tmp_path: Path, other: Prepare
+) -> None:
+    uds = tmp_path / "e"
+    supervisor = Supervisor(embedded(model_dir, uds), uds)
+    async with running(supervisor):
+        await until(lambda: supervisor.health.ready)
+        supervisor.restart(other, or_else=embedded(model_dir, uds))
+        await until(lambda: bool(supervisor.refused))
+        await until(lambda: supervisor.health.ready)
+    assert supervisor.life == 3
+
+
+async def test_an_engine_that_is_asked_for_between_two_lives_of_another_is_started_once(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Backoff", lambda first, cap: Backoff(1e6, 1e6))
+    uds = tmp_path / "e"
+    supervisor = Supervisor(program("exit 1"), uds)
+    async with running(supervisor):
+        await until(lambda: supervisor.health.reason.startswith("EngineDied: exit code 1"))
+        supervisor.restart(embedded(model_dir, uds))
+        await until(lambda: supervisor.health.ready)
+        assert supervisor.life == 2
 
 
 async def test_an_engine_that_hangs_is_replaced(

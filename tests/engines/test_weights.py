@@ -8,14 +8,28 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, other_weights, pid_of, recomputed, yard
+from weights_yard import (
+    PROMPTS,
+    WAIT_SECONDS,
+    Yard,
+    certified,
+    furthest,
+    other_dir,
+    other_weights,
+    pid_of,
+    recomputed,
+    yard,
+)
 
+from rollyard.engines import reference
+from rollyard.engines import weights as module
 from rollyard.engines.embedded_control import EmbeddedControl
 from rollyard.engines.source import Contents, Source
 from rollyard.engines.weights_version import weights_version
@@ -133,6 +147,85 @@ async def lenient(answer: Any) -> None:
         await answer
 
 
+class Unable(EmbeddedControl):
+    """Like an engine that cannot take other weights while it runs."""
+
+    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
+        return "it cannot"
+
+
+def overwrite(folder: Path, other: Path) -> None:
+    shutil.copy(other / "model.safetensors", folder / "new")
+    os.replace(folder / "new", folder / "model.safetensors")
+
+
+async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its_weights_under_their_version(
+    made: Yard, other_dir: Path, tmp_path: Path
+) -> None:
+    latest, third = tmp_path / "latest", other_weights(other_dir, tmp_path / "third", seed=7)
+    shutil.copytree(other_dir, latest)
+    order = WeightsOrder(version="v2", path=str(latest))
+    await made.order(order)
+    overwrite(latest, third)
+    os.kill(pid_of(made.uds), signal.SIGKILL)
+    await made.until(lambda: made.weights.phase == "Failed")
+    assert f"ChecksumMismatch: {latest} holds {weights_version(third)}" in made.weights.error
+    async with made.client.post("/v1/completions", json=made.body(PROMPTS[0], 5)) as refused:
+        assert (refused.status, made.weights.version) == (503, "")
+    overwrite(latest, other_dir)
+    await made.order(order.model_copy(update={"attempt": 2}))
+    answer = await made.stream(PROMPTS[0], 20)
+    assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+    overwrite(latest, third)
+    os.kill(pid_of(made.uds), signal.SIGKILL)
+    await made.until(lambda: made.weights.phase == "Failed")
+    await made.order(WeightsOrder(version="v3", path=str(latest)))
+    answer = await made.stream(PROMPTS[0], 20)
+    assert set(answer.versions) == {"v3"}
+    assert furthest(answer, recomputed(answer, third, third)) < 1e-3
+
+
+async def test_a_pools_own_model_that_was_written_over_has_another_version(
+    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(model_dir, own)
+    async with yard(spec(own), tmp_path, certified) as made:
+        before = made.weights.version
+        overwrite(own, other_dir)
+        os.kill(pid_of(made.uds), signal.SIGKILL)
+        await made.until(lambda: made.weights.version not in ("", before))
+        assert made.weights.version == made.weights.checksum == weights_version(own)
+        answer = await made.stream(PROMPTS[0], 20)
+        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+
+
+@pytest.mark.parametrize("control", [EmbeddedControl, Unable])
+async def test_a_proof_counts_only_for_the_process_that_gave_it(
+    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch, control: Any
+) -> None:
+    async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
+        lives, compute = made.supervisor, module.reference_logprobs
+
+        def killed(source: Source, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
+            """After the answers of the new weights and before they are judged, another process takes its place."""
+            monkeypatch.setattr(module, "reference_logprobs", compute)
+            os.kill(pid_of(made.uds), signal.SIGKILL)
+            replaced.wait(WAIT_SECONDS)
+            return compute(source, prompt, sampled)
+
+        replaced = threading.Event()
+        monkeypatch.setattr(module, "reference_logprobs", killed)
+        made.weights.obey(WeightsOrder(version="v2", path=str(other_dir)))
+        await made.until(lambda: module.reference_logprobs is compute)
+        await made.until(lambda: not lives.health.ready)
+        await made.until(lambda: lives.health.ready)
+        replaced.set()
+        await made.until(lambda: made.weights.version == "v2" and made.weights.phase == "")
+        answer = await made.stream(PROMPTS[0], 20)
+        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+
+
 async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_tokenizer_from_the_pool(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
@@ -156,6 +249,64 @@ async def test_without_the_ordered_weights_it_does_not_start_until_there_are_som
         assert (made.supervisor.life, made.weights.phase) == (0, "Failed")
         assert "ModelMissing" in made.weights.error
         await made.order(WeightsOrder(version="v10", path=str(other_dir)))
+
+
+async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_with_the_pools_own_model(
+    model_dir: Path, tmp_path: Path, certified: Any
+) -> None:
+    order = WeightsOrder(version="v9", path=str(tmp_path / "gone"))
+    async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
+        made.weights.obey(None)
+        await made.until(lambda: made.weights.proven)
+        assert (made.weights.version, made.weights.error) == (weights_version(model_dir), "")
+        made.weights.obey(order)
+        await made.until(lambda: made.weights.phase == "Failed")
+        made.weights.obey(None)
+        assert made.weights.failed_attempt == order.attempt, "what failed stays known while there is something to serve"
+
+
+async def test_the_same_version_from_another_folder_or_with_another_content_is_loaded(
+    made: Yard, other_dir: Path, tmp_path: Path
+) -> None:
+    third = other_weights(other_dir, tmp_path / "third", seed=7)
+    await made.order(WeightsOrder(version="v2", path=str(third)))
+    await made.order(order := WeightsOrder(version="v2", path=str(other_dir), attempt=2))
+    await made.until(lambda: made.weights.checksum == weights_version(other_dir) and made.weights.phase == "")
+    answer = await made.stream(PROMPTS[0], 20)
+    assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
+    other = order.model_copy(update={"checksum": weights_version(third), "attempt": 3})
+    await made.order(other, "Failed")
+    assert "ChecksumMismatch" in made.weights.error
+    assert made.weights.checksum == weights_version(other_dir), "it serves what it had"
+    assert made.supervisor.life == 1
+
+
+@pytest.mark.parametrize("mode", ["Drain", "Pause"])
+async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them(
+    made: Yard, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    monkeypatch.setattr(reference, "MAX_BYTES", 0)  # as for a model of which nothing can be computed
+    again = tmp_path / "again"
+    shutil.copytree(model_dir, again)
+    relabel(again)
+    version = made.weights.version
+    async with asyncio.TaskGroup() as group:
+        stream = group.create_task(made.stream(PROMPTS[0], 200 if mode == "Drain" else 3000))
+        await made.under_way(1, 10)
+        await made.order(WeightsOrder(version="v2", mode=mode, path=str(again)))
+    assert (made.weights.checksum, made.supervisor.life) == (weights_version(again), 2)
+    assert stream.result().finish_reason == ("length" if mode == "Drain" else "abort")
+    assert set(stream.result().versions) == {version}
+    assert set((await made.stream(PROMPTS[0], 20)).versions) == {"v2"}
+
+
+def relabel(folder: Path) -> None:
+    """The same numbers in a file of another content."""
+    raw = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    head = {**json.loads(raw[8 : 8 + size]), "__metadata__": {"step": "0"}}
+    new = json.dumps(head).encode()
+    (folder / "model.safetensors").write_bytes(len(new).to_bytes(8, "little") + new + raw[8 + size :])
 
 
 # what is refused
@@ -258,13 +409,6 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
         answer = await made.stream(PROMPTS[0], 20)
         assert (made.weights.version, made.weights.phase, set(answer.versions)) == (version, "Failed", {version})
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
-
-
-class Unable(EmbeddedControl):
-    """Like an engine that cannot take other weights while it runs."""
-
-    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
-        return "it cannot"
 
 
 @pytest.mark.parametrize("mode", ["Drain", "Pause"])

@@ -207,6 +207,14 @@ async def test_harmless_fields_are_taken_and_the_limit_of_calls_holds(scripted: 
         assert gateway.sessions["s1"].truncated
 
 
+@pytest.mark.parametrize("fixed", [True, False])
+async def test_fewer_tokens_than_the_sessions_least_may_be_asked_for(scripted: Any, fixed: bool) -> None:
+    terms = Terms("policy", Sampling(min_tokens=64), fixed=fixed)
+    async with scripted(["Hi."], terms) as (gateway, _), client(gateway) as ai:
+        said = await ai.chat.completions.create(model="m", messages=QUESTION, extra_body={"max_tokens": "16"})
+        assert said.choices[0].message.content == "Hi."
+
+
 async def test_what_does_not_fit_is_told_in_words_that_clients_know(tiny: Any) -> None:
     async with client(tiny) as ai:
         with pytest.raises(openai.BadRequestError) as refused:

@@ -134,3 +134,18 @@ def test_a_pool_is_the_sum_of_those_that_say_something(endpoints: Endpoints) -> 
     assert [state.endpoint.id for state in endpoints.all() if known(state)] == ["default/a", "default/b"]
     assert total(endpoints.all()) == Figures(tokens_per_second=50, running=4, waiting=1, kv_usage=0.375)
     assert total([]) == Figures()
+
+
+def test_how_long_it_is_known_begins_with_this_server_and_anew_with_its_last_word(
+    endpoints: Endpoints, clock: ManualClock
+) -> None:
+    clock.turn(100)
+    assert endpoints.serving("e", "default/e").known_for == 100, "not a word so far"
+    serve(endpoints, "e")
+    uid = identity("e").uid
+    assert (endpoints.serving(uid, "e").heard, endpoints.serving(uid, "e").known_for) == (False, 0)
+    beat(endpoints, "e")
+    clock.turn(STALE_SECONDS / 2)
+    assert (endpoints.serving(uid, "e").heard, endpoints.serving(uid, "e").known_for) == (True, 100 + STALE_SECONDS / 2)
+    clock.turn(STALE_SECONDS / 2)
+    assert (endpoints.serving(uid, "e").heard, endpoints.serving(uid, "e").known_for) == (False, STALE_SECONDS)

@@ -193,6 +193,28 @@ def test_an_endpoint_that_goes_meanwhile_is_not_waited_for() -> None:
     assert (pool.weights.operation.done, pool.weights.operation.total) == (1, 1)
 
 
+def test_when_all_go_meanwhile_the_next_one_shows_whether_it_can_be_served() -> None:
+    pool = Pool(1)
+    pool.begin(update("typo"))
+    pool.step()
+    del pool.members["e0"]
+    pool.step(later(10))
+    assert (pool.phase, pool.current) == ("Updating", "spec"), "nobody has proven it"
+    assert order_for(pool.weights, "e1", fresh=True).version == "typo"  # type: ignore[union-attr]
+    pool.members["e1"] = Serving("e1", heard=True)
+    pool.step(later(20))
+    pool.refuses("e1")
+    pool.step(later(21))
+    assert (pool.phase, pool.current) == ("Failed", "spec")
+    assert pool.begin(update("v1"), later(30))
+    pool.step(later(30))
+    del pool.members["e1"]
+    pool.step(later(31))
+    pool.members["e2"] = Serving("e2", heard=True, healthy=True)
+    carry_out(pool)
+    assert (pool.phase, pool.current) == ("Complete", "v1")
+
+
 # failures
 
 
@@ -288,16 +310,73 @@ def test_in_a_drain_the_time_of_one_begins_with_its_turn() -> None:
     assert pool.ordered() == ["e1"]
 
 
+def test_the_time_of_what_is_silent_begins_when_it_was_heard_last_or_the_server_came_back() -> None:
+    pool = Pool(3)
+    pool.begin(update(timeoutSeconds=60))
+    pool.step()
+    assert pool.ordered() == ["e0"]
+    members = dict(pool.members)
+    pool.members = {id: Serving(id, known_for=1) for id in members}
+    pool.step(later(1000))
+    assert [p.phase for p in pool.endpoints.values()] == ["Ordered", "Waiting", "Waiting"], "just started"
+    pool.members = {id: replace(m, known_for=9) for id, m in members.items()}
+    pool.members["e2"] = Serving("e2", known_for=8)
+    pool.step(later(1008))
+    assert pool.ordered() == ["e0"], "it has been told only now"
+    assert pool.endpoints["e2"].phase == "Waiting", "silent for a moment"
+    pool.takes("e0")
+    pool.members["e2"] = Serving("e2", known_for=61)
+    pool.step(later(1061))
+    assert pool.endpoints["e2"].reason == "not done after 60 s: it is not heard any more"
+    assert pool.ordered() == ["e1"]
+
+
 def test_another_content_under_the_same_version_is_refused() -> None:
     pool = Pool(2)
     pool.begin(update(mode="Pause"))
     pool.step()
-    pool.say("e0", version="v1", checksum="aaa")
-    pool.say("e1", version="v1", checksum="bbb")
+    pool.say("e0", version="v1", checksum="aaa", obeys=order_for(pool.weights, "e0"))
+    pool.say("e1", version="v1", checksum="bbb", obeys=order_for(pool.weights, "e1"))
     pool.step()
     assert pool.phase == "Complete"
     assert pool.heap() == ["e0"]
     assert "its folder holds bbb, not aaa" in denial(pool.weights, pool.members["e1"])
+    assert pool.begin(update(mode="Pause"))
+    pool.step()
+    assert pool.ordered() == ["e1"], "what it says yet is about the first time"
+    order = order_for(pool.weights, "e1")
+    assert order is not None
+    assert order.checksum == "aaa", "so that it looks again, though it serves something by this name"
+    pool.say("e1", obeys=order)
+    pool.step()
+    assert pool.ordered() == ["e1"], "it is looking"
+    pool.takes("e1")
+    pool.step()
+    assert (pool.phase, pool.heap()) == ("Complete", ["e0", "e1"])
+
+
+def test_what_came_late_from_another_folder_is_not_what_is_asked_for_now() -> None:
+    pool = Pool(2)
+    pool.begin(update("v1", path="/a", timeoutSeconds=60))
+    pool.step()
+    pool.say("e0", phase="Loading", obeys=order_for(pool.weights, "e0"))
+    pool.refuses("e1")
+    pool.step(later(61))
+    pool.refuses("e1")
+    pool.step(later(62))
+    pool.step(later(130))
+    assert pool.phase == "Failed"
+    before = pool.members["e0"].obeys
+    pool.begin(update("v1", path="/b"), later(140))
+    pool.say("e0", version="v1", checksum="aaa", phase="", obeys=before)
+    pool.step(later(140))
+    assert pool.endpoints["e0"].phase == "Ordered"
+    assert "e0" not in pool.heap()
+    pool.say("e0", checksum="bbb", obeys=order_for(pool.weights, "e0"))
+    pool.step(later(141))
+    assert pool.endpoints["e0"].phase == "Done"
+    assert pool.weights.operation is not None
+    assert pool.weights.operation.target.proven == "bbb"
 
 
 def test_the_same_again_after_failures_tries_those_once_more() -> None:
@@ -384,6 +463,30 @@ def test_without_an_update_an_engine_is_told_nothing() -> None:
     pool = Pool(2)
     assert order_for(pool.weights, "e0") is None
     assert order_for(pool.weights, "e9", fresh=True) is None
+
+
+def test_a_first_update_that_comes_late_is_not_taken_for_the_model_of_the_spec() -> None:
+    pool = Pool(0)
+    pool.members = {id: Serving(id, heard=True) for id in ("e0", "e1")}
+    pool.begin(update(timeoutSeconds=60))
+    pool.step()
+    pool.step(later(61))
+    assert (pool.phase, pool.current) == ("Failed", None)
+    pool.say("e0", healthy=True, version="v1", checksum="c")
+    pool.step(later(90))
+    assert (pool.phase, pool.current, pool.heap()) == ("Complete", "v1", ["e0"])
+    order = order_for(pool.weights, "e1", fresh=True)
+    assert order is not None
+    assert (order.version, order.path) == ("v1", "/w/v1")
+    assert not pool.begin(update(timeoutSeconds=60)), "it is what was asked for"
+
+
+def test_what_is_called_by_a_name_of_its_own_is_not_the_model_of_the_spec() -> None:
+    pool = Pool(0)
+    pool.weights = WeightsStatus(model=MODEL)
+    pool.members = {"e0": replace(serving("e0", "v1"), checksum="c"), "e1": serving("e1", "spec")}
+    pool.step()
+    assert pool.current == "spec"
 
 
 def test_a_folder_that_was_written_over_is_not_served_under_a_name_that_means_something_else() -> None:

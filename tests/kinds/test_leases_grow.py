@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
-from rollyard.kinds.wire import Lease
+from rollyard.kinds.wire import Grant, Lease, LeaseRef, to_node
 
 
 def lease(**more: Any) -> Lease:
@@ -28,3 +28,15 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         budgets=Budgets(run_seconds=2.0),
     )
     assert Lease.model_validate_json(asked.model_dump_json()) == asked
+
+
+def test_a_lease_that_asks_for_something_newer_hides_no_other() -> None:
+    sent = json.loads(Grant(leases=[lease(), lease(id="b"), lease(id="c")]).model_dump_json())
+    assert sent.keys() == {"type", "leases"}
+    sent["leases"][0]["agent"]["some_day"] = 1
+    sent["leases"][1] |= {"stage": "REVIEW", "some_day": 1}
+    grant = to_node(json.dumps(sent))
+    assert isinstance(grant, Grant)
+    assert [one.id for one in grant.leases] == ["c"]
+    assert [one.lease for one in grant.unread] == [LeaseRef(namespace="default", id="a", fence=1), None]
+    assert "some_day" in grant.unread[0].why

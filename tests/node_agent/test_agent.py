@@ -14,7 +14,8 @@ from rollyard.client.link import Link
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import RolloutPool, SandboxTemplate
-from rollyard.kinds.wire import AllocationFile, Hello
+from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
+from rollyard.kinds.wire import AllocationFile, Grant, Hello, Lease
 from rollyard.node_agent.agent import NodeAgent
 from rollyard.rollouts.agents import NodeAgent as Connected
 from rollyard.serve import Options, Server
@@ -115,3 +116,32 @@ async def test_a_node_agent_that_does_not_say_its_places_has_those_that_it_uses(
         async with link.session() as http, http.ws_connect(f"{await link.url()}/v1/node/connect") as socket:
             await socket.send_str(hello.model_dump_json(exclude={"places"}))
             assert (await connected(server)).places == 9
+
+
+class NewerSpec(AgentSpec):
+    some_day: int = 0
+
+
+async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {"task": Task(kind="math"), "agent": NewerSpec(some_day=1), "sampling": Sampling(), "budgets": Budgets()}
+    lease = Lease.model_validate(
+        {"namespace": "default", "id": "a", "fence": 1, "attempt": 1, "sample_index": 0, **asked}
+    )
+    async with yard.server() as server, at_work(await yard.allocate(server)):
+        agent = await connected(server)
+        async with asyncio.timeout(20):
+            await wants(agent)
+            agent.want_init = 0
+            agent.grants += 1
+            agent.send(Grant(leases=[lease]))
+            await wants(agent)
+            while "hand-back of a was not stored" not in caplog.text:  # the server never had it
+                await asyncio.sleep(0.01)
+    assert "a lease asks for what this node agent does not know" in caplog.text
+
+
+async def wants(agent: Connected) -> None:
+    while not agent.want_init:
+        await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from reconciler_site import Site
-from weights_site import BASE, MODEL, WeightsYard
+from weights_site import BASE, MODEL, Disk, WeightsYard
 
 from rollyard.kinds.pools import InferencePool
 
@@ -142,6 +142,33 @@ async def test_one_that_fails_leaves_with_its_reason_and_can_be_tried_again(yard
     bad.disk_fails = False
     assert (await yard.update("v1"))[0] == 202, "the same again tries those that failed"
     await yard.serve("v1", 2)
+    assert good.orders == ["v1"]
+
+
+async def test_one_that_holds_another_content_is_told_which_when_it_is_tried_again(yard: WeightsYard) -> None:
+    await yard.pool_of(2)
+    yard.write("v1", "111111111111")
+    good, bad = yard.engines.values()
+    bad.disk = Disk({MODEL: SPEC, "/weights/v1": "222222222222"})
+    await yard.update("v1", mode="Drain")
+
+    async def without() -> bool:
+        fact = await yard.condition("WeightsCurrent")
+        return fact is not None and fact.reason == "EndpointsWithout"
+
+    await yard.until(without)
+    fact = await yard.condition("WeightsCurrent")
+    assert fact is not None
+    assert "1 of 2 endpoints serve v1" in fact.message
+    first, second = (e.order for e in (good, bad))
+    assert first is not None
+    assert first.checksum is None, "what it holds is what the version means"
+    bad.disk.folders["/weights/v1"] = "111111111111"
+    assert (await yard.update("v1", mode="Drain"))[0] == 202
+    await yard.serve("v1", 2)
+    assert bad.order is not None
+    assert second is not None
+    assert (bad.order.checksum, bad.order.attempt) == ("111111111111", second.attempt + 1)
     assert good.orders == ["v1"]
 
 

@@ -45,7 +45,7 @@ class SimulatedEngine:
     """The process in one allocation; `crash` and `run` again for a restart of its job's process."""
 
     def __init__(self, yard: WeightsYard, allocation: Allocation, disk: Disk) -> None:
-        self._yard, self._allocation, self._disk = yard, allocation, disk
+        self._yard, self._allocation, self.disk = yard, allocation, disk
         status = allocation.status
         self.identity = Identity(
             allocation=allocation.metadata.name,
@@ -124,7 +124,7 @@ class SimulatedEngine:
         self.order = order
         if order is not None:
             self.orders.append(order.version)
-        if order is not None and order.version == self.version:
+        if order is not None and order.version == self.version and order.checksum in (None, self.checksum):
             self.phase = self.error = ""
             return
         self.phase = "" if order is None else "Draining"
@@ -133,7 +133,7 @@ class SimulatedEngine:
     async def _load(self, order: WeightsOrder | None) -> None:
         await self.hold.wait()
         folder = MODEL if order is None else order.path or order.adapter or ""
-        found = None if self.disk_fails else self._disk.folders.get(folder)
+        found = None if self.disk_fails else self.disk.folders.get(folder)
         if found is None or (order is not None and order.checksum not in (None, found)):
             self.phase = "Failed" if order is not None else ""
             self.error = f"{folder} cannot be read" if found is None else f"it holds {found}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.rollout import Stage, Status, WeightsDemand
-from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.rollouts.freshness import Served, allowed, judge, waiting
 from rollyard.rollouts.step import (
     MAX_OUTDATED,
@@ -104,6 +104,19 @@ def test_a_group_of_one_version(
 ) -> None:
     found = judge(asks, group, now)
     assert (None if found is None else (found.reason, found.ends)) == reason
+
+
+def test_a_version_that_is_coming_or_was_there_a_moment_ago_is_not_gone() -> None:
+    now = served("v1", current="v1")
+    assert now.gone("v2")
+    assert not replace(now, lately=frozenset({"v2"})).gone("v2")
+    assert not replace(now, lately=None).gone("v2"), "the server has just started"
+    assert not Served().gone("v2"), "the pool has not been looked at"
+    target = now.weights.history[1]
+    for phase, gone in (("Updating", False), ("Failed", True)):
+        operation = WeightsOperation(target=target, phase=phase, started_at=target.since)
+        weights = now.weights.model_copy(update={"operation": operation})
+        assert replace(now, weights=weights).gone("v2") == gone
 
 
 def test_what_it_waits_for_is_said() -> None:

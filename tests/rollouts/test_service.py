@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
@@ -37,7 +38,7 @@ from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.repin import Repinner
 from rollyard.rollouts.service import Rollouts
-from rollyard.rollouts.submission import MAX_TASK_BYTES
+from rollyard.rollouts.submission import MAX_TASK_BYTES, expand
 from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
 from rollyard.store.sqlite import SqliteStore
 
@@ -186,6 +187,24 @@ async def test_n_makes_a_group_that_attaches_as_a_whole(yard: Yard) -> None:
     assert [new for _, new in again] == [False] * 3
     with pytest.raises(Conflict):
         await yard.rollouts.submit("default", [request("g", n=4)])
+
+
+async def test_what_an_earlier_release_accepted_is_attached_to(yard: Yard) -> None:
+    for made in (request("a"), request("g", n=2)):
+        stored = []
+        for record in expand("default", made, 1.0):
+            fields = {
+                k: v for k, v in json.loads(record.request).items() if k not in ("group_version", "max_staleness")
+            }
+            body = json.dumps(fields)
+            digest = hashlib.sha256(f"{made.n}/{record.sample_index}/{body}".encode()).hexdigest()
+            stored.append(replace(record, request=body, digest=digest))
+        await yard.store.transact(lambda tx, stored=stored: [tx.put(r) for r in stored])
+        again = await yard.rollouts.submit("default", [made])
+        assert [new for _, new in again] == [False] * made.n
+    for other in (request("a", priority=1), request("a", answer="2"), request("g", n=3)):
+        with pytest.raises(Conflict):
+            await yard.rollouts.submit("default", [other])
 
 
 async def test_a_task_that_is_too_large_is_refused(yard: Yard) -> None:

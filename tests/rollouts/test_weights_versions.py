@@ -17,7 +17,7 @@ from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import Cancel, EngineHeartbeat
-from rollyard.rollouts.weights_watch import WeightsWatch
+from rollyard.rollouts.weights_watch import GRACE_SECONDS, WeightsWatch
 from rollyard.store.base import RolloutRecord
 
 POOL = ("default", "policy-pool")
@@ -32,7 +32,7 @@ class Versions:
             {"metadata": {"name": "swe"}, "spec": {"replicas": 1, "inference": {"policy": "policy-pool"}}}
         )
         self.history: list[str] = []
-        self.watch = WeightsWatch(yard.rollouts, yard.endpoints, self._pools)
+        self.watch = WeightsWatch(yard.rollouts, yard.endpoints, self._pools, yard.clock)
 
     async def _pools(self) -> list[RolloutPool]:
         return [self.yard.pool]
@@ -62,6 +62,10 @@ class Versions:
 
     async def look(self) -> int:
         return await self.watch.look(self.yard.pool)
+
+    async def waits(self) -> None:
+        """So long that what is missed now does not come back."""
+        self.yard.clock.turn(GRACE_SECONDS)
 
     async def records(self, *ids: str) -> list[RolloutRecord]:
         return [await self.yard.rollouts.get("default", id) for id in ids]
@@ -163,12 +167,37 @@ async def test_what_is_left_of_a_group_whose_version_is_gone_ends(versions: Vers
     await yard.rollouts.run_stored(first, "u1", b"run", frozenset({"v1"}))
     versions.current("v2")
     versions.serves("e1", "v2")
-    assert await versions.look() == 3, "the one that ran comes back, then it and the one in the queue end"
+    assert await versions.look() == 1, "the one that ran comes back"
+    await versions.waits()
+    assert await versions.look() == 2, "nobody serves v1 any more: it and the one in the queue end"
     await yard.rollouts.finish(header(first), "u1", b"outcome", 3)
     found = await versions.records(*ids)
     assert sorted(r.status for r in found) == [Status.CANCELLED, Status.CANCELLED, Status.COMPLETED]
     assert {r.error.reason for r in found if r.error is not None} == {"WeightsVersionGone"}
     assert {r.reward for r in found if r.status is Status.CANCELLED} == {None}
+
+
+async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    ids = await submit(versions, n=2, group_version="same")
+    node = yard.node(init=1)
+    await until(lambda: len(node.leases) == 1)
+    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
+    yard.endpoints.forget(identity("e1").uid)
+    yard.endpoints.follow(POOL, None)
+    versions.watch = WeightsWatch(yard.rollouts, yard.endpoints, versions._pools, yard.clock)
+    assert await versions.look() == 0, "the pool's status has not been read"
+    versions.current("v2")
+    versions.updating("v3")
+    assert await versions.look() == 0, "no engine has registered"
+    versions.serves("e1", "v1")
+    await versions.waits()
+    assert await versions.look() == 0, "it has v1"
+    yard.endpoints.eject("e1", "reset by peer")
+    assert await versions.look() == 0, "it may be healthy in a moment"
+    await versions.waits()
+    assert await versions.look() == 1
+    assert {r.status for r in await versions.records(*ids)} == {Status.CANCELLED, Status.RUNNING}
 
 
 async def test_while_another_endpoint_has_its_version_a_group_goes_on_there(versions: Versions) -> None:

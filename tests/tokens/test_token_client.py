@@ -305,6 +305,15 @@ async def test_less_is_asked_for_where_the_engine_wants_room_for_all_of_it(
     assert [asked["max_tokens"] for asked in server.asked] == [8, 2]
 
 
+async def test_the_least_tokens_are_lowered_with_the_room(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    words = "This model's maximum context length is 5 tokens. However, you requested 11 tokens (3 in the prompt, 8 ...)"
+    server.scripts = [(400, json.dumps({"error": {"message": words}})), stream(chunk([5, 6], "length"))]
+    assert (await client.complete(endpoint, PROMPT, Sampling(min_tokens=4), 8, [2])).token_ids == [5, 6]
+    assert [(asked["min_tokens"], asked["max_tokens"]) for asked in server.asked] == [(4, 8), (2, 2)]
+
+
 async def test_tokens_carry_the_weights_that_the_stream_names(
     client: TokenClient, endpoint: Endpoint, server: Server
 ) -> None:

@@ -135,6 +135,31 @@ def test_a_malformed_call_of_each_family_says_why(name: str, text: str, calls: i
     assert error in turn.error
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"function": {"name": "view", "parameters": None}},
+        {"function": {"name": "view", "parameters": {"properties": None}}},
+        {
+            "function": {
+                "name": "view",
+                "parameters": {"properties": {"path": None, "n": {"type": ["integer", "null"]}}},
+            }
+        },
+        {"function": {"name": "view", "parameters": []}},
+        {"function": {"name": None, "parameters": {"properties": {"path": {"type": "integer"}}}}},
+        {"function": {"parameters": {"properties": {"path": {"type": "integer"}}}}},
+        {"function": None},
+    ],
+)
+def test_a_tool_that_declares_no_types_is_no_error(name: str, tool: dict[str, Any]) -> None:
+    text = "<tool_call>view<arg_key>path</arg_key><arg_value>12</arg_value></tool_call>"
+    turn = BUILT_IN[name][0]([tool, *TOOLS]).parse(text)
+    if name == "glm":
+        assert turn.calls == (ToolCall("view", {"path": "12"}),)
+
+
 PIECES = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<function=", ">", "</function>", "<parameter=", "</parameter>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
@@ -154,6 +179,23 @@ def test_no_text_makes_a_parser_raise(name: str, text: str) -> None:
     for call in turn.calls:
         assert isinstance(call.name, str)
         assert isinstance(call.arguments, dict)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "[TOOL_CALLS]~x"),
+        ("mistral", "[TOOL_CALLS]view~x"),
+        ("mistral", "[TOOL_CALLS]view[CALL_ID]~abc~[ARGS]~x"),
+        ("glm", "<tool_call>view<arg_key>path</arg_key>~</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=view>~</function>~x</tool_call>"),
+    ],
+)
+def test_a_page_of_spaces_is_read_in_one_go(name: str, text: str) -> None:
+    """Tried in every split, these would take hours."""
+    turn = parser(name).parse(text.replace("~", " " * 200_000))
+    assert not turn.calls
+    assert turn.error is not None
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ class Reader:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):
+                await child.stdin.wait_closed()  # what was still to be written: asyncio wants that known
 
     async def _exchange(self, *messages: bytes) -> Queue | Exception:
         """What the child made of it."""

@@ -33,7 +33,8 @@ class ToolCallParser(Protocol):
     form: str
     """A sentence that tells a model how to write a call; part of the answer to a malformed one."""
     error_role: str
-    """Role of that answer: `tool`, or `user` where a tool's message must follow a well-formed call."""
+    """Role of that answer: `tool`, or `user` where a tool's message must follow a well-formed call. Behind calls that were
+    carried out there is such a message: then `user` means that the last of their results ends with the answer."""
 
     def parse(self, text: str) -> ParsedTurn:
         """Never raises. `text` is a turn without the token that ended it, special tokens written out."""
@@ -49,11 +50,18 @@ class Malformed(Exception):
 
 
 def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """(tool, argument) -> JSON type, of those that are declared with one type."""
+    """(tool, argument) -> JSON type, of those that are declared with one type. What is declared in no such way has none."""
     types = {}
     for tool in tools:
-        function = tool.get("function", tool)
-        for name, schema in function.get("parameters", {}).get("properties", {}).items():
-            if isinstance(schema, dict) and isinstance(schema.get("type"), str):
-                types[function["name"], name] = schema["type"]
+        function = _object(tool.get("function", tool))
+        name = function.get("name")
+        for argument, schema in _object(_object(function.get("parameters")).get("properties")).items():
+            declared = _object(schema).get("type")
+            if isinstance(name, str) and isinstance(declared, str):
+                types[name, argument] = declared
     return types
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Schemas come from callers: null, or anything else that is no object, declares nothing."""
+    return value if isinstance(value, dict) else {}

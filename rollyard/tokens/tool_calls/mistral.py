@@ -10,7 +10,8 @@ from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
 
 MARK = "[TOOL_CALLS]"
-NAMED = re.compile(r"\s*([^\s\[\]{}\"]+?)\s*(?:\[CALL_ID\]\s*(\S+?)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+# possessive: what a model writes, such as a name and a page of spaces, must not be tried in every split
+NAMED = re.compile(r"\s*+([^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\]\s*+(\S+?)\s*+)?(?:\[ARGS\])?+\s*+(?=\{)")
 
 
 class Mistral:
