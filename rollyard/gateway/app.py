@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
-MAX_BODY = 64 << 20
 Find = Callable[[web.Request, str | None], Awaitable[Session]]
 """(request, the session it names) -> the session. Raises Refusal."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,7 +38,7 @@ APIS: dict[str, Callable[[dict[str, Any]], Exchange]] = {
 
 def build(find: Find) -> web.Application:
     """Every path also below `/s/{session}`, for callers that can set nothing but a base URL."""
-    app = web.Application(client_max_size=MAX_BODY)
+    app = web.Application()
     front = _Front(find)
     for prefix in ("", "/s/{session}"):
         for path, exchange in APIS.items():
@@ -71,7 +70,7 @@ class _Front:
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
-                exchange = make(await _body(request))
+                exchange = make(await _body(request, session))
                 if exchange.stream:
                     return await _streamed(request, session, exchange)
                 return web.json_response(exchange.whole(await exchange.carry_out(session, None)))
@@ -83,8 +82,8 @@ class _Front:
     async def count_tokens(self, request: web.Request) -> web.Response:
         try:
             session = await self._session(request)
-            exchange = MessagesExchange({"max_tokens": 1, **await _body(request)})
-            return web.json_response({"input_tokens": session.prompt_tokens(exchange.asked)})
+            exchange = MessagesExchange({"max_tokens": 1, **await _body(request, session)})
+            return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
         except Refusal as refusal:
             return web.json_response(MessagesExchange.error(refusal), status=refusal.status)
 
@@ -133,16 +132,27 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
     return response
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _body(request: web.Request, session: Session) -> dict[str, Any]:
+    session.check()
     try:
-        body = json.loads(await request.read())
+        async with session.readers:
+            body = json.loads(await _read(request, session))
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise Refusal(413, "invalid_request_error", f"a request may have at most {MAX_BODY >> 20} MiB") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return body
+
+
+async def _read(request: web.Request, session: Session) -> bytes:
+    data, most = bytearray(), session.terms.max_body
+    if (request.content_length or 0) > most:
+        raise session.too_large()
+    async for chunk in request.content.iter_any():
+        data += chunk
+        if len(data) > most:
+            raise session.too_large()
+    return bytes(data)
 
 
 def _model(name: str) -> dict[str, Any]:

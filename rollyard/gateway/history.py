@@ -102,7 +102,7 @@ class History:
         self._known: dict[tuple[Key, str], Answer | None] = {}
         """(key before a message of an assistant, its own) -> the sampled turn, or None for one that nobody sampled."""
         self._latest: dict[str, Answer] = {}
-        """An assistant's message by itself -> the turn sampled last that says so."""
+        """Digest of an assistant's message by itself -> the turn sampled last that says so."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
@@ -174,13 +174,13 @@ def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
 
 
 def _own(message: Message) -> str:
-    """The message without what callers change and mean nothing by: space around it, thoughts, the writing of arguments,
-    ids of calls."""
+    """Digest of the message without what callers change and mean nothing by: space around it, thoughts, the writing of
+    arguments, ids of calls."""
     content = str(message["content"])
     if message["role"] == "assistant":
         content = content.rpartition(THINK_ENDS)[2]
     calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
-    return json.dumps([message["role"], content.strip(), calls], sort_keys=True)
+    return _digest(json.dumps([message["role"], content.strip(), calls], sort_keys=True))
 
 
 def _digest(*parts: str) -> Key:

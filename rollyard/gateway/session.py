@@ -10,7 +10,8 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from rollyard.errors import ContextExceeded, EndpointRefused, RollyardError, TaskError
 from rollyard.gateway.asked import Asked, Call, Said, assistant
@@ -26,6 +27,12 @@ from rollyard.tokens.tool_calls import ParsedTurn, parser_for
 
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
+P = TypeVar("P")
+LONG_CHARACTERS = 1 << 16
+"""From there on a prompt is rendered and encoded in a thread: a million take seconds."""
+LEAST_BODY, USUAL_BODY, MOST_BODY = 1 << 20, 16 << 20, 64 << 20
+BODY_BYTES_A_TOKEN = 64
+READERS = 4
 
 
 class Policy(Protocol):
@@ -47,6 +54,15 @@ class Terms:
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
+    context: int | None = None
+    """Tokens that a prompt may have, where that is known before an engine says so."""
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a request: a longer one does not fit the context, however its tokens are."""
+        if self.context is None:
+            return USUAL_BODY
+        return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)
 
 
 class Session:
@@ -61,6 +77,9 @@ class Session:
         self.truncated = False
         """A limit was reached: of calls, or of the context."""
         self.last_used = time.monotonic()
+        self.readers = asyncio.Semaphore(READERS)
+        """Requests whose bodies are being read: no more of them are in memory at once."""
+        self._preparing = asyncio.Lock()
         self._template = template
         self._policy = policy
         self._chats = History(template)
@@ -110,16 +129,30 @@ class Session:
 
     # calls
 
+    def check(self) -> None:
+        """Before a request is read. Raises Refusal when no call can be answered any more."""
+        self.last_used = time.monotonic()
+        if self._closed:
+            raise gone("this session is closed")
+        if self.failure.done():
+            raise unavailable("this session has failed; its rollout is started anew")
+        limit = self.terms.max_calls
+        if limit is not None and self.calls + self.in_flight >= limit:
+            self.truncated = True
+            raise turn_limit(limit)
+
+    def too_large(self) -> Refusal:
+        """For a request above `terms.max_body`."""
+        self.truncated = True
+        return too_long(f"a request may have at most {self.terms.max_body} bytes, as more do not fit the context")
+
     async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
         """One turn of a conversation. Raises Refusal."""
-        sampling = self._admit(asked.wanted)
+        prepared = await self._prepared(asked)
         try:
-            prepared = self._chats.prepare(asked)
-        except TaskError as error:
-            raise bad_request(str(error), param="messages") from error
-        stops = sampling.stop or []
-        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
-        try:
+            sampling = self._admit(asked.wanted)
+            stops = sampling.stop or []
+            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
             sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
         except BaseException:
             self._chats.release(prepared)
@@ -131,11 +164,11 @@ class Session:
 
     async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
         """One continuation of a prompt without messages. Raises Refusal."""
-        sampling = self._admit(wanted)
-        prepared = self._plain.prepare(prompt)
-        stops = sampling.stop or []
-        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
+        prepared = await self._held(partial(self._plain.prepare, prompt), self._plain.release, len(prompt))
         try:
+            sampling = self._admit(wanted)
+            stops = sampling.stop or []
+            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
             sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
         except BaseException:
             self._plain.release(prepared)
@@ -149,25 +182,40 @@ class Session:
         finish = "length" if sampled.finish_reason == "length" else "stop"
         return Said(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop)
 
-    def prompt_tokens(self, asked: Asked) -> int:
+    async def prompt_tokens(self, asked: Asked) -> int:
         """How long the prompt of such a call would be. Raises Refusal."""
-        try:
-            prepared = self._chats.prepare(asked)
-        except TaskError as error:
-            raise bad_request(str(error), param="messages") from error
+        prepared = await self._prepared(asked)
         self._chats.release(prepared)
         return len(prepared.prompt)
 
+    async def _prepared(self, asked: Asked) -> Prepared:
+        """Raises Refusal."""
+        try:
+            return await self._held(partial(self._chats.prepare, asked), self._chats.release, asked.characters)
+        except TaskError as error:
+            raise bad_request(str(error), param="messages") from error
+
+    async def _held(self, prepare: Callable[[], P], release: Callable[[P], None], characters: int) -> P:
+        """One at a time, so that a sandbox that asks for much at once holds up itself alone.
+
+        A long one is prepared in a thread while other calls are recorded or released: those touch the branches that
+        they hold, which this one passes over.
+        """
+        async with self._preparing:
+            if characters < LONG_CHARACTERS:
+                return prepare()
+            work = asyncio.ensure_future(asyncio.to_thread(prepare))
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # a thread cannot be stopped, and what it comes to is nobody's
+                work.add_done_callback(lambda done: None if done.exception() else release(done.result()))
+                await asyncio.wait([work])
+                raise
+
     def _admit(self, wanted: Wanted) -> Sampling:
-        self.last_used = time.monotonic()
-        if self._closed:
-            raise gone("this session is closed")
-        if self.failure.done():
-            raise unavailable("this session has failed; its rollout is started anew")
-        limit = self.terms.max_calls
-        if limit is not None and self.calls + self.in_flight >= limit:
-            self.truncated = True
-            raise turn_limit(limit)
+        """Right before sampling, with no wait between: calls at once must not pass the limit together."""
+        self.check()
         sampling = merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
         number, self._begun = self._begun, self._begun + 1
         if sampling.seed is None or not self.terms.fixed:

@@ -172,6 +172,7 @@ class Work:
             max_calls=agent.max_turns,
             tool_parser=agent.tool_parser,
             sample_index=lease.sample_index,
+            context=lease.budgets.context_tokens,
         )
         session = Session(secrets.token_hex(16), template, policy, terms)
         status, metrics = Status.TRUNCATED, {}

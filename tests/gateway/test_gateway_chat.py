@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from conftest import TOOLS  # type: ignore[import-not-found]
@@ -246,3 +247,40 @@ async def test_256_streams_at_once(scripted: Any) -> None:
         told = await asyncio.gather(*(one(i) for i in range(256)))
         assert set(told) == {"This is an answer of some words."}
         assert all(len(s.segments()) == 1 for s in gateway.sessions.values())
+
+
+async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
+    async with scripted(["Hi."]) as (gateway, upstream), client(gateway) as ai, client(gateway, "s2") as other:
+        words = [{"role": "user", "content": "some words, " * 12_000}]
+        long = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
+        while not ("s1" in gateway.sessions and gateway.sessions["s1"]._preparing.locked()):
+            await asyncio.sleep(0)
+        await other.chat.completions.create(model="m", messages=QUESTION)
+        assert not long.done()
+        await long
+        assert [len(p) > 20_000 for p in upstream.prompts] == [False, True]
+        # one that goes away while its prompt is prepared holds nothing
+        again = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
+        while not gateway.sessions["s1"]._preparing.locked():
+            await asyncio.sleep(0)
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+        await ai.chat.completions.create(model="m", messages=[*words, {"role": "assistant", "content": "Hi."}])
+        assert not any(branch.busy for branch in gateway.sessions["s1"]._branches())
+
+
+async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_call(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(), max_calls=1, context=64)
+    async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (2 << 20)}])
+        assert refused.value.code == "context_length_exceeded"
+        assert (upstream.prompts, gateway.sessions["s1"].truncated) == ([], True)
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        async with aiohttp.ClientSession(headers={"X-Rollyard-Session": "s1"}) as http:
+            for path in ("chat/completions", "messages/count_tokens"):
+                async with http.post(f"{gateway.url}/v1/{path}", data=b"{") as answer:
+                    assert answer.status == 403
+            gateway.sessions["s1"].close()
+            async with http.post(f"{gateway.url}/v1/messages/count_tokens", data=b"{") as answer:
+                assert answer.status == 410

@@ -139,6 +139,27 @@ async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, 
         await Harness(sandbox, refused).run(command(f"{PYTHON}"), PROMPT)
 
 
+async def test_one_sandbox_cannot_take_all_connections(sandbox: Sandbox, template: ChatTemplate) -> None:
+    python = """
+import os, socket, urllib.parse, urllib.request
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+held = [socket.create_connection((url.hostname, url.port)) for _ in range(160)]
+for one in held:
+    one.settimeout(0.5)
+    try:
+        one.sendall(b"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+        served = one.recv(9) == b"HTTP/1.1 "
+    except ConnectionError:
+        served = False
+    print("served" if served else "refused")
+"""
+    async with session(template) as (mine, _):
+        text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen\n{PYTHON}"
+        assert await Harness(sandbox, mine).run(command(text), PROMPT) == (Status.COMPLETED, 0)
+        seen = (await sandbox.read_file("seen", 10_000)).decode().split()
+        assert (seen.count("served"), seen.count("refused")) == (128, 32)
+
+
 async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
     sandbox: Sandbox, template: ChatTemplate
 ) -> None:
