@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import time
 import zlib
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from rollyard.errors import ContextExceeded, EndpointRefused, RollyardError, TaskError
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused, RollyardError, TaskError
 from rollyard.gateway.asked import Asked, Call, Said, assistant
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
@@ -23,7 +24,9 @@ from rollyard.gateway.speech import Speech
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import ParsedTurn, parser_for
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parser_for
+
+log = logging.getLogger(__name__)
 
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
@@ -148,6 +151,7 @@ class Session:
 
     async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
         """One turn of a conversation. Raises Refusal."""
+        parser = self._parser(asked)
         prepared = await self._prepared(asked)
         try:
             sampling = self._admit(asked.wanted)
@@ -157,7 +161,7 @@ class Session:
         except BaseException:
             self._chats.release(prepared)
             raise
-        said = self._answer(asked, prepared, sampled, stops, seconds)
+        said = self._answer(asked, parser, prepared, sampled, stops, seconds)
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
@@ -237,15 +241,15 @@ class Session:
         except ContextExceeded as error:
             self.truncated = True
             raise too_long(str(error)) from error
-        except EndpointRefused as error:
-            self.refused = error
-            raise bad_request(str(error)) from error
         except Refusal:
             raise
         except RollyardError as error:
+            if isinstance(error, EndpointRefused) and not isinstance(error, AnswerRefused):
+                self.refused = error
+                raise bad_request(str(error)) from error
             if not self.failure.done():
                 self.failure.set_result(error)
-            raise unavailable(f"the model cannot be reached: {error}") from error
+            raise unavailable(f"the model cannot answer: {error}") from error
         finally:
             self.last_used = time.monotonic()
 
@@ -274,16 +278,44 @@ class Session:
             await asyncio.gather(task, return_exceptions=True)
             self._in_flight.discard(task)
 
-    def _answer(self, asked: Asked, prepared: Prepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+    def _parser(self, asked: Asked) -> ToolCallParser | None:
+        """None where no tools are on offer. Made before anything is sampled. Raises Refusal."""
+        try:
+            return parser_for(self._template, self.terms.tool_parser, asked.tools) if asked.tools else None
+        except TaskError as error:
+            raise bad_request(str(error), param="tools") from error
+        except Exception as error:  # a parser may be anyone's
+            log.warning("session %s: the parser of tool calls does not take these tools", self.id, exc_info=True)
+            raise bad_request(
+                f"the parser of tool calls does not take these tools: {error!r}", param="tools"
+            ) from error
+
+    def _parsed(self, parser: ToolCallParser | None, shown: str) -> ParsedTurn:
+        """Whatever a parser does: what was sampled is there to be recorded."""
+        if parser is None:
+            return ParsedTurn(shown.strip())
+        try:
+            return parser.parse(shown)
+        except Exception as error:
+            log.exception("session %s: the parser of tool calls failed on a turn", self.id)
+            return ParsedTurn(shown, (), f"the parser of tool calls failed: {error!r}")
+
+    def _answer(
+        self,
+        asked: Asked,
+        parser: ToolCallParser | None,
+        prepared: Prepared,
+        sampled: Sampled,
+        stops: Sequence[str],
+        seconds: float,
+    ) -> Said:
         """Record the turn, as ids, and as the caller is told it."""
         conversation = prepared.branch.conversation
         text = conversation.add_sampled(
             sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason
         )
         shown, stop = _cut(text, stops)
-        parsed = ParsedTurn(shown.strip())
-        if asked.tools:
-            parsed = parser_for(self._template, self.terms.tool_parser, asked.tools).parse(shown)
+        parsed = self._parsed(parser, shown)
         calls = parsed.calls if asked.wanted.parallel else parsed.calls[:1]
         content = shown.strip() if parsed.error is not None and not calls else parsed.content
         given = tuple(

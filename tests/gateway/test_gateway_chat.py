@@ -14,6 +14,7 @@ from conftest import TOOLS  # type: ignore[import-not-found]
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.tool_calls import ParsedTurn, families
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
@@ -284,3 +285,43 @@ async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_cal
             gateway.sessions["s1"].close()
             async with http.post(f"{gateway.url}/v1/messages/count_tokens", data=b"{") as answer:
                 assert answer.status == 410
+
+
+class Picky:
+    """A plug-in that fails: on tools with a certain name when it is made, on any turn later."""
+
+    form, error_role = "", "user"
+
+    def __init__(self, tools: list[dict[str, Any]]) -> None:
+        if any(tool["function"]["name"] == "odd" for tool in tools):
+            raise AttributeError("odd")
+
+    def parse(self, text: str) -> ParsedTurn:
+        raise ValueError("no such turn")
+
+
+async def test_a_parser_that_fails_loses_no_turn(
+    scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.BUILT_IN, "picky", (Picky, ()))
+    async with scripted([CALL, "Yes."], Terms("policy", Sampling(), tool_parser="picky")) as (gateway, upstream):
+        async with client(gateway) as ai:
+            odd: list[Any] = [{"type": "function", "function": {"name": "odd"}}]
+            with pytest.raises(openai.BadRequestError, match="does not take these tools"):
+                await ai.chat.completions.create(model="m", messages=QUESTION, tools=odd)
+            assert upstream.prompts == []
+            said = await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+            assert (said.choices[0].message.content, said.choices[0].finish_reason) == (CALL, "stop")
+            again = [*QUESTION, said.choices[0].message, {"role": "user", "content": "Sure?"}]
+            await ai.chat.completions.create(model="m", messages=again, tools=TOOLS)
+        session = gateway.sessions["s1"]
+        assert (session.calls, len(session.turns()), session.breaks()) == (2, 2, {})
+        assert runs(session) == [ids(template, CALL) + ids(template, "Yes.")]
+
+
+async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(), tool_parser="klingon")
+    async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError, match="no tool-call parser 'klingon'"):
+            await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+        assert upstream.prompts == []

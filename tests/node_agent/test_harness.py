@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bench.upstream import Upstream
-from rollyard.errors import EndpointLost, EndpointRefused, TaskError
+from rollyard.errors import AnswerRefused, EndpointLost, EndpointRefused, TaskError
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.kinds.wire import Endpoint
@@ -134,6 +134,9 @@ async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, 
     lost = Session("x", template, FailingPolicy(EndpointLost("gone")), Terms("policy", Sampling()))
     with pytest.raises(EndpointLost, match="gone"):
         await Harness(sandbox, lost).run(command(f"while true\ndo {PYTHON}\ndone"), PROMPT)
+    unfit = Session("x", template, FailingPolicy(AnswerRefused("two logprobs")), Terms("policy", Sampling()))
+    with pytest.raises(AnswerRefused, match="two logprobs"):
+        await Harness(sandbox, unfit).run(command(f"{PYTHON} || true"), PROMPT)
     refused = Session("x", template, FailingPolicy(EndpointRefused("no (401)")), Terms("policy", Sampling()))
     with pytest.raises(EndpointRefused, match="401"):
         await Harness(sandbox, refused).run(command(f"{PYTHON}"), PROMPT)
