@@ -112,7 +112,10 @@ class History:
         """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = _keys(start, asked.messages)
-        going_on = [b for b in self._branches if not b.busy and b.start == start and keys[b.length :][:1] == [b.key]]
+        # a turn of another branch that came behind is recalled there by its ids, and would stand here as text
+        last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
+        free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
+        going_on = [b for b in free if keys[b.length :][:1] == [b.key]]
         branch = max(going_on, key=lambda b: b.length, default=None)
         if branch is None:
             branch = self._open(asked, keys)

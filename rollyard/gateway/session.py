@@ -19,7 +19,7 @@ from rollyard.gateway.asked import Asked, Call, Said, assistant
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
 from rollyard.gateway.plain import PlainBranch, PlainHistory
-from rollyard.gateway.refusal import Refusal, bad_request, gone, too_long, turn_limit, unavailable
+from rollyard.gateway.refusal import Refusal, bad_request, gone, token_limit, too_long, turn_limit, unavailable
 from rollyard.gateway.speech import Speech
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.sampled import Sampled
@@ -57,6 +57,8 @@ class Terms:
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
+    max_tokens: int = 4 << 20
+    """Of all segments together: as JSON they are below what a result may have."""
     context: int | None = None
     """Tokens that a prompt may have, where that is known before an engine says so."""
 
@@ -88,6 +90,8 @@ class Session:
         self._chats = History(template)
         self._plain = PlainHistory(template)
         self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
+        self._lengths: dict[tuple[int, int], int] = {}
+        """(branch, segment) -> its tokens."""
         self._begun = 0
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
@@ -143,6 +147,9 @@ class Session:
         if limit is not None and self.calls + self.in_flight >= limit:
             self.truncated = True
             raise turn_limit(limit)
+        if sum(self._lengths.values()) >= self.terms.max_tokens:
+            self.truncated = True
+            raise token_limit(self.terms.max_tokens)
 
     def too_large(self) -> Refusal:
         """For a request above `terms.max_body`."""
@@ -349,6 +356,7 @@ class Session:
             tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
             timings={"model": round(seconds, 6), "tools": 0.0},
         )
+        self._lengths[id(branch), turn.segment] = turn.prompt_length + turn.response_length
         branch.turns.append(turn)
         self._turns.append((branch, turn))
 

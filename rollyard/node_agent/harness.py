@@ -61,7 +61,7 @@ class Harness:
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
         """Completed when the command ends by itself with exit code 0 within all limits, Truncated otherwise; the exit code.
 
-        Raises SandboxLost, TaskError when the command failed before its first model call, and whatever kept the session
+        Raises SandboxLost, TaskError when the command ended before its first model call, and whatever kept the session
         from going on.
         """
         async with self._gateway() as base:
@@ -70,10 +70,8 @@ class Harness:
         session = self._session
         words = done.output.strip()[-LAST_WORDS:]
         log.info("session %s: its command ended with %s; it said last: %s", session.id, done.exit_code, words)
-        if not session.calls and session.refused is not None:
-            raise session.refused
-        if not session.calls and done.exit_code != 0:
-            raise TaskError(
+        if not session.calls and not session.truncated:
+            raise session.refused or TaskError(
                 f"the agent's command ended with exit code {done.exit_code} before its first model call: {words}"
             )
         whole = done.exit_code == 0 and not session.truncated

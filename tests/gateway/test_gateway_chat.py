@@ -325,3 +325,72 @@ async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scrip
         with pytest.raises(openai.BadRequestError, match="no tool-call parser 'klingon'"):
             await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
         assert upstream.prompts == []
+
+
+async def test_the_tokens_of_all_segments_have_a_limit(scripted: Any) -> None:
+    async with scripted(["Hi."], Terms("policy", Sampling(), max_tokens=8)) as (gateway, _), client(gateway) as ai:
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        with pytest.raises(openai.PermissionDeniedError, match="8 tokens"):
+            await ai.chat.completions.create(model="m", messages=QUESTION)
+        assert gateway.sessions["s1"].truncated
+
+
+async def test_wrong_input_is_told_in_the_apis_shape(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted(["One two three four."]) as (gateway, _), client(gateway) as ai:
+        said = await ai.chat.completions.create(model="m", messages=QUESTION, extra_body={"max_tokens": "2"})
+        assert said.usage.completion_tokens == 2
+        async with aiohttp.ClientSession(headers={"X-Rollyard-Session": "s1"}) as http:
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x\ud800"}]})
+            async with http.post(f"{gateway.url}/v1/chat/completions", data=body) as answer:
+                assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
+
+        async def broken(*_: Any) -> None:
+            raise KeyError("x")
+
+        monkeypatch.setattr(gateway.policy, "sample", broken)
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as failed:
+                await ai.with_options(max_retries=3).chat.completions.create(
+                    model="m", messages=QUESTION, stream=stream
+                )
+            assert failed.value.type == "server_error"
+            assert failed.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_texts_that_end_a_turn_add_up(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(stop=["four"]))
+    async with scripted(["one two three four five"], terms) as (gateway, _), client(gateway) as ai:
+        for stop, left in (("five", "one two three"), ("three", "one two")):
+            said = await ai.chat.completions.create(model="m", messages=QUESTION, stop=[stop])
+            assert said.choices[0].message.content == left
+
+
+async def test_a_turn_of_another_branch_comes_back_as_ids(scripted: Any, template: ChatTemplate) -> None:
+    says = ["One.", "gone " * 400, "Two.", "slow " * 400, "Three."]
+    async with scripted(says, pace=0.002) as (gateway, upstream), client(gateway) as ai:
+        ask = ai.chat.completions.create
+        await ask(model="m", messages=QUESTION)
+        history: list[Any] = [*QUESTION, {"role": "assistant", "content": "One."}, {"role": "user", "content": "And?"}]
+        hung = asyncio.create_task(ask(model="m", messages=history))
+        async with asyncio.timeout(10):
+            while len(upstream.prompts) < 2:
+                await asyncio.sleep(0.01)
+        assert (await ask(model="m", messages=history)).choices[0].message.content == "Two."
+        hung.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
+        session = gateway.sessions["s1"]
+        async with asyncio.timeout(10):
+            while session.in_flight:
+                await asyncio.sleep(0.01)
+        history += [{"role": "assistant", "content": "Two."}]
+        busy = asyncio.create_task(ask(model="m", messages=[*history, {"role": "user", "content": "x"}]))
+        async with asyncio.timeout(10):
+            while len(upstream.prompts) < 4:
+                await asyncio.sleep(0.01)
+        await ask(model="m", messages=[*history, {"role": "user", "content": "y"}])
+        said = ids(template, "Two.")
+        assert any(upstream.prompts[4][i : i + len(said)] == said for i in range(len(upstream.prompts[4])))
+        # the third branch shares no turn with the first
+        assert [t.segment for t in session.turns()] == [0, 1, 2]
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)

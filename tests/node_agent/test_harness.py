@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bench.upstream import Upstream
-from rollyard.errors import AnswerRefused, EndpointLost, EndpointRefused, TaskError
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointLost, EndpointRefused, TaskError
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.kinds.wire import Endpoint
@@ -130,6 +130,11 @@ async def test_a_command_that_never_gets_to_a_call_is_a_wrong_request(sandbox: S
             await Harness(sandbox, mine).run(command("nonesuch --now"), PROMPT)
 
 
+async def test_a_first_prompt_that_does_not_fit_truncates(sandbox: Sandbox, template: ChatTemplate) -> None:
+    full = Session("x", template, FailingPolicy(ContextExceeded("too long")), Terms("policy", Sampling()))
+    assert await Harness(sandbox, full).run(command(PYTHON), PROMPT) == (Status.TRUNCATED, 1)
+
+
 async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, template: ChatTemplate) -> None:
     lost = Session("x", template, FailingPolicy(EndpointLost("gone")), Terms("policy", Sampling()))
     with pytest.raises(EndpointLost, match="gone"):
@@ -206,10 +211,12 @@ own = os.environ["OPENAI_BASE_URL"] + "/models"
 print(get("{url}/models"), get(own, **{{"X-Rollyard-Session": "its"}}), get(own))
 """
         text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen"
-        assert await Harness(sandbox, mine).run(command(text), PROMPT) == (Status.COMPLETED, 0)
+        with pytest.raises(TaskError, match="before its first model call"):
+            await Harness(sandbox, mine).run(command(text), PROMPT)
         assert await sandbox.read_file("seen", 100) == b"0 403 200\n"
         await other.write_file("end", b"")
-        await held
+        with pytest.raises(TaskError, match="exit code 0 before its first model call"):
+            await held
 
 
 async def test_a_command_and_its_type_come_together() -> None:
