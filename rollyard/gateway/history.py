@@ -150,12 +150,13 @@ class History:
         prepared.branch.busy = False
 
     def _open(self, asked: Asked, keys: Sequence[Key]) -> ChatBranch:
-        conversation = Conversation(self._template, [], asked.tools)
-        if self._branches:
-            conversation.breaks.append(Break(sum(len(b.turns) for b in self._branches), Cause.HISTORY_CHANGED))
-        branch = ChatBranch(conversation, keys[0])
+        number = sum(len(b.turns) for b in self._branches)
+        opened_by = Break(number, Cause.HISTORY_CHANGED) if self._branches else None
+        conversation = Conversation(self._template, [], asked.tools, opened_by)
+        branch, recalled = ChatBranch(conversation, keys[0]), False
         for message, before in zip(asked.messages, keys, strict=False):
-            answer = self._sampled(message, before) if message["role"] == "assistant" else None
+            answer = self._sampled(message, before, recalled) if message["role"] == "assistant" else None
+            recalled = recalled or answer is not None
             if answer is not None:
                 branch.recall(answer, message)
             else:
@@ -164,9 +165,15 @@ class History:
         branch.length = len(keys) - 1
         return branch
 
-    def _sampled(self, message: Message, before: Key) -> Answer | None:
+    def _sampled(self, message: Message, before: Key, recalled: bool) -> Answer | None:
+        """Behind an edited history a turn is known by itself alone. Its thoughts are put into such a history only where the
+        caller says them too, or where a turn before was `recalled`: a short answer may be anyone's."""
         own = _own(message)
-        return self._known.setdefault((before, own), self._latest.get(own))
+        if (before, own) not in self._known:
+            latest = self._latest.get(own)
+            same = recalled or (latest is not None and _says_the_thoughts(message, latest))
+            self._known[before, own] = latest if same else None
+        return self._known[before, own]
 
 
 def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
@@ -174,6 +181,12 @@ def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
     for message in messages:
         keys.append(_digest(keys[-1], _own(message)))
     return keys
+
+
+def _says_the_thoughts(message: Message, answer: Answer) -> bool:
+    """Harmony's are in no text that a caller sees."""
+    said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
+    return said[0].strip() == shown[0].strip() and (bool(said[1]) or answer.turn.rest is None)
 
 
 def _own(message: Message) -> str:

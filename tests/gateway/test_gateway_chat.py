@@ -394,3 +394,18 @@ async def test_a_turn_of_another_branch_comes_back_as_ids(scripted: Any, templat
         assert [t.segment for t in session.turns()] == [0, 1, 2]
         busy.cancel()
         await asyncio.gather(busy, return_exceptions=True)
+
+
+async def test_an_edited_history_gets_no_thoughts_that_it_does_not_say(scripted: Any, template: ChatTemplate) -> None:
+    thinks = "<think>Hm.</think>\n\nTwelve."
+    async with scripted([thinks, "Yes.", "No."]) as (gateway, upstream), client(gateway) as ai:
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        for content in ("Twelve.", thinks):
+            history: list[Any] = [{"role": "user", "content": f"Sum up {content!r}"}]
+            history += [{"role": "assistant", "content": content}, {"role": "user", "content": "Sure?"}]
+            await ai.chat.completions.create(model="m", messages=history)
+        session, said = gateway.sessions["s1"], ids(template, thinks)
+        has = [any(p[i : i + len(said)] == said for i in range(len(p))) for p in upstream.prompts[1:]]
+        assert has == [False, True]
+        opened = [segment.extras.get("opened_by", {}).get("cause") for segment in session.segments()]
+        assert opened == [None, "HistoryChanged", "HistoryChanged"]
