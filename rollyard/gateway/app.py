@@ -71,6 +71,7 @@ class _Front:
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
+                session.check()
                 body = await _body(request, session)
                 with _faults_told():
                     exchange = make(body)
@@ -85,6 +86,7 @@ class _Front:
     async def count_tokens(self, request: web.Request) -> web.Response:
         try:
             session = await self._session(request)
+            session.check(counts=False)
             body = await _body(request, session)
             with _faults_told():
                 exchange = MessagesExchange({"max_tokens": 1, **body})
@@ -161,7 +163,6 @@ def _faults_told() -> Iterator[None]:
 
 
 async def _body(request: web.Request, session: Session) -> dict[str, Any]:
-    session.check()
     try:
         async with session.readers:
             text = (await _read(request, session)).decode()

@@ -136,8 +136,8 @@ class Session:
 
     # calls
 
-    def check(self) -> None:
-        """Before a request is read. Raises Refusal when no call can be answered any more."""
+    def check(self, *, counts: bool = True) -> None:
+        """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
         self.last_used = time.monotonic()
         if self._closed:
             raise gone("this session is closed")
@@ -145,10 +145,10 @@ class Session:
             raise unavailable("this session has failed; its rollout is started anew")
         limit = self.terms.max_calls
         if limit is not None and self.calls + self.in_flight >= limit:
-            self.truncated = True
+            self.truncated |= counts
             raise turn_limit(limit)
         if sum(self._lengths.values()) >= self.terms.max_tokens:
-            self.truncated = True
+            self.truncated |= counts
             raise token_limit(self.terms.max_tokens)
 
     def too_large(self) -> Refusal:

@@ -279,9 +279,10 @@ async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_cal
         assert (upstream.prompts, gateway.sessions["s1"].truncated) == ([], True)
         await ai.chat.completions.create(model="m", messages=QUESTION)
         async with aiohttp.ClientSession(headers={"X-Rollyard-Session": "s1"}) as http:
-            for path in ("chat/completions", "messages/count_tokens"):
+            for path, cut in (("messages/count_tokens", False), ("chat/completions", True)):
+                gateway.sessions["s1"].truncated = False
                 async with http.post(f"{gateway.url}/v1/{path}", data=b"{") as answer:
-                    assert answer.status == 403
+                    assert (answer.status, gateway.sessions["s1"].truncated) == (403, cut)
             gateway.sessions["s1"].close()
             async with http.post(f"{gateway.url}/v1/messages/count_tokens", data=b"{") as answer:
                 assert answer.status == 410
