@@ -5,27 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
-from rollyard.errors import ContextExceeded, EndpointRefused, RollyardError, TaskError
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused, RollyardError, TaskError
 from rollyard.gateway.asked import Asked, Call, Said, assistant
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
 from rollyard.gateway.plain import PlainBranch, PlainHistory
-from rollyard.gateway.refusal import Refusal, bad_request, gone, too_long, turn_limit, unavailable
+from rollyard.gateway.refusal import Refusal, bad_request, gone, token_limit, too_long, turn_limit, unavailable
 from rollyard.gateway.speech import Speech
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import ParsedTurn, parser_for
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parser_for
+
+log = logging.getLogger(__name__)
 
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
+P = TypeVar("P")
+LONG_CHARACTERS = 1 << 16
+"""From there on a prompt is rendered and encoded in a thread: a million take seconds."""
+LEAST_BODY, USUAL_BODY, MOST_BODY = 1 << 20, 16 << 20, 64 << 20
+BODY_BYTES_A_TOKEN = 64
+READERS = 4
 
 
 class Policy(Protocol):
@@ -47,6 +57,17 @@ class Terms:
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
+    max_tokens: int = 4 << 20
+    """Of all segments together: as JSON they are below what a result may have."""
+    context: int | None = None
+    """Tokens that a prompt may have, where that is known before an engine says so."""
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a request: a longer one does not fit the context, however its tokens are."""
+        if self.context is None:
+            return USUAL_BODY
+        return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)
 
 
 class Session:
@@ -61,11 +82,16 @@ class Session:
         self.truncated = False
         """A limit was reached: of calls, or of the context."""
         self.last_used = time.monotonic()
+        self.readers = asyncio.Semaphore(READERS)
+        """Requests whose bodies are being read: no more of them are in memory at once."""
+        self._preparing = asyncio.Lock()
         self._template = template
         self._policy = policy
         self._chats = History(template)
         self._plain = PlainHistory(template)
         self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
+        self._lengths: dict[tuple[int, int], int] = {}
+        """(branch, segment) -> its tokens."""
         self._begun = 0
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
@@ -110,32 +136,50 @@ class Session:
 
     # calls
 
+    def check(self, *, counts: bool = True) -> None:
+        """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
+        self.last_used = time.monotonic()
+        if self._closed:
+            raise gone("this session is closed")
+        if self.failure.done():
+            raise unavailable("this session has failed; its rollout is started anew")
+        limit = self.terms.max_calls
+        if limit is not None and self.calls + self.in_flight >= limit:
+            self.truncated |= counts
+            raise turn_limit(limit)
+        if sum(self._lengths.values()) >= self.terms.max_tokens:
+            self.truncated |= counts
+            raise token_limit(self.terms.max_tokens)
+
+    def too_large(self) -> Refusal:
+        """For a request above `terms.max_body`."""
+        self.truncated = True
+        return too_long(f"a request may have at most {self.terms.max_body} bytes, as more do not fit the context")
+
     async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
         """One turn of a conversation. Raises Refusal."""
-        sampling = self._admit(asked.wanted)
+        parser = self._parser(asked)
+        prepared = await self._prepared(asked)
         try:
-            prepared = self._chats.prepare(asked)
-        except TaskError as error:
-            raise bad_request(str(error), param="messages") from error
-        stops = sampling.stop or []
-        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
-        try:
+            sampling = self._admit(asked.wanted)
+            stops = sampling.stop or []
+            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
             sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
         except BaseException:
             self._chats.release(prepared)
             raise
-        said = self._answer(asked, prepared, sampled, stops, seconds)
+        said = self._answer(asked, parser, prepared, sampled, stops, seconds)
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
 
     async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
         """One continuation of a prompt without messages. Raises Refusal."""
-        sampling = self._admit(wanted)
-        prepared = self._plain.prepare(prompt)
-        stops = sampling.stop or []
-        speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
+        prepared = await self._held(partial(self._plain.prepare, prompt), self._plain.release, len(prompt))
         try:
+            sampling = self._admit(wanted)
+            stops = sampling.stop or []
+            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
             sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
         except BaseException:
             self._plain.release(prepared)
@@ -149,25 +193,40 @@ class Session:
         finish = "length" if sampled.finish_reason == "length" else "stop"
         return Said(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop)
 
-    def prompt_tokens(self, asked: Asked) -> int:
+    async def prompt_tokens(self, asked: Asked) -> int:
         """How long the prompt of such a call would be. Raises Refusal."""
-        try:
-            prepared = self._chats.prepare(asked)
-        except TaskError as error:
-            raise bad_request(str(error), param="messages") from error
+        prepared = await self._prepared(asked)
         self._chats.release(prepared)
         return len(prepared.prompt)
 
+    async def _prepared(self, asked: Asked) -> Prepared:
+        """Raises Refusal."""
+        try:
+            return await self._held(partial(self._chats.prepare, asked), self._chats.release, asked.characters)
+        except TaskError as error:
+            raise bad_request(str(error), param="messages") from error
+
+    async def _held(self, prepare: Callable[[], P], release: Callable[[P], None], characters: int) -> P:
+        """One at a time, so that a sandbox that asks for much at once holds up itself alone.
+
+        A long one is prepared in a thread while other calls are recorded or released: those touch the branches that
+        they hold, which this one passes over.
+        """
+        async with self._preparing:
+            if characters < LONG_CHARACTERS:
+                return prepare()
+            work = asyncio.ensure_future(asyncio.to_thread(prepare))
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # a thread cannot be stopped, and what it comes to is nobody's
+                work.add_done_callback(lambda done: None if done.exception() else release(done.result()))
+                await asyncio.wait([work])
+                raise
+
     def _admit(self, wanted: Wanted) -> Sampling:
-        self.last_used = time.monotonic()
-        if self._closed:
-            raise gone("this session is closed")
-        if self.failure.done():
-            raise unavailable("this session has failed; its rollout is started anew")
-        limit = self.terms.max_calls
-        if limit is not None and self.calls + self.in_flight >= limit:
-            self.truncated = True
-            raise turn_limit(limit)
+        """Right before sampling, with no wait between: calls at once must not pass the limit together."""
+        self.check()
         sampling = merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
         number, self._begun = self._begun, self._begun + 1
         if sampling.seed is None or not self.terms.fixed:
@@ -189,15 +248,15 @@ class Session:
         except ContextExceeded as error:
             self.truncated = True
             raise too_long(str(error)) from error
-        except EndpointRefused as error:
-            self.refused = error
-            raise bad_request(str(error)) from error
         except Refusal:
             raise
         except RollyardError as error:
+            if isinstance(error, EndpointRefused) and not isinstance(error, AnswerRefused):
+                self.refused = error
+                raise bad_request(str(error)) from error
             if not self.failure.done():
                 self.failure.set_result(error)
-            raise unavailable(f"the model cannot be reached: {error}") from error
+            raise unavailable(f"the model cannot answer: {error}") from error
         finally:
             self.last_used = time.monotonic()
 
@@ -226,16 +285,44 @@ class Session:
             await asyncio.gather(task, return_exceptions=True)
             self._in_flight.discard(task)
 
-    def _answer(self, asked: Asked, prepared: Prepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+    def _parser(self, asked: Asked) -> ToolCallParser | None:
+        """None where no tools are on offer. Made before anything is sampled. Raises Refusal."""
+        try:
+            return parser_for(self._template, self.terms.tool_parser, asked.tools) if asked.tools else None
+        except TaskError as error:
+            raise bad_request(str(error), param="tools") from error
+        except Exception as error:  # a parser may be anyone's
+            log.warning("session %s: the parser of tool calls does not take these tools", self.id, exc_info=True)
+            raise bad_request(
+                f"the parser of tool calls does not take these tools: {error!r}", param="tools"
+            ) from error
+
+    def _parsed(self, parser: ToolCallParser | None, shown: str) -> ParsedTurn:
+        """Whatever a parser does: what was sampled is there to be recorded."""
+        if parser is None:
+            return ParsedTurn(shown.strip())
+        try:
+            return parser.parse(shown)
+        except Exception as error:
+            log.exception("session %s: the parser of tool calls failed on a turn", self.id)
+            return ParsedTurn(shown, (), f"the parser of tool calls failed: {error!r}")
+
+    def _answer(
+        self,
+        asked: Asked,
+        parser: ToolCallParser | None,
+        prepared: Prepared,
+        sampled: Sampled,
+        stops: Sequence[str],
+        seconds: float,
+    ) -> Said:
         """Record the turn, as ids, and as the caller is told it."""
         conversation = prepared.branch.conversation
         text = conversation.add_sampled(
             sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason
         )
         shown, stop = _cut(text, stops)
-        parsed = ParsedTurn(shown.strip())
-        if asked.tools:
-            parsed = parser_for(self._template, self.terms.tool_parser, asked.tools).parse(shown)
+        parsed = self._parsed(parser, shown)
         calls = parsed.calls if asked.wanted.parallel else parsed.calls[:1]
         content = shown.strip() if parsed.error is not None and not calls else parsed.content
         given = tuple(
@@ -269,6 +356,7 @@ class Session:
             tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
             timings={"model": round(seconds, 6), "tools": 0.0},
         )
+        self._lengths[id(branch), turn.segment] = turn.prompt_length + turn.response_length
         branch.turns.append(turn)
         self._turns.append((branch, turn))
 
