@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from conftest import TOOLS  # type: ignore[import-not-found]
+from gateway_tools import TOOLS
 
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.rollout import Sampling

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from conftest import TOOLS  # type: ignore[import-not-found]
+from gateway_tools import TOOLS
 
 from rollyard.tokens.template import ChatTemplate
 
