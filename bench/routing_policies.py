@@ -150,10 +150,10 @@ class _Plain(abc.ABC):
     def failed(self, rollout: Rollout) -> str:
         return next(name for name in (self._choose(rollout) for _ in itertools.count()) if name != rollout.server)
 
-    def ended(self, rollout: Rollout) -> None:
+    def ended(self, rollout: Rollout) -> None:  # noqa: B027 - most policies do not care
         pass
 
-    def beat(self) -> None:
+    def beat(self) -> None:  # noqa: B027 - most policies do not care
         pass
 
     @abc.abstractmethod
