@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import heapq
 import itertools
@@ -130,7 +131,7 @@ def _identity(name: str) -> Identity:
     return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node=name)
 
 
-class _Plain:
+class _Plain(abc.ABC):
     """Knows who is there, and of nobody that it is dead."""
 
     def __init__(self, sim: Sim) -> None:
@@ -149,14 +150,14 @@ class _Plain:
     def failed(self, rollout: Rollout) -> str:
         return next(name for name in (self._choose(rollout) for _ in itertools.count()) if name != rollout.server)
 
-    def ended(self, rollout: Rollout) -> None:
+    def ended(self, rollout: Rollout) -> None:  # noqa: B027 - most policies do not care
         pass
 
-    def beat(self) -> None:
+    def beat(self) -> None:  # noqa: B027 - most policies do not care
         pass
 
-    def _choose(self, rollout: Rollout) -> str:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _choose(self, rollout: Rollout) -> str: ...
 
 
 class RoundRobin(_Plain):

@@ -28,6 +28,7 @@ RollyardError
 ├── EndpointError            a model server failed; the rollout goes on elsewhere
 │   ├── EndpointLost         connection, 5xx or time-out
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
+│       └── AnswerRefused    by us: an endpoint's answer that cannot be trained on
 ├── NoEndpoint               none was ready for too long: the rollout is handed back, at no cost to it
 ├── ContextExceeded          the conversation does not fit the model: Truncated, not an error of anyone
 └── TaskError                the task or its evaluator is wrong: Failed
@@ -181,6 +182,10 @@ class EndpointLost(EndpointError):
 
 
 class EndpointRefused(EndpointError):
+    pass
+
+
+class AnswerRefused(EndpointRefused):
     pass
 
 

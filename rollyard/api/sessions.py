@@ -18,9 +18,6 @@ from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.trust.tokens import Claims, Role
 
-MAX_BODY = 8 << 20
-"""Bytes of a model call; to read one holds the loop for a while."""
-
 
 def routes() -> list[web.RouteDef]:
     return [
@@ -41,7 +38,7 @@ def set_up(app: web.Application, services: Services) -> None:
     async def end(_: web.Application) -> None:
         services.sessions.end_calls()
 
-    app.add_subapp(GATEWAY, build(find, MAX_BODY))
+    app.add_subapp(GATEWAY, build(find))
     app.on_shutdown.append(end)
 
 

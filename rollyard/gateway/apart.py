@@ -1,7 +1,7 @@
-"""Work on one session's histories: one piece at a time, in a thread where there is an executor.
+"""Work on one session's histories: one piece at a time, and long ones in a thread.
 
-A conversation of 100,000 characters takes hundreds of milliseconds to tokenise. In a process whose loop serves others too,
-that has to happen elsewhere, and the histories are not made for two threads at once.
+A conversation of 100,000 characters takes hundreds of milliseconds to tokenise. The loop serves others meanwhile, and the
+histories are not made for two threads at once.
 """
 
 from __future__ import annotations
@@ -12,41 +12,53 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 T = TypeVar("T")
+LONG_CHARACTERS = 1 << 16
+"""From there on a piece is carried out in a thread: a million characters take seconds."""
 
 
 class Apart:
-    def __init__(self, executor: Executor | None) -> None:
+    def __init__(self, executor: Executor | None = None, long: int = LONG_CHARACTERS) -> None:
+        """`executor`: whose threads, the loop's own by default. `long`: in characters."""
         self._executor = executor
+        self._long = long
         self._turn = asyncio.Lock()
         self._left: list[Callable[[], None]] = []
 
-    async def run(self, work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+    @property
+    def busy(self) -> bool:
+        return self._turn.locked()
+
+    async def run(self, work: Callable[[], T], characters: int, undo: Callable[[T], None] | None = None) -> T:
         """Its result. Once begun it is carried out whoever gives up meanwhile; then `undo` follows."""
-        if self._executor is None:
-            return work()
-
-        def carry_out() -> T:
-            while self._left:
-                self._left.pop(0)()
-            return work()
-
         await self._turn.acquire()
-        done = asyncio.get_running_loop().run_in_executor(self._executor, carry_out)
-        done.add_done_callback(lambda _: self._turn.release())
+        if characters < self._long:
+            try:
+                return work()
+            finally:
+                self._done()
+        done = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        done.add_done_callback(lambda _: self._done())
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
+            # a thread cannot be stopped, and what it comes to is nobody's
             done.add_done_callback(lambda done: self._given_up(done, undo))
             raise
 
     def later(self, work: Callable[[], None]) -> None:
-        """At the next piece's beginning at the latest: for those who cannot wait, as they are being cancelled."""
-        if self._executor is None:
-            work()
-        else:
+        """Now, or right behind the piece under way: for those who cannot wait, as they are being cancelled."""
+        if self.busy:
             self._left.append(work)
+        else:
+            work()
 
     def _given_up(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
-        if not done.cancelled() and done.exception() is None and undo is not None:
+        if undo is not None and not done.cancelled() and done.exception() is None:
             result = done.result()
             self.later(lambda: undo(result))
+
+    def _done(self) -> None:
+        left, self._left = self._left, []
+        for work in left:
+            work()
+        self._turn.release()

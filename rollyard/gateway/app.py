@@ -5,9 +5,10 @@ Who runs it brings the transport, and `handler_cancellation`: a caller that goes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from aiohttp import web
@@ -19,13 +20,12 @@ from rollyard.gateway.dialect import Exchange, openai_error
 from rollyard.gateway.messages import MessagesExchange
 from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.gateway.responses import ResponsesExchange
-from rollyard.gateway.session import Session
+from rollyard.gateway.session import Session, Tell
 
 log = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
-MAX_BODY = 64 << 20
 Find = Callable[[web.Request, str | None], Awaitable[Session]]
 """(request, the session it names) -> the session. Raises Refusal."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,10 +37,10 @@ APIS: dict[str, Callable[[dict[str, Any]], Exchange]] = {
 }
 
 
-def build(find: Find, max_body: int = MAX_BODY) -> web.Application:
-    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL. `max_body`: bytes."""
-    app = web.Application(client_max_size=max_body, middlewares=[_no_such_path])
-    front = _Front(find, max_body)
+def build(find: Find) -> web.Application:
+    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL."""
+    app = web.Application(middlewares=[_no_such_path])
+    front = _Front(find)
     for prefix in ("", "/s/{session}"):
         for path, exchange in APIS.items():
             app.router.add_post(prefix + path, front.serving(exchange))
@@ -62,9 +62,8 @@ def named_session(request: web.Request) -> str | None:
 
 
 class _Front:
-    def __init__(self, find: Find, max_body: int) -> None:
+    def __init__(self, find: Find) -> None:
         self._find = find
-        self._max_body = max_body
 
     def serving(self, make: Callable[[dict[str, Any]], Exchange]) -> Handler:
         error: Callable[[Refusal], dict[str, Any]] = getattr(make, "error")  # noqa: B009 - of the class, before there is one
@@ -72,22 +71,28 @@ class _Front:
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
-                exchange = make(await self._body(request))
+                session.check()
+                body = await _body(request, session)
+                with _faults_told():
+                    exchange = make(body)
                 if exchange.stream:
                     return await _streamed(request, session, exchange)
-                return web.json_response(exchange.whole(await exchange.carry_out(session, None)))
+                return web.json_response(exchange.whole(await _carried_out(exchange, session, None)))
             except Refusal as refusal:
-                return web.json_response(error(refusal), status=refusal.status)
+                return _refused(error(refusal), refusal)
 
         return serve
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         try:
             session = await self._session(request)
-            exchange = MessagesExchange({"max_tokens": 1, **await self._body(request)})
-            return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
+            session.check(counts=False)
+            body = await _body(request, session)
+            with _faults_told():
+                exchange = MessagesExchange({"max_tokens": 1, **body})
+                return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
         except Refusal as refusal:
-            return web.json_response(MessagesExchange.error(refusal), status=refusal.status)
+            return _refused(MessagesExchange.error(refusal), refusal)
 
     async def models(self, request: web.Request) -> web.Response:
         """In OpenAI's and Anthropic's shape at once."""
@@ -108,19 +113,6 @@ class _Front:
 
     async def _session(self, request: web.Request) -> Session:
         return await self._find(request, named_session(request))
-
-    async def _body(self, request: web.Request) -> dict[str, Any]:
-        try:
-            # a clone, because below another application the limit would be that one's
-            body = json.loads(await request.clone(client_max_size=self._max_body).read())
-        except (ValueError, RecursionError) as error:
-            raise bad_request(f"the body is no JSON: {error}") from None
-        except web.HTTPRequestEntityTooLarge:
-            message = f"a request may have at most {self._max_body >> 20} MiB"
-            raise Refusal(413, "invalid_request_error", message) from None
-        if not isinstance(body, dict):
-            raise bad_request("the body must be a JSON object")
-        return body
 
 
 @web.middleware
@@ -147,7 +139,7 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
         await send(exchange.text(piece))
 
     try:
-        said: Said = await exchange.carry_out(session, tell)
+        said = await _carried_out(exchange, session, tell)
     except Refusal as refusal:
         if not response.prepared:
             raise
@@ -156,6 +148,54 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
         await send(exchange.end(said))
     await response.write_eof()
     return response
+
+
+def _refused(body: dict[str, Any], refusal: Refusal) -> web.Response:
+    """A fault of the gateway's own would be the same the next time; clients that know this header do not try."""
+    headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
+    return web.json_response(body, status=refusal.status, headers=headers)
+
+
+async def _carried_out(exchange: Exchange, session: Session, tell: Tell | None) -> Said:
+    with _faults_told():
+        return await exchange.carry_out(session, tell)
+
+
+@contextlib.contextmanager
+def _faults_told() -> Iterator[None]:
+    """As refusals, so that callers hear of them in their API's shape."""
+    try:
+        yield
+    except (Refusal, ConnectionError):  # the latter: the caller is gone
+        raise
+    except Exception as error:
+        log.exception("the gateway failed at a call")
+        raise Refusal(500, "server_error", "the gateway failed at this call; its log says why") from error
+
+
+async def _body(request: web.Request, session: Session) -> dict[str, Any]:
+    try:
+        async with session.readers:
+            text = (await _read(request, session)).decode()
+            body = json.loads(text)
+            if "\\u" in text:  # half of a surrogate pair passes as JSON, and no tokenizer takes it
+                json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return body
+
+
+async def _read(request: web.Request, session: Session) -> bytes:
+    data, most = bytearray(), session.terms.max_body
+    if (request.content_length or 0) > most:
+        raise session.too_large()
+    async for chunk in request.content.iter_any():
+        data += chunk
+        if len(data) > most:
+            raise session.too_large()
+    return bytes(data)
 
 
 def _model(name: str) -> dict[str, Any]:

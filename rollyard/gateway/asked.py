@@ -32,6 +32,11 @@ class Asked:
     """As OpenAI's chat API has them; empty where the caller wants no calls."""
     wanted: Wanted
 
+    @property
+    def characters(self) -> int:
+        """About as many as the prompt has."""
+        return len(str(self.messages)) + len(str(self.tools))
+
 
 @dataclass(frozen=True)
 class Said:

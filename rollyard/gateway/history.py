@@ -106,7 +106,7 @@ class History:
         self._known: dict[tuple[Key, str], Answer | None] = {}
         """(key before a message of an assistant, its own) -> the sampled turn, or None for one that nobody sampled."""
         self._latest: dict[str, Answer] = {}
-        """An assistant's message by itself -> the turn sampled last that says so."""
+        """Digest of an assistant's message by itself -> the turn sampled last that says so."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
@@ -116,7 +116,10 @@ class History:
         """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = _keys(start, asked.messages)
-        going_on = [b for b in self._branches if not b.busy and b.start == start and keys[b.length :][:1] == [b.key]]
+        # a turn of another branch that came behind is recalled there by its ids, and would stand here as text
+        last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
+        free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
+        going_on = [b for b in free if keys[b.length :][:1] == [b.key]]
         branch = max(going_on, key=lambda b: b.length, default=None)
         if branch is None:
             branch = self._open(asked, keys)
@@ -151,12 +154,13 @@ class History:
         prepared.branch.busy = False
 
     def _open(self, asked: Asked, keys: Sequence[Key]) -> ChatBranch:
-        conversation = Conversation(self._template, [], asked.tools)
-        if self._branches:
-            conversation.breaks.append(Break(sum(len(b.turns) for b in self._branches), Cause.HISTORY_CHANGED))
-        branch = ChatBranch(conversation, keys[0])
+        number = sum(len(b.turns) for b in self._branches)
+        opened_by = Break(number, Cause.HISTORY_CHANGED) if self._branches else None
+        conversation = Conversation(self._template, [], asked.tools, opened_by)
+        branch, recalled = ChatBranch(conversation, keys[0]), False
         for message, before in zip(asked.messages, keys, strict=False):
-            answer = self._sampled(message, before) if message["role"] == "assistant" else None
+            answer = self._sampled(message, before, recalled) if message["role"] == "assistant" else None
+            recalled = recalled or answer is not None
             if answer is not None:
                 branch.recall(answer, message)
             else:
@@ -165,9 +169,15 @@ class History:
         branch.length = len(keys) - 1
         return branch
 
-    def _sampled(self, message: Message, before: Key) -> Answer | None:
+    def _sampled(self, message: Message, before: Key, recalled: bool) -> Answer | None:
+        """Behind an edited history a turn is known by itself alone. Its thoughts are put into such a history only where the
+        caller says them too, or where a turn before was `recalled`: a short answer may be anyone's."""
         own = _own(message)
-        return self._known.setdefault((before, own), self._latest.get(own))
+        if (before, own) not in self._known:
+            latest = self._latest.get(own)
+            same = recalled or (latest is not None and _says_the_thoughts(message, latest))
+            self._known[before, own] = latest if same else None
+        return self._known[before, own]
 
 
 def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
@@ -177,14 +187,20 @@ def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
     return keys
 
 
+def _says_the_thoughts(message: Message, answer: Answer) -> bool:
+    """Harmony's are in no text that a caller sees."""
+    said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
+    return said[0].strip() == shown[0].strip() and (bool(said[1]) or answer.turn.rest is None)
+
+
 def _own(message: Message) -> str:
-    """The message without what callers change and mean nothing by: space around it, thoughts, the writing of arguments,
-    ids of calls."""
+    """Digest of the message without what callers change and mean nothing by: space around it, thoughts, the writing of
+    arguments, ids of calls."""
     content = str(message["content"])
     if message["role"] == "assistant":
         content = content.rpartition(THINK_ENDS)[2]
     calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
-    return json.dumps([message["role"], content.strip(), calls], sort_keys=True)
+    return _digest(json.dumps([message["role"], content.strip(), calls], sort_keys=True))
 
 
 def _digest(*parts: str) -> Key:

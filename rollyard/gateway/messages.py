@@ -138,5 +138,6 @@ def _tool_use(id: str, name: str) -> dict[str, Any]:
 
 
 def _stop(said: Said) -> dict[str, Any]:
-    reason = "stop_sequence" if said.stop is not None else STOP_REASONS[said.finish]
-    return {"stop_reason": reason, "stop_sequence": said.stop}
+    if said.stop is not None and not said.calls:
+        return {"stop_reason": "stop_sequence", "stop_sequence": said.stop}
+    return {"stop_reason": STOP_REASONS[said.finish], "stop_sequence": None}

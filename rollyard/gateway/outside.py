@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from rollyard.errors import Conflict, Expired, Invalid, NotFound, TooManyRequests, Unavailable
+from rollyard.gateway.apart import Apart
 from rollyard.gateway.refusal import Refusal, gone
 from rollyard.gateway.routed import Placement, PoolKey, RoutedPolicy
 from rollyard.gateway.session import Session, Terms
@@ -28,6 +29,8 @@ MAX_OPEN = 256
 MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
 """Recorded in one session, and in all; a token takes about 100 bytes."""
 THREADS = 4
+LONG_CHARACTERS = 1 << 12
+"""The server has rollouts to serve: what takes longer than a few milliseconds is none of its loop's business."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 REMEMBERED = 10_000
@@ -181,13 +184,6 @@ class OutsideSessions:
             raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN)}; {ADVICE}")
         if not found.open:
             raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
-        if found.session.tokens >= MAX_SESSION_TOKENS:
-            raise Refusal(
-                413,
-                "invalid_request_error",
-                f"session {id!r} holds {MAX_SESSION_TOKENS} tokens, the most there may be: close it; {ADVICE}",
-                code="session_full",
-            )
         if not self._room():
             message = (
                 f"the sessions of this server hold {MAX_TOKENS} tokens: close or delete some, then repeat the call"
@@ -259,8 +255,9 @@ class OutsideSessions:
             fixed=not request.caller_sampling,
             max_calls=request.max_calls,
             tool_parser=request.tool_parser,
+            max_tokens=MAX_SESSION_TOKENS,
         )
-        session = Session(id, template, policy, terms, self._threads)
+        session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS))
         return Outside(request, pool, secrets.token_hex(8), session, policy, now)
 
     def _place(self, id: str, before: str, after: str) -> None:

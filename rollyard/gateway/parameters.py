@@ -109,6 +109,7 @@ def read_wanted(body: Mapping[str, Any], own: Collection[str]) -> Wanted:
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
+    # The validated value: "10" is a number to pydantic, and none to min().
     read = _validated(fields).model_dump(include=set(fields))
     return Wanted(read, parallel=body.get("parallel_tool_calls") is not False)
 
@@ -117,6 +118,8 @@ def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
     """What a session samples with. `fixed`: its own sampling holds; the caller may only end turns earlier. Raises Refusal."""
     fields = dict(wanted.fields)
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
+    if own.stop or fields.get("stop"):
+        fields["stop"] = list(dict.fromkeys([*(own.stop or ()), *(fields.get("stop") or ())]))
     if fixed:
         fields = {name: value for name, value in fields.items() if name == "stop"}
     both = {**own.model_dump(), **fields, "max_tokens": limit}

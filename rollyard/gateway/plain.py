@@ -72,7 +72,8 @@ class PlainHistory:
             text = self._template.decode(ids)
         if found is None:
             turn = sum(len(b.turns) for b in self._branches)
-            found = PlainBranch(Break(turn, Cause.HISTORY_CHANGED) if self._branches else None)
+            opened_by = Break(turn, Cause.HISTORY_CHANGED) if self._branches else None
+            found = PlainBranch(opened_by, Track(opened_by=opened_by))
         found.busy = True
         return PlainPrepared(found, ids, text)
 

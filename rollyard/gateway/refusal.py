@@ -35,6 +35,15 @@ def turn_limit(limit: int) -> Refusal:
     )
 
 
+def token_limit(limit: int) -> Refusal:
+    return Refusal(
+        403,
+        "permission_error",
+        f"the segments of this session have the {limit} tokens they may have: go on in another session",
+        code="token_limit",
+    )
+
+
 def no_session(message: str) -> Refusal:
     return Refusal(401, "authentication_error", message, code="invalid_session")
 

@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from rollyard.errors import ContextExceeded, EndpointRefused, RollyardError, TaskError
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused, RollyardError, TaskError
 from rollyard.gateway.apart import Apart
 from rollyard.gateway.asked import Asked, Call, Said, assistant
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
 from rollyard.gateway.plain import PlainBranch, PlainHistory, PlainPrepared
-from rollyard.gateway.refusal import Refusal, bad_request, gone, too_long, turn_limit, unavailable
+from rollyard.gateway.refusal import Refusal, bad_request, gone, token_limit, too_long, turn_limit, unavailable
 from rollyard.gateway.speech import Speech
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import ParsedTurn, parser_for
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parser_for
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
+LEAST_BODY, USUAL_BODY, MOST_BODY = 1 << 20, 8 << 20, 64 << 20
+BODY_BYTES_A_TOKEN = 64
+READERS = 4
+CHARACTERS_A_TOKEN = 4
 
 
 class Policy(Protocol):
@@ -51,15 +57,26 @@ class Terms:
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
+    max_tokens: int = 4 << 20
+    """Of all segments together: as JSON they are below what a result may have."""
+    context: int | None = None
+    """Tokens that a prompt may have, where that is known before an engine says so."""
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a request: a longer one does not fit the context, however its tokens are."""
+        if self.context is None:
+            return USUAL_BODY
+        return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)
 
 
 class Session:
     """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
 
     def __init__(
-        self, id: str, template: ChatTemplate, policy: Policy, terms: Terms, executor: Executor | None = None
+        self, id: str, template: ChatTemplate, policy: Policy, terms: Terms, apart: Apart | None = None
     ) -> None:
-        """`executor`: where conversations are rendered and tokenised, by a loop that has others to serve meanwhile."""
+        """`apart`: where conversations are rendered and tokenised; of this session alone."""
         self.id = id
         self.terms = terms
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
@@ -70,12 +87,14 @@ class Session:
         self.tokens = 0
         """In all segments together, prompts included."""
         self.last_used = time.monotonic()
+        self.readers = asyncio.Semaphore(READERS)
+        """Requests whose bodies are being read: no more of them are in memory at once."""
         self._template = template
         self._policy = policy
         self._chats = History(template)
         self._plain = PlainHistory(template)
         self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
-        self._apart = Apart(executor)
+        self._apart = apart or Apart()
         self._begun = 0
         self._under_way = 0
         self._spent = 0
@@ -97,7 +116,7 @@ class Session:
 
     async def look(self, read: Callable[[], T]) -> T:
         """What `read` makes of the segments, turns and breaks, while no call changes them."""
-        return await self._apart.run(read)
+        return await self._apart.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:
         return [segment for branch in self._branches() for segment in branch.segments()]
@@ -128,34 +147,58 @@ class Session:
 
     # calls
 
+    def check(self, *, counts: bool = True) -> None:
+        """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
+        self.last_used = time.monotonic()
+        if self._closed:
+            raise gone("this session is closed")
+        if self.failure.done():
+            raise unavailable("this session has failed, by no doing of its caller; a rollout is started anew")
+        limit = self.terms.max_calls
+        if limit is not None and self._spent >= limit:
+            self.truncated |= counts
+            raise turn_limit(limit)
+        if self.tokens >= self.terms.max_tokens:
+            self.truncated |= counts
+            raise token_limit(self.terms.max_tokens)
+
+    def too_large(self) -> Refusal:
+        """For a request above `terms.max_body`."""
+        self.truncated = True
+        return too_long(f"a request may have at most {self.terms.max_body} bytes, as more do not fit the context")
+
     async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
         """One turn of a conversation. Raises Refusal."""
-        with self._admitted(asked.wanted) as sampling:
-            prepared = await self._prepared(asked)
-            stops = sampling.stop or []
-            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=bool(asked.tools), trim=True)
-            try:
+        parser = self._parser(asked)
+        prepared = await self._prepared(asked)
+        try:
+            with self._admitted(asked.wanted) as sampling:
+                stops = sampling.stop or []
+                decode, stop_ids = self._template.decode, self._template.stop_ids
+                speech = Speech(decode, stop_ids, stops, calls=bool(asked.tools), trim=True)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
-                said = await self._apart.run(partial(self._answer, asked, prepared, sampled, stops, seconds))
-            except BaseException:
-                self._apart.later(partial(self._chats.release, prepared))
-                raise
+                answer = partial(self._answer, asked, parser, prepared, sampled, stops, seconds)
+                said = await self._apart.run(answer, _characters(sampled))
+        except BaseException:
+            self._apart.later(partial(self._chats.release, prepared))
+            raise
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
 
     async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
         """One continuation of a prompt without messages. Raises Refusal."""
-        with self._admitted(wanted) as sampling:
-            prepared = await self._apart.run(partial(self._plain.prepare, prompt), self._plain.release)
-            stops = sampling.stop or []
-            speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
-            try:
+        prepared = await self._apart.run(partial(self._plain.prepare, prompt), len(prompt), self._plain.release)
+        try:
+            with self._admitted(wanted) as sampling:
+                stops = sampling.stop or []
+                speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
-                said = await self._apart.run(partial(self._continued, prepared, sampled, stops, seconds))
-            except BaseException:
-                self._apart.later(partial(self._plain.release, prepared))
-                raise
+                continued = partial(self._continued, prepared, sampled, stops, seconds)
+                said = await self._apart.run(continued, _characters(sampled))
+        except BaseException:
+            self._apart.later(partial(self._plain.release, prepared))
+            raise
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
@@ -167,17 +210,19 @@ class Session:
         return len(prepared.prompt)
 
     async def _prepared(self, asked: Asked) -> Prepared:
+        """Raises Refusal."""
         try:
-            return await self._apart.run(partial(self._chats.prepare, asked), self._chats.release)
+            return await self._apart.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
 
     @contextlib.contextmanager
     def _admitted(self, wanted: Wanted) -> Iterator[Sampling]:
-        sampling = self._admit(wanted)
+        """Right before sampling, with no wait between: calls at once must not pass the limit together."""
+        self.check()
         self._under_way, self._spent = self._under_way + 1, self._spent + 1
         try:
-            yield sampling
+            yield self._parameters(wanted)
         except BaseException:
             self._spent -= 1
             raise
@@ -185,14 +230,7 @@ class Session:
             self._under_way -= 1
             self.last_used = time.monotonic()
 
-    def _admit(self, wanted: Wanted) -> Sampling:
-        self._open()
-        if self.failure.done():
-            raise unavailable("this session has failed; its rollout is started anew")
-        limit = self.terms.max_calls
-        if limit is not None and self._spent >= limit:
-            self.truncated = True
-            raise turn_limit(limit)
+    def _parameters(self, wanted: Wanted) -> Sampling:
         sampling = merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
         number, self._begun = self._begun, self._begun + 1
         if sampling.seed is None or not self.terms.fixed:
@@ -205,7 +243,6 @@ class Session:
         self, prompt: Sequence[int], sampling: Sampling, speech: Speech, tell: Tell | None
     ) -> tuple[Sampled, float]:
         """The turn and how many seconds it took, its text told as it comes. Raises Refusal."""
-        self._open()  # it may have been closed while the prompt was made
         started = time.monotonic()
         try:
             async with self._sampling(prompt, sampling, speech if tell is not None else None) as (task, pieces):
@@ -215,19 +252,15 @@ class Session:
         except ContextExceeded as error:
             self.truncated = True
             raise too_long(str(error)) from error
-        except EndpointRefused as error:
-            self.refused = error
-            raise bad_request(str(error)) from error
         except Refusal:
             raise
         except RollyardError as error:
+            if isinstance(error, EndpointRefused) and not isinstance(error, AnswerRefused):
+                self.refused = error
+                raise bad_request(str(error)) from error
             if not self.failure.done():
                 self.failure.set_result(error)
-            raise unavailable(f"the model cannot be reached: {error}") from error
-
-    def _open(self) -> None:
-        if self._closed:
-            raise gone("this session is closed")
+            raise unavailable(f"the model cannot answer: {error}") from error
 
     @contextlib.asynccontextmanager
     async def _sampling(
@@ -254,16 +287,44 @@ class Session:
             await asyncio.gather(task, return_exceptions=True)
             self._in_flight.discard(task)
 
-    def _answer(self, asked: Asked, prepared: Prepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+    def _parser(self, asked: Asked) -> ToolCallParser | None:
+        """None where no tools are on offer. Made before anything is sampled. Raises Refusal."""
+        try:
+            return parser_for(self._template, self.terms.tool_parser, asked.tools) if asked.tools else None
+        except TaskError as error:
+            raise bad_request(str(error), param="tools") from error
+        except Exception as error:  # a parser may be anyone's
+            log.warning("session %s: the parser of tool calls does not take these tools", self.id, exc_info=True)
+            raise bad_request(
+                f"the parser of tool calls does not take these tools: {error!r}", param="tools"
+            ) from error
+
+    def _parsed(self, parser: ToolCallParser | None, shown: str) -> ParsedTurn:
+        """Whatever a parser does: what was sampled is there to be recorded."""
+        if parser is None:
+            return ParsedTurn(shown.strip())
+        try:
+            return parser.parse(shown)
+        except Exception as error:
+            log.exception("session %s: the parser of tool calls failed on a turn", self.id)
+            return ParsedTurn(shown, (), f"the parser of tool calls failed: {error!r}")
+
+    def _answer(
+        self,
+        asked: Asked,
+        parser: ToolCallParser | None,
+        prepared: Prepared,
+        sampled: Sampled,
+        stops: Sequence[str],
+        seconds: float,
+    ) -> Said:
         """Record the turn, as ids, and as the caller is told it."""
         conversation = prepared.branch.conversation
         text = conversation.add_sampled(
             sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason
         )
         shown, stop = _cut(text, stops)
-        parsed = ParsedTurn(shown.strip())
-        if asked.tools:
-            parsed = parser_for(self._template, self.terms.tool_parser, asked.tools).parse(shown)
+        parsed = self._parsed(parser, shown)
         calls = parsed.calls if asked.wanted.parallel else parsed.calls[:1]
         content = shown.strip() if parsed.error is not None and not calls else parsed.content
         given = tuple(
@@ -312,6 +373,10 @@ class Session:
 
     def _branches(self) -> list[ChatBranch | PlainBranch]:
         return [*self._chats.branches, *self._plain.branches]
+
+
+def _characters(sampled: Sampled) -> int:
+    return CHARACTERS_A_TOKEN * len(sampled.token_ids)
 
 
 def _said(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ import logging
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -30,6 +31,24 @@ SHUTDOWN_SECONDS = 1.0
 LONGEST_SECONDS = 20 * 86_400.0
 """RUN's budget is the caller's to keep; it may stand still for a while. poll() takes no more than 24 days."""
 LAST_WORDS = 1000
+MAX_CONNECTIONS = 128
+"""Of one sandbox: each is a file descriptor of the node agent's."""
+
+
+class _Door(asyncio.Protocol):
+    """Hands a new connection to the server, and ends one beyond the limit."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if len(self._server.connections) >= MAX_CONNECTIONS:
+            transport.abort()
+            return
+        handler = self._server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
 
 
 class Harness:
@@ -42,7 +61,7 @@ class Harness:
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
         """Completed when the command ends by itself with exit code 0 within all limits, Truncated otherwise; the exit code.
 
-        Raises SandboxLost, TaskError when the command failed before its first model call, and whatever kept the session
+        Raises SandboxLost, TaskError when the command ended before its first model call, and whatever kept the session
         from going on.
         """
         async with self._gateway() as base:
@@ -51,10 +70,8 @@ class Harness:
         session = self._session
         words = done.output.strip()[-LAST_WORDS:]
         log.info("session %s: its command ended with %s; it said last: %s", session.id, done.exit_code, words)
-        if not session.calls and session.refused is not None:
-            raise session.refused
-        if not session.calls and done.exit_code != 0:
-            raise TaskError(
+        if not session.calls and not session.truncated:
+            raise session.refused or TaskError(
                 f"the agent's command ended with exit code {done.exit_code} before its first model call: {words}"
             )
         whole = done.exit_code == 0 and not session.truncated
@@ -67,13 +84,18 @@ class Harness:
         runner = web.AppRunner(
             build(self._find), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
         )
+        accepting: asyncio.Server | None = None
         try:
             port = listener.getsockname()[1]
             await runner.setup()
-            await web.SockSite(runner, listener).start()
+            assert runner.server is not None
+            door = partial(_Door, runner.server)
+            accepting = await asyncio.get_running_loop().create_server(door, sock=listener)
             yield f"http://127.0.0.1:{port}"
         finally:
             self._session.close()
+            if accepting is not None:
+                accepting.close()
             await runner.cleanup()
             listener.close()
 

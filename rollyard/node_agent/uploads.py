@@ -24,7 +24,7 @@ class Uploads:
         self._http = http
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
-        """RUN is done. Raises Fenced when the lease is void, Invalid when the server refuses the result."""
+        """RUN is done. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
         await self._put("/v1/node/run", _header(ref, result.outcome), result.model_dump_json())

@@ -13,7 +13,7 @@ from rollyard.agents.loop import AgentRun, run_agent
 from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tools import Tools
 from rollyard.agents.toolset import SCHEMAS
-from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError
+from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError, TooLarge
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
@@ -94,7 +94,7 @@ class Work:
                 await self._shop.uploads.run(self.ref, run)
             self._so_far = run.outcome
             return await self._evaluated(handler, run)
-        except Invalid as error:
+        except (Invalid, TooLarge) as error:
             return self._failed(TaskError(str(error)))
         except (SandboxError, TaskError, NodeFault, EndpointError) as error:
             return self._failed(error)
@@ -165,6 +165,7 @@ class Work:
     ) -> _Ran:
         """The harness is stopped with the budget; what it had sampled by then is the trajectory."""
         lease, agent = self._lease, self._lease.agent
+        parser_for(template, agent.tool_parser)  # one that nobody has is the request's fault, and no call's
         terms = Terms(
             model=lease.endpoints[ROLE].model,
             sampling=lease.sampling,
@@ -172,6 +173,7 @@ class Work:
             max_calls=agent.max_turns,
             tool_parser=agent.tool_parser,
             sample_index=lease.sample_index,
+            context=lease.budgets.context_tokens,
         )
         session = Session(secrets.token_hex(16), template, policy, terms)
         status, metrics = Status.TRUNCATED, {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rollyard.errors import ContextExceeded, EndpointRefused
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.dialects import Chunk, Dialect
 from rollyard.tokens.sampled import Sampled, StreamLost
@@ -156,7 +156,7 @@ class Answer:
         return self._finish_reason in ("stop", "length")
 
     def result(self) -> Sampled:
-        """Raises StreamLost when the end is missing, EndpointRefused for an answer that cannot be trained on."""
+        """Raises StreamLost when the end is missing, AnswerRefused for an answer that cannot be trained on."""
         if self._finish_reason is None:
             raise self.lost("the stream ended early")
         if not self.finished:
@@ -181,7 +181,7 @@ class Answer:
             )
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
-        raise EndpointRefused(f"endpoint {self._endpoint.id} {what}; {remedy}")
+        raise AnswerRefused(f"endpoint {self._endpoint.id} {what}; {remedy}")
 
     def _sampled(self, finish_reason: str) -> Sampled:
         return Sampled(self._ids, self._logprobs, self._versions, finish_reason)

@@ -75,7 +75,8 @@ class TokenClient:
         """One turn from one endpoint.
 
         Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused for a request that the endpoint does not
-        take or an answer that cannot be trained on, and ContextExceeded when the prompt leaves no room for a token.
+        take, AnswerRefused for an answer that cannot be trained on, and ContextExceeded when the prompt leaves
+        no room for a token.
         """
         if sampling.logprobs != endpoint.logprobs:
             raise EndpointRefused(

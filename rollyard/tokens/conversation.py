@@ -25,14 +25,19 @@ class Conversation:
     """Messages go in as text, turns as ids; what comes out is the next prompt, and in the end the segments."""
 
     def __init__(
-        self, template: ChatTemplate, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        opened_by: Break | None = None,
     ) -> None:
-        self.breaks: list[Break] = []
+        """`opened_by`: why this is not the continuation of another conversation; counted in `breaks`."""
+        self.breaks: list[Break] = [opened_by] if opened_by is not None else []
         self._template = template
         self._renderer = Renderer(template, tools)
         self._messages: list[Message | Answer] = list(messages)
         self._sampled: list[SampledTurn] = []
-        self._tracks = [Track()]
+        self._tracks = [Track(opened_by=opened_by)]
         self._settled = 0
         """So many of the messages end with the last turn; what comes behind it may still be replaced."""
         self._rendering: Rendering | None = None

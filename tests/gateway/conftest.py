@@ -22,17 +22,6 @@ from rollyard.tokens.client import TokenClient
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "bash",
-            "description": "Run a command.",
-            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-        },
-    }
-]
-
 
 @dataclass
 class EndpointPolicy:

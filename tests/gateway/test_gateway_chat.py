@@ -6,13 +6,15 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
-from conftest import TOOLS  # type: ignore[import-not-found]
+from gateway_tools import TOOLS
 
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.tool_calls import ParsedTurn, families
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
@@ -254,3 +256,165 @@ async def test_256_streams_at_once(scripted: Any) -> None:
         told = await asyncio.gather(*(one(i) for i in range(256)))
         assert set(told) == {"This is an answer of some words."}
         assert all(len(s.segments()) == 1 for s in gateway.sessions.values())
+
+
+async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
+    async with scripted(["Hi."]) as (gateway, upstream), client(gateway) as ai, client(gateway, "s2") as other:
+        words = [{"role": "user", "content": "some words, " * 12_000}]
+        long = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
+        while not ("s1" in gateway.sessions and gateway.sessions["s1"]._apart.busy):
+            await asyncio.sleep(0)
+        await other.chat.completions.create(model="m", messages=QUESTION)
+        assert not long.done()
+        await long
+        assert [len(p) > 20_000 for p in upstream.prompts] == [False, True]
+        # one that goes away while its prompt is prepared holds nothing
+        again = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
+        while not gateway.sessions["s1"]._apart.busy:
+            await asyncio.sleep(0)
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+        await ai.chat.completions.create(model="m", messages=[*words, {"role": "assistant", "content": "Hi."}])
+        assert not any(branch.busy for branch in gateway.sessions["s1"]._branches())
+
+
+async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_call(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(), max_calls=1, context=64)
+    async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (2 << 20)}])
+        assert refused.value.code == "context_length_exceeded"
+        assert (upstream.prompts, gateway.sessions["s1"].truncated) == ([], True)
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        async with aiohttp.ClientSession(headers={"X-Rollyard-Session": "s1"}) as http:
+            for path, cut in (("messages/count_tokens", False), ("chat/completions", True)):
+                gateway.sessions["s1"].truncated = False
+                async with http.post(f"{gateway.url}/v1/{path}", data=b"{") as answer:
+                    assert (answer.status, gateway.sessions["s1"].truncated) == (403, cut)
+            gateway.sessions["s1"].close()
+            async with http.post(f"{gateway.url}/v1/messages/count_tokens", data=b"{") as answer:
+                assert answer.status == 410
+
+
+class Picky:
+    """A plug-in that fails: on tools with a certain name when it is made, on any turn later."""
+
+    form, error_role = "", "user"
+
+    def __init__(self, tools: list[dict[str, Any]]) -> None:
+        if any(tool["function"]["name"] == "odd" for tool in tools):
+            raise AttributeError("odd")
+
+    def parse(self, text: str) -> ParsedTurn:
+        raise ValueError("no such turn")
+
+
+async def test_a_parser_that_fails_loses_no_turn(
+    scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.BUILT_IN, "picky", (Picky, ()))
+    async with scripted([CALL, "Yes."], Terms("policy", Sampling(), tool_parser="picky")) as (gateway, upstream):
+        async with client(gateway) as ai:
+            odd: list[Any] = [{"type": "function", "function": {"name": "odd"}}]
+            with pytest.raises(openai.BadRequestError, match="does not take these tools"):
+                await ai.chat.completions.create(model="m", messages=QUESTION, tools=odd)
+            assert upstream.prompts == []
+            said = await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+            assert (said.choices[0].message.content, said.choices[0].finish_reason) == (CALL, "stop")
+            again = [*QUESTION, said.choices[0].message, {"role": "user", "content": "Sure?"}]
+            await ai.chat.completions.create(model="m", messages=again, tools=TOOLS)
+        session = gateway.sessions["s1"]
+        assert (session.calls, len(session.turns()), session.breaks()) == (2, 2, {})
+        assert runs(session) == [ids(template, CALL) + ids(template, "Yes.")]
+
+
+async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(), tool_parser="klingon")
+    async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError, match="no tool-call parser 'klingon'"):
+            await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+        assert upstream.prompts == []
+
+
+async def test_the_tokens_of_all_segments_have_a_limit(scripted: Any) -> None:
+    async with scripted(["Hi."], Terms("policy", Sampling(), max_tokens=8)) as (gateway, _), client(gateway) as ai:
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        with pytest.raises(openai.PermissionDeniedError, match="8 tokens"):
+            await ai.chat.completions.create(model="m", messages=QUESTION)
+        assert gateway.sessions["s1"].truncated
+
+
+async def test_wrong_input_is_told_in_the_apis_shape(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted(["One two three four."]) as (gateway, _), client(gateway) as ai:
+        said = await ai.chat.completions.create(model="m", messages=QUESTION, extra_body={"max_tokens": "2"})
+        assert said.usage.completion_tokens == 2
+        async with aiohttp.ClientSession(headers={"X-Rollyard-Session": "s1"}) as http:
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x\ud800"}]})
+            async with http.post(f"{gateway.url}/v1/chat/completions", data=body) as answer:
+                assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
+
+        async def broken(*_: Any) -> None:
+            raise KeyError("x")
+
+        monkeypatch.setattr(gateway.policy, "sample", broken)
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as failed:
+                await ai.with_options(max_retries=3).chat.completions.create(
+                    model="m", messages=QUESTION, stream=stream
+                )
+            assert failed.value.type == "server_error"
+            assert failed.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_texts_that_end_a_turn_add_up(scripted: Any) -> None:
+    terms = Terms("policy", Sampling(stop=["four"]))
+    async with scripted(["one two three four five"], terms) as (gateway, _), client(gateway) as ai:
+        for stop, left in (("five", "one two three"), ("three", "one two")):
+            said = await ai.chat.completions.create(model="m", messages=QUESTION, stop=[stop])
+            assert said.choices[0].message.content == left
+
+
+async def test_a_turn_of_another_branch_comes_back_as_ids(scripted: Any, template: ChatTemplate) -> None:
+    says = ["One.", "gone " * 400, "Two.", "slow " * 400, "Three."]
+    async with scripted(says, pace=0.002) as (gateway, upstream), client(gateway) as ai:
+        ask = ai.chat.completions.create
+        await ask(model="m", messages=QUESTION)
+        history: list[Any] = [*QUESTION, {"role": "assistant", "content": "One."}, {"role": "user", "content": "And?"}]
+        hung = asyncio.create_task(ask(model="m", messages=history))
+        async with asyncio.timeout(10):
+            while len(upstream.prompts) < 2:
+                await asyncio.sleep(0.01)
+        assert (await ask(model="m", messages=history)).choices[0].message.content == "Two."
+        hung.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
+        session = gateway.sessions["s1"]
+        async with asyncio.timeout(10):
+            while session.in_flight:
+                await asyncio.sleep(0.01)
+        history += [{"role": "assistant", "content": "Two."}]
+        busy = asyncio.create_task(ask(model="m", messages=[*history, {"role": "user", "content": "x"}]))
+        async with asyncio.timeout(10):
+            while len(upstream.prompts) < 4:
+                await asyncio.sleep(0.01)
+        await ask(model="m", messages=[*history, {"role": "user", "content": "y"}])
+        said = ids(template, "Two.")
+        assert any(upstream.prompts[4][i : i + len(said)] == said for i in range(len(upstream.prompts[4])))
+        # the third branch shares no turn with the first
+        assert [t.segment for t in session.turns()] == [0, 1, 2]
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+
+
+async def test_an_edited_history_gets_no_thoughts_that_it_does_not_say(scripted: Any, template: ChatTemplate) -> None:
+    thinks = "<think>Hm.</think>\n\nTwelve."
+    async with scripted([thinks, "Yes.", "No."]) as (gateway, upstream), client(gateway) as ai:
+        await ai.chat.completions.create(model="m", messages=QUESTION)
+        for content in ("Twelve.", thinks):
+            history: list[Any] = [{"role": "user", "content": f"Sum up {content!r}"}]
+            history += [{"role": "assistant", "content": content}, {"role": "user", "content": "Sure?"}]
+            await ai.chat.completions.create(model="m", messages=history)
+        session, said = gateway.sessions["s1"], ids(template, thinks)
+        has = [any(p[i : i + len(said)] == said for i in range(len(p))) for p in upstream.prompts[1:]]
+        assert has == [False, True]
+        opened = [segment.extras.get("opened_by", {}).get("cause") for segment in session.segments()]
+        assert opened == [None, "HistoryChanged", "HistoryChanged"]

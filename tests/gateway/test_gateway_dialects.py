@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from conftest import TOOLS  # type: ignore[import-not-found]
+from gateway_tools import TOOLS
 
 from rollyard.tokens.template import ChatTemplate
 
@@ -67,6 +67,15 @@ async def test_anthropics_tool_use_comes_back_as_ids(scripted: Any, template: Ch
         assert (second.stop_reason, second.content[0].text) == ("end_turn", "It is 12.")
         assert second.usage.input_tokens == counted.input_tokens == len(upstream.prompts[1])
         exact(gateway, upstream, template, SAYS)
+
+
+async def test_a_turn_with_a_call_is_tool_use_whatever_ended_it(scripted: Any) -> None:
+    tools: list[Any] = [{"name": "bash", "input_schema": FUNCTION["parameters"]}]
+    async with scripted([CALL + "\nEND of it"]) as (gateway, _), claude(gateway) as ai:
+        said = await ai.messages.create(
+            model="m", max_tokens=100, messages=[{"role": "user", "content": "x"}], tools=tools, stop_sequences=["END"]
+        )
+        assert (said.stop_reason, said.stop_sequence) == ("tool_use", None)
 
 
 async def test_anthropic_hears_errors_in_its_own_shape(scripted: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bench.upstream import Upstream
-from rollyard.errors import EndpointLost, EndpointRefused, TaskError
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointLost, EndpointRefused, TaskError
 from rollyard.gateway.session import Session, Terms
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.kinds.wire import Endpoint
@@ -130,13 +130,42 @@ async def test_a_command_that_never_gets_to_a_call_is_a_wrong_request(sandbox: S
             await Harness(sandbox, mine).run(command("nonesuch --now"), PROMPT)
 
 
+async def test_a_first_prompt_that_does_not_fit_truncates(sandbox: Sandbox, template: ChatTemplate) -> None:
+    full = Session("x", template, FailingPolicy(ContextExceeded("too long")), Terms("policy", Sampling()))
+    assert await Harness(sandbox, full).run(command(PYTHON), PROMPT) == (Status.TRUNCATED, 1)
+
+
 async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, template: ChatTemplate) -> None:
     lost = Session("x", template, FailingPolicy(EndpointLost("gone")), Terms("policy", Sampling()))
     with pytest.raises(EndpointLost, match="gone"):
         await Harness(sandbox, lost).run(command(f"while true\ndo {PYTHON}\ndone"), PROMPT)
+    unfit = Session("x", template, FailingPolicy(AnswerRefused("two logprobs")), Terms("policy", Sampling()))
+    with pytest.raises(AnswerRefused, match="two logprobs"):
+        await Harness(sandbox, unfit).run(command(f"{PYTHON} || true"), PROMPT)
     refused = Session("x", template, FailingPolicy(EndpointRefused("no (401)")), Terms("policy", Sampling()))
     with pytest.raises(EndpointRefused, match="401"):
         await Harness(sandbox, refused).run(command(f"{PYTHON}"), PROMPT)
+
+
+async def test_one_sandbox_cannot_take_all_connections(sandbox: Sandbox, template: ChatTemplate) -> None:
+    python = """
+import os, socket, urllib.parse, urllib.request
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+held = [socket.create_connection((url.hostname, url.port)) for _ in range(160)]
+for one in held:
+    one.settimeout(0.5)
+    try:
+        one.sendall(b"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+        served = one.recv(9) == b"HTTP/1.1 "
+    except ConnectionError:
+        served = False
+    print("served" if served else "refused")
+"""
+    async with session(template) as (mine, _):
+        text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen\n{PYTHON}"
+        assert await Harness(sandbox, mine).run(command(text), PROMPT) == (Status.COMPLETED, 0)
+        seen = (await sandbox.read_file("seen", 10_000)).decode().split()
+        assert (seen.count("served"), seen.count("refused")) == (128, 32)
 
 
 async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
@@ -182,10 +211,12 @@ own = os.environ["OPENAI_BASE_URL"] + "/models"
 print(get("{url}/models"), get(own, **{{"X-Rollyard-Session": "its"}}), get(own))
 """
         text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen"
-        assert await Harness(sandbox, mine).run(command(text), PROMPT) == (Status.COMPLETED, 0)
+        with pytest.raises(TaskError, match="before its first model call"):
+            await Harness(sandbox, mine).run(command(text), PROMPT)
         assert await sandbox.read_file("seen", 100) == b"0 403 200\n"
         await other.write_file("end", b"")
-        await held
+        with pytest.raises(TaskError, match="exit code 0 before its first model call"):
+            await held
 
 
 async def test_a_command_and_its_type_come_together() -> None:

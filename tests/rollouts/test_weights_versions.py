@@ -193,7 +193,7 @@ async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(ve
     versions.serves("e1", "v1")
     await versions.waits()
     assert await versions.look() == 0, "it has v1"
-    yard.endpoints.eject("e1", "reset by peer")
+    yard.endpoints.probed("e1", "reset by peer")
     assert await versions.look() == 0, "it may be healthy in a moment"
     await versions.waits()
     assert await versions.look() == 1
