@@ -19,6 +19,7 @@ from rollyard.api import (
     status,
     streams,
     top,
+    transfer,
     weights,
 )
 from rollyard.api.services import SERVICES, Services
@@ -32,10 +33,11 @@ def build(services: Services) -> web.Application:
     app[SERVICES] = services
     streams.set_up(app)
     for family in (
-        discovery, logs, script, endpoints, top, weights, kinds, rollouts, sessions, node, engine, metrics,
+        discovery, logs, script, endpoints, top, weights, transfer, kinds, rollouts, sessions, node, engine, metrics,
     ):  # fmt: skip
         app.add_routes(family.routes())
     sessions.set_up(app, services)
+    transfer.set_up(app)
     app.add_routes([web.get("/healthz", _healthz)])
     return app
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,7 +17,8 @@ import aiohttp
 from rollyard.client.http import Http
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.link import Backoff
-from rollyard.errors import Expired, NotFound, Unavailable
+from rollyard.client.receiver import Receiver
+from rollyard.errors import ApiError, Expired, NotFound, Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
 from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, Pool
@@ -33,6 +35,8 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_LOOK_SECONDS = 0.5
+RECEIVERS_LOOK_SECONDS = 0.1
+"""Requests are held up meanwhile."""
 SILENCE_SECONDS = 30.0
 """Of a stream of rollouts, in which the server says something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
@@ -183,6 +187,30 @@ class AsyncClient:
             if found.operation is None or found.operation.target.version != version or not found.operation.under_way:
                 return found
             await asyncio.sleep(WEIGHTS_LOOK_SECONDS)
+
+    async def transfer_weights(
+        self, namespace: str, pool: str, update: WeightsUpdate, send: Callable[[Sequence[Receiver]], Awaitable[None]]
+    ) -> WeightsStatus:
+        """Begin an update with `transfer` and move the weights into every engine that waits for them, until it has ended.
+
+        `send` is called with the engines that wait together: all of a pool in modes Pause and Abort, a quarter in Drain.
+        What it raises of ApiError is logged: an engine that still waits comes again, and in the end reads the folder.
+        Raises what `update_weights` does.
+        """
+        found, sent = await self.update_weights(namespace, pool, update), set[str]()
+        while (last := found.operation) is not None and last.target.version == update.version and last.under_way:
+            waiting = set(last.receivers)
+            sent &= waiting  # who comes once more was started again meanwhile
+            try:
+                if new := sorted(waiting - sent):
+                    await send([Receiver(self._http, _weights_path(namespace, pool), id) for id in new])
+                    sent |= waiting
+            except ApiError as error:
+                log.warning("weights %s did not get to %s: %s", update.version, ", ".join(new), error)
+            await asyncio.sleep(RECEIVERS_LOOK_SECONDS)
+            with contextlib.suppress(Unavailable):  # a server that stays away for longer finds its engines at it
+                found = await self.weights(namespace, pool)
+        return found
 
     async def top(self, namespace: str | None = None) -> Top:
         """What goes on in the pools right now, in one namespace or in all."""

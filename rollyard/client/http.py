@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -46,8 +47,11 @@ class Http:
         body: Any = None,
         content_type: str = "application/json",
         repeat: bool = True,
+        seconds: float = REQUEST_SECONDS,
     ) -> Any:
         """The JSON answer. `repeat`: the call may be made twice without harm, so a lost answer is asked for again.
+
+        `body`: bytes as they are, anything else as JSON. `seconds`: for one attempt.
 
         Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
         """
@@ -56,7 +60,7 @@ class Http:
         while True:
             asked = 0
             try:
-                async with self._open(method, path, query, body, content_type) as answer:
+                async with self._open(method, path, query, _payload(body, content_type), seconds) as answer:
                     return await answer.json()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
@@ -89,10 +93,14 @@ class Http:
 
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        data: aiohttp.payload.Payload | None,
+        seconds: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
-        data = None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
         url = await self._url() + path
         async with self._session.request(method, url, params=query, data=data, timeout=timeout) as answer:
             await self._check(answer)
@@ -110,6 +118,12 @@ class Http:
     async def _url(self) -> str:
         """Read in a thread: shared storage may stall, and a trainer's loop has more to do than this."""
         return await asyncio.to_thread(self.context.current_url)
+
+
+def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:
+    if isinstance(body, bytes):  # in pieces: written in one go they would block the loop
+        return aiohttp.payload.BytesIOPayload(BytesIO(body), content_type=content_type)
+    return None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
 
 
 def _warning(header: str) -> str:

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rollyard.client.client import AsyncClient
+from rollyard.client.receiver import Receiver
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BlockingReceiver:
+    """A `Receiver` for programs without an event loop; several may be called at a time, from several threads."""
+
+    receiver: Receiver
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def id(self) -> str:
+        return self.receiver.id
+
+    def call(self, route: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(self.receiver.call(route, body), self.loop).result()
 
 
 class Client:
@@ -75,6 +92,16 @@ class Client:
         """With `wait`, until the update has ended, well or not."""
         begun = self._run(self._client.update_weights(namespace, pool, update))
         return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
+
+    def transfer_weights(
+        self, namespace: str, pool: str, update: WeightsUpdate, send: Callable[[Sequence[BlockingReceiver]], None]
+    ) -> WeightsStatus:
+        """As the async client does it; `send` runs in a thread, one call at a time."""
+
+        async def sent(receivers: Sequence[Receiver]) -> None:
+            await asyncio.to_thread(send, [BlockingReceiver(receiver, self._loop) for receiver in receivers])
+
+        return self._run(self._client.transfer_weights(namespace, pool, update, sent))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -33,6 +33,8 @@ class EngineControl(Protocol):
     """Whether its answers themselves say which version of the weights made which token."""
     pauses: bool
     """Whether it can be stopped between two steps."""
+    stages: bool
+    """Whether a transfer changes nothing before it is finished."""
 
     async def look(self) -> None:
         """Find out what this process can do; before anything else is asked of it. Raises ControlFailed."""
@@ -53,6 +55,12 @@ class EngineControl(Protocol):
 
     async def load(self, source: Source, now: Source | None) -> None:
         """Change the weights of a paused engine; `now` is None for a process that has just been started on the folder."""
+
+    def no_transfer(self) -> str:
+        """Why nobody can move weights into this process himself; empty when that is possible."""
+
+    async def moved(self) -> None:
+        """A trainer has moved other weights into the paused engine: do what else goes with a change of them."""
 
     async def name(self, version: str) -> None:
         """Tokens of later steps are this version's."""

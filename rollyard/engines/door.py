@@ -1,6 +1,7 @@
 """The only TCP socket of an allocation with an engine: TLS, a token, and a short list of paths.
 
-Behind it the engine listens on a Unix socket; whatever else it serves (vLLM's /pause, /collective_rpc, …) stays shut.
+Behind it the engine listens on a Unix socket; whatever else it serves (vLLM's /pause, /collective_rpc, …) stays shut, and
+the routes of a transfer of weights but while an order waits for one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from yarl import URL
 
 from rollyard.engines.generations import Generations, Shut, with_fields
 from rollyard.engines.headers import end_to_end
+from rollyard.engines.transfer import ROUTES, Transfer
+from rollyard.errors import Conflict
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ OPEN = {
     ("GET", "/health"),
     ("GET", "/metrics"),
 }
+SERVED = OPEN | ROUTES
 AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
 """What aiohttp would add: an engine must see what the client said and no more."""
 MAX_BODY_BYTES = 64 << 20
@@ -46,6 +50,7 @@ class Door:
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
         self.generations = Generations()
+        self.transfer = Transfer(engine)
         self._in_flight = 0
         self.idle = asyncio.Event()
         """Set while no request is under way."""
@@ -67,7 +72,7 @@ class Door:
         shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(shown, self._expected):
             return _error(401, "Unauthorized", "send the endpoint's token: `Authorization: Bearer …`")
-        if (request.method, request.path) not in OPEN:
+        if (request.method, request.path) not in SERVED:
             return _error(404, "NotFound", f"{request.method} {request.path} is not served here")
         self._in_flight += 1
         self.idle.clear()
@@ -79,6 +84,22 @@ class Door:
                 self.idle.set()
 
     async def _relay(self, request: web.Request) -> web.StreamResponse:
+        try:
+            if (request.method, request.path) in ROUTES:
+                return await self.transfer.relay(request)
+            return await self._ask(request)
+        except Shut as why:
+            refused = _error(503, "NotReady", str(why))
+            refused.headers["Retry-After"] = RETRY_AFTER
+            return refused
+        except Conflict as why:
+            return _error(why.code, why.reason, str(why))
+        except aiohttp.ClientError as error:
+            log.warning("the engine does not answer: %s: %s", type(error).__name__, error)
+            return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
+
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        """Raises Shut, aiohttp.ClientError."""
         # The path is one of the list's, whatever spelling of it the client chose.
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
         headers, body = end_to_end(request.headers), await request.read()
@@ -91,17 +112,9 @@ class Door:
             )
 
         way = (request.method, request.path)
-        try:
-            if way in (COMPLETIONS, GENERATE):
-                return await self.generations.relay(request, ask, labelled=way == COMPLETIONS)
-            return await _look(request, await ask({}))
-        except Shut as why:
-            refused = _error(503, "NotReady", str(why))
-            refused.headers["Retry-After"] = RETRY_AFTER
-            return refused
-        except aiohttp.ClientError as error:
-            log.warning("the engine does not answer: %s: %s", type(error).__name__, error)
-            return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
+        if way in (COMPLETIONS, GENERATE):
+            return await self.generations.relay(request, ask, labelled=way == COMPLETIONS)
+        return await _look(request, await ask({}))
 
 
 async def _look(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:

@@ -14,6 +14,7 @@ from rollyard.engines.source import Contents, Source
 class EmbeddedControl:
     labels = True
     pauses = True
+    stages = True
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
@@ -42,6 +43,12 @@ class EmbeddedControl:
         adapter = str(source.adapter) if source.adapter else None
         body = {"path": str(source.folder), "adapter": adapter}
         await command(self._http, "/control/load", body, seconds=LOAD_SECONDS)
+
+    def no_transfer(self) -> str:
+        return ""
+
+    async def moved(self) -> None:
+        """Its own end of a transfer has done it."""
 
     async def name(self, version: str) -> None:
         await command(self._http, "/control/version", {"version": version})

@@ -16,6 +16,8 @@ from rollyard.kinds.wire import WeightsOrder
 
 IDENTITY = ("architectures", "model_type", "quantization_config")
 """Fields of `config.json` that one engine process keeps for life; the shapes say the rest."""
+NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+"""Fields that say where a folder comes from, and how its numbers lie in it."""
 HEAD = "lm_head.weight"
 
 
@@ -92,6 +94,11 @@ class Contents:
     def tied(self) -> bool:
         """Whether the output head is the embedding table."""
         return bool(self.config.get("tie_word_embeddings")) or (bool(self.shapes) and HEAD not in self.shapes)
+
+    def computes_as(self, other: Contents) -> bool:
+        """Whether the same numbers would make the same model of either configuration."""
+        mine, theirs = ({k: v for k, v in c.config.items() if k not in NOTES} for c in (self, other))
+        return mine == theirs
 
     def misfit(self, other: Contents) -> str:
         """Why the other one cannot take this one's place in a pool; empty when it can."""

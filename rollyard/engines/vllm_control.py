@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 PAUSE, RESUME, IS_PAUSED = "/pause", "/resume", "/is_paused"
 RPC, NAME, RESET = "/collective_rpc", "/update_weight_version", "/reset_prefix_cache"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+INIT_TRANSFER = "/init_weight_transfer_engine"
 LORA_OPTION = "--enable-lora"
+TRANSFER_OPTION = "--weight-transfer-config"
 UNEVEN = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
 """With these, tokens of a step may stay in the HTTP servers, or in one of them, for longer than a paused engine shows."""
 
@@ -30,15 +32,17 @@ UNEVEN = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-p
 class VllmControl:
     labels = False
     pauses = False
+    stages = False
 
     def __init__(self, http: aiohttp.ClientSession, extra_args: Sequence[str]) -> None:
         self._http = http
         self._lora = LORA_OPTION in extra_args
         self._uneven = any(arg.partition("=")[0] in UNEVEN for arg in extra_args)
+        self._transfers = any(_option(arg) == TRANSFER_OPTION for arg in extra_args)
         self._served: frozenset[str] = frozenset()
 
     async def look(self) -> None:
-        paths = (PAUSE, RESUME, IS_PAUSED, RPC, NAME, RESET, LOAD_ADAPTER)
+        paths = (PAUSE, RESUME, IS_PAUSED, RPC, NAME, RESET, LOAD_ADAPTER, INIT_TRANSFER)
         self._served = frozenset([path for path in paths if await status(self._http, path) != 404])
         self.pauses = self._served >= {PAUSE, RESUME, IS_PAUSED}
         if missing := sorted({*paths} - self._served):
@@ -80,6 +84,15 @@ class VllmControl:
             return
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(source.folder)}}
         await command(self._http, RPC, body, seconds=LOAD_SECONDS)
+        await self.moved()
+
+    def no_transfer(self) -> str:
+        """Its routes are there in any case, and answer 500 where it was not started for that."""
+        if not self._transfers:
+            return f"write `{TRANSFER_OPTION}` in spec.engine.vllm.extraArgs"
+        return "" if INIT_TRANSFER in self._served and self.pauses else "this vLLM has no routes for it"
+
+    async def moved(self) -> None:
         if RESET in self._served:
             said = await command(self._http, RESET)
             if not json.loads(said).get("success"):
@@ -106,6 +119,11 @@ class VllmControl:
         named = {"model": _name(source)} if source.adapter is not None else {}
         # Weights that cannot change in this process leave nothing of others in its cache.
         return {"cache_salt": _name(source), **named} if self.pauses else named
+
+
+def _option(argument: str) -> str:
+    """As vLLM reads `--some_option=…` and `--some-option.field …`."""
+    return argument.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
 def _name(source: Source) -> str:

@@ -15,12 +15,12 @@ from typing import Literal
 
 import aiohttp
 
-from rollyard.engines import probe
+from rollyard.engines import halt
 from rollyard.engines.control import ControlFailed, EngineControl
-from rollyard.engines.generations import Generations
-from rollyard.engines.probe import Proof, reference_error, verdict
+from rollyard.engines.door import Door
+from rollyard.engines.probe import Proof
 from rollyard.engines.process import EngineFailed
-from rollyard.engines.reference import reference_logprobs
+from rollyard.engines.proving import Proving, Wrong
 from rollyard.engines.source import Contents, Source, read_contents, read_source, strayed
 from rollyard.engines.supervisor import Prepare, Supervisor
 from rollyard.errors import Invalid
@@ -29,13 +29,9 @@ from rollyard.kinds.wire import WeightsOrder
 
 log = logging.getLogger(__name__)
 
-Phase = Literal["", "Draining", "Loading", "Probing", "Failed"]
+Phase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
 HOLD_SECONDS = 240.0
 """For requests that come while the weights are changed; a client waits 300 s for its first token."""
-DRAIN_SECONDS = 600.0
-"""For running requests to end; what is left then is handed back."""
-HAND_BACK_SECONDS = 5.0
-SETTLE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
 """Between two looks at files that are not what was ordered: they may still be on their way."""
@@ -51,7 +47,7 @@ class Weights:
         model: ModelSpec,
         order: WeightsOrder | None,
         supervisor: Supervisor,
-        generations: Generations,
+        door: Door,
         control: EngineControl,
         prepare: Callable[[Source], Prepare],
         http: aiohttp.ClientSession,
@@ -65,13 +61,15 @@ class Weights:
         """
         self.phase: Phase = ""
         self.error = ""
+        self.note = ""
+        """Why the folder was read where a transfer was ordered."""
         self._model = model
         self._wanted = order
         self._supervisor = supervisor
-        self._generations = generations
+        self._generations, self._transfer = door.generations, door.transfer
         self._control = control
         self._prepare = prepare
-        self._http = http
+        self._proving = Proving(http, model.served_name, control)
         self._restarts = restarts
         self._stopping = stopping
         self._news = asyncio.Event()
@@ -81,10 +79,6 @@ class Weights:
         self._at_hand = -1
         """Life of the process that is being changed or proven: what it answers counts for no other."""
         self._patience = 0.0
-        self._reading: probe.Reading | None = None
-        self._proofs: dict[str, Proof] = {}
-        """By checksum: what a process answered that was started on these weights."""
-        self._noise: float | None = None
         self._attempts = 0
         self._failed: WeightsOrder | None = None
         self._retry_at, self._retry_after = math.inf, RETRY_FIRST_SECONDS
@@ -120,7 +114,7 @@ class Weights:
         lifted = order is None and self._now is None and self.phase == "Failed"
         if order == self._wanted or (order is None and not lifted):
             return
-        self._wanted, self._failed, self._attempts = order, None, 0
+        self._wanted, self._failed, self._attempts, self.note = order, None, 0, ""
         if self.phase == "Failed":
             self._say("")  # that was about another order
         self._retry_after = RETRY_FIRST_SECONDS
@@ -158,6 +152,7 @@ class Weights:
                 with contextlib.suppress(Invalid):  # the engine will say it in words of its own
                     self._contents = await asyncio.to_thread(read_contents, source.folder)
                 self._say("")
+                self.note = "NoTransfer: it was started on the folder" if order is not None and order.transfer else ""
                 return source
             except Invalid as error:
                 if self._wanted is not order:
@@ -208,11 +203,11 @@ class Weights:
         self._attempts += 1
         try:
             if source.checksum == self._now.checksum and source.adapter is None and self._now.adapter is None:
-                return await self._rename(source)
+                return await self._rename(order, source)
             self._patience = HOLD_SECONDS
             self._shut()
             await self._change(order, source, contents)
-        except (ControlFailed, _Wrong) as error:
+        except (ControlFailed, Wrong) as error:
             await self._go_back()
             lost = isinstance(error, ControlFailed) and error.lost
             if not lost or self._attempts >= ATTEMPTS:
@@ -233,56 +228,79 @@ class Weights:
             raise _Refused(why)
         return source, contents
 
-    async def _rename(self, source: Source) -> None:
+    async def _rename(self, order: WeightsOrder, source: Source) -> None:
         """The same weights under another version: tokens before and after are equally theirs."""
+        self.note = "NoTransfer: it had the same weights already" if order.transfer else ""
         await self._control.name(source.version)
         self._begin(source)
         self._accept(source, self._contents)
 
     async def _change(self, order: WeightsOrder, source: Source, contents: Contents) -> None:
-        """Raises ControlFailed, _Wrong when the engine has been touched in vain, _Refused when it serves as before."""
+        """Raises ControlFailed, Wrong when the engine has been touched in vain, _Refused when it serves as before."""
         now = self._now
         assert now is not None
         anew = self._control.cannot_load(source, now, contents)
         if anew and not self._restarts:
             raise _Refused(f"NotInPlace: {anew}, and an engine that spans nodes is not started again: make a new one")
-        kept = order.mode == "Pause" and not anew and self._control.keeps(source, now)
+        self.note = self._no_transfer(anew, contents) if order.transfer else ""
+        transfers = order.transfer and not self.note
         self._say("Draining")
-        await self._stop_requests(order.mode, kept)
+        await self._stop_requests(order.mode, order.mode == "Pause" and not anew and self._control.keeps(source, now))
         self._still()
+        if transfers:
+            anew = await self._let_trainer_in(order)
         self._say("Loading")
         if not anew:
-            await self._control.load(source, now)
-            proof = await self._proof(source, started=False)
-            if await self._is_doubtful(source, now, proof):
-                anew = "ReloadIgnored: the engine answers with other weights exactly as it did before"
-                if not self._restarts:
-                    raise _Wrong(anew)
+            anew = await self._in_place(source, now, contents, moved=transfers and not self.note)
         if anew:
             log.info("the engine is started anew for weights %s: %s", source.version, anew)
             await self._started_on(source)
-            proof = await self._proof(source, started=True)
-        self._reading = proof.reading
-        self._accept(source, contents, proof if anew else None)
+            self._accept(source, contents, await self._proof(source, started=True), started=True)
+
+    def _no_transfer(self, anew: str, contents: Contents) -> str:
+        """Why the trainer cannot move the weights into this process; empty when it can."""
+        differs = (
+            "" if self._contents is None or self._contents.computes_as(contents) else "config.json says other things"
+        )
+        why = anew or differs or self._control.no_transfer()
+        return f"NoTransfer: {why}" if why else ""
 
     async def _stop_requests(self, mode: str, kept: bool) -> None:
         if kept:
-            await self._control.pause("keep")
-            if not self._control.labels:
-                self._generations.ask_again()
-            try:
-                async with asyncio.timeout(SETTLE_SECONDS):
-                    return await self._generations.settled(self._control.turn)
-            except TimeoutError:
-                raise ControlFailed(f"a paused engine went on for {SETTLE_SECONDS:g} s") from None
-        if mode == "Drain":
-            await self._generations.ended(DRAIN_SECONDS)
-            self._still()
-        if self._control.pauses:
-            await self._control.pause("abort")
-            await self._generations.ended(HAND_BACK_SECONDS)
-        self._generations.cut()
-        await self._generations.ended(HAND_BACK_SECONDS)
+            await halt.freeze(self._generations, self._control)
+        else:
+            await halt.end(self._generations, self._control, drain=mode == "Drain", still=self._still)
+
+    async def _let_trainer_in(self, order: WeightsOrder) -> str:
+        """Until it has finished, or was given up (`note`). Why the engine must be started anew then, empty when it need not."""
+        self._say("Transferring")
+        self.note = await self._transfer.finished(lambda: self._given_up(order), LOOK_SECONDS)
+        self._still()
+        if not self.note or not self._transfer.begun or self._control.stages:
+            return ""
+        if not self._restarts:
+            raise Wrong(f"{self.note}, and an engine that spans nodes is not started again: make a new one")
+        return self.note
+
+    def _given_up(self, order: WeightsOrder) -> str:
+        if self._supervisor.life != self._at_hand:
+            return "TransferLost: the engine ended"
+        return "" if self._wanted is order else "TransferLost: the server has ordered something else"
+
+    async def _in_place(self, source: Source, now: Source, contents: Contents, *, moved: bool) -> str:
+        """Why it must be started anew after all; else it has been accepted."""
+        if moved:
+            await self._control.moved()
+        else:
+            await self._control.load(source, now)
+        proof = await self._proof(source, started=False)
+        if await self._proving.is_doubtful(source, now, proof):
+            anew = "ReloadIgnored: the engine answers with other weights exactly as it did before"
+            if not self._restarts:
+                raise Wrong(anew)
+            return anew
+        self._accept(source, contents, proof)
+        return ""
 
     async def _started_on(self, source: Source) -> None:
         """Raises _Refused when the engine does not come up with it, and has been started as it was."""
@@ -298,14 +316,6 @@ class Weights:
         self._at_hand = self._supervisor.life
         await self._control.look()
         await self._control.load(source, None)
-
-    async def _is_doubtful(self, source: Source, now: Source, proof: Proof) -> bool:
-        """The answer is the one from before to the last digit, and nothing says that it should be."""
-        if proof.reading != self._reading:
-            return False
-        ids = proof.reading.ids
-        was, computed = await _computed(now, ids), await _computed(source, ids)
-        return was is None or computed is None or max(abs(a - b) for a, b in zip(was, computed, strict=True)) > 1e-3
 
     def _still(self) -> None:
         """Raises ControlFailed when another process has come in the place of the one at hand, untouched."""
@@ -343,8 +353,8 @@ class Weights:
                 if self._at_hand > 1 and (why := await asyncio.to_thread(strayed, self._now, self._stopping)):
                     return await self._start_over(why)
                 proof = await self._proof(self._now, started=True)
-                return self._accept(self._now, self._contents, proof)
-            except _Wrong as error:
+                return self._accept(self._now, self._contents, proof, started=True)
+            except Wrong as error:
                 raise EngineFailed(str(error)) from None
             except ControlFailed as error:
                 tries += 1
@@ -364,31 +374,25 @@ class Weights:
         await self._life_after(life)
 
     async def _proof(self, source: Source, *, started: bool) -> Proof:
-        """Lets the engine go on, with all that it says kept back. Raises ControlFailed, _Wrong."""
+        """Lets the engine go on, with all that it says kept back. Raises ControlFailed, Wrong."""
         await self._control.name(source.version)
         self._begin(source)
         if self._control.pauses and not started:
             await self._control.resume()
         if self.phase == "Loading":
             self._say("Probing")
-        reading = await self._ask(source)
-        again = await self._ask(source)
-        proof = Proof(reading, reference_error(reading, await _computed(source, reading.ids)))
-        if why := verdict(proof, again, self._proofs.get(source.checksum), None if started else self._noise):
-            raise _Wrong(f"ProbeFailed: {why}")
-        return proof
-
-    async def _ask(self, source: Source) -> probe.Reading:
-        return await probe.read(self._http, self._model.served_name, self._control.fields(source))
+        return await self._proving.proof(source, started=started)
 
     def _begin(self, source: Source) -> None:
         self._generations.begin("" if self._control.labels else source.version, self._control.fields(source))
 
-    def _accept(self, source: Source, contents: Contents | None, proof: Proof | None = None) -> None:
+    def _accept(
+        self, source: Source, contents: Contents | None, proof: Proof | None = None, *, started: bool = False
+    ) -> None:
         """Raises ControlFailed when it was another process that has proven them."""
         self._still()
         if proof is not None:
-            self._proofs[source.checksum], self._noise, self._reading = proof, proof.error, proof.reading
+            self._proving.accept(source, proof, started=started)
         self._now, self._contents = source, contents
         self._supervisor.prepare = self._prepare(source)
         self._proven_life = self._at_hand
@@ -412,17 +416,9 @@ class Weights:
         self.phase, self.error = phase, error
 
 
-async def _computed(source: Source, ids: tuple[int, ...]) -> list[float] | None:
-    return await asyncio.to_thread(reference_logprobs, source, probe.PROMPT, ids)
-
-
 class _Refused(Exception):
     """The engine serves as before."""
 
     def __init__(self, why: str, *, retry: bool = False) -> None:
         super().__init__(why)
         self.retry = retry
-
-
-class _Wrong(Exception):
-    """The engine has other weights than it should."""

@@ -82,6 +82,7 @@ class EndpointState:
     weights_phase: str = ""
     weights_error: str = ""
     weights_attempt: int | None = None
+    weights_note: str | None = None
     told: WeightsOrder | None = None
     """The order in the last answer to it."""
     obeys: WeightsOrder | None = None
@@ -110,6 +111,7 @@ class EndpointState:
             phase=self.weights_phase,
             error=self.weights_error,
             attempt=self.weights_attempt,
+            note=self.weights_note,
             obeys=self.obeys,
         )
 
@@ -201,6 +203,7 @@ class Endpoints:
             weights_phase=beat.weights_phase,
             weights_error=beat.weights_error,
             weights_attempt=beat.weights_attempt,
+            weights_note=beat.weights_note,
             spoken=True,
             obeys=state.told,
         )

@@ -25,6 +25,8 @@ class Serving:
     error: str = ""
     attempt: int | None = None
     """Of the order that failed; None where it does not say so."""
+    note: str | None = None
+    """Why it read the folder where a transfer was ordered; None where it does not know of transfers."""
     obeys: WeightsOrder | None = None
     """The order that it had been told before it said this."""
 
@@ -68,10 +70,15 @@ def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weight
             return order_of(operation.target, attempt)
         if current is not None and current.origin == "Spec":
             return None
-        return order_of(current) if current is not None else None
+        return _from_folder(order_of(current)) if current is not None else None
     if current is None or (current.origin == "Spec" and (operation is None or operation.phase == "Superseded")):
         return None
-    return order_of(current, attempt)
+    return _from_folder(order_of(current, attempt))
+
+
+def _from_folder(order: WeightsOrder) -> WeightsOrder:
+    """Of an update that has ended: nobody waits any more to transfer it."""
+    return order.model_copy(update={"transfer": False})
 
 
 def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
@@ -83,6 +90,7 @@ def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
         adapter=record.adapter,
         checksum=record.checksum or (record.proven if attempt is not None else None),
         attempt=record.attempt if attempt is None else attempt,
+        transfer=record.transfer,
     )
 
 

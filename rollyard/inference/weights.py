@@ -57,7 +57,8 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
     if last is not None and last.under_way and last.target.version == update.version:
         if not (_same_source(last.target, update) and _same_way(last, update)):
             raise Conflict(
-                f"version {update.version!r} is being loaded from {last.target.source} in mode {last.target.mode}; "
+                f"version {update.version!r} is being loaded from {last.target.source} in mode "
+                f"{last.target.mode}{_moved_by(last.target)}; "
                 "send the same body to attach to that, or another version to supersede it"
             )
         return weights, False
@@ -68,7 +69,7 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
         )
     current = weights.current
     if current is not None and current.version == update.version and not (last is not None and last.under_way):
-        return _again(weights, now)
+        return _again(weights, update, now)
     supersedes = last.target.version if last is not None and last.under_way else None
     target = WeightsRecord(
         version=update.version,
@@ -78,6 +79,7 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
         proven=known.proven if known is not None else update.checksum,
         mode=update.mode,
         attempt=weights.orders + 1,
+        transfer=update.transfer,
         since=now,
     )
     operation = WeightsOperation(
@@ -86,7 +88,7 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
     return weights.model_copy(update={"operation": operation, "orders": target.attempt}), True
 
 
-def _again(weights: WeightsStatus, now: datetime) -> tuple[WeightsStatus, bool]:
+def _again(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
     """The current version was asked for: a new attempt for those that failed, and nothing where none did."""
     last = weights.operation
     if last is None or not any(p.phase == "Failed" for p in last.endpoints.values()):
@@ -94,7 +96,9 @@ def _again(weights: WeightsStatus, now: datetime) -> tuple[WeightsStatus, bool]:
     orders = weights.orders + 1
     again = EndpointProgress(since=now, attempt=orders)
     endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
-    update = {"phase": "Pending", "started_at": now, "finished_at": None, "message": "", "endpoints": endpoints}
+    target = last.target.model_copy(update={"transfer": asked.transfer})  # the trainer may have gone, or come back
+    update = {"target": target, "phase": "Pending", "message": "", "endpoints": endpoints}
+    update |= {"started_at": now, "finished_at": None}
     return weights.model_copy(update={"operation": last.model_copy(update=update), "orders": orders}), True
 
 
@@ -105,7 +109,13 @@ def _same_source(known: WeightsRecord, update: WeightsUpdate) -> bool:
 
 
 def _same_way(operation: WeightsOperation, update: WeightsUpdate) -> bool:
-    return (operation.target.mode, operation.timeout_seconds) == (update.mode, update.timeout_seconds)
+    target = operation.target
+    way = (target.mode, target.transfer, operation.timeout_seconds)
+    return way == (update.mode, update.transfer, update.timeout_seconds)
+
+
+def _moved_by(target: WeightsRecord) -> str:
+    return ", moved by its trainer" if target.transfer else ""
 
 
 def _proof(record: WeightsRecord) -> str:
@@ -219,7 +229,8 @@ def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequenc
 def _opening(operation: WeightsOperation, members: int) -> str:
     target = operation.target
     before = f", in place of the update to {operation.supersedes}" if operation.supersedes else ""
-    return f"{target.version} from {target.source} on {members} endpoints, mode {target.mode}{before}"
+    moved = _moved_by(target)
+    return f"{target.version} from {target.source} on {members} endpoints, mode {target.mode}{moved}{before}"
 
 
 def _progress(
@@ -228,7 +239,7 @@ def _progress(
     progress = before or EndpointProgress(since=now)
     target = operation.target
     if carried_out(member, operation):
-        return _in(progress, "Done", now)
+        return _in(progress, "Done", now, _why_from_folder(member, target))
     if progress.phase == "Failed":
         return progress
     # An engine that was told the checksum says by itself that it finds another one, once it has looked again.
@@ -237,6 +248,9 @@ def _progress(
         return _in(progress, "Failed", now, f"its folder holds {member.checksum}, not {target.proven}")
     if progress.phase == "Ordered" and member.phase == "Failed" and _about(member, target, progress):
         return _in(progress, "Failed", now, member.error or "it does not say why")
+    if progress.phase == "Ordered" and target.transfer and member.heard and _about(member, target, progress):
+        seen = {"transferring": member.phase == "Transferring", "reason": _why_from_folder(member, target)}
+        progress = progress.model_copy(update=seen)
     if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
         return _in(progress, "Ordered", now) if member.heard else progress
     turn_to_come = progress.phase == "Waiting" and member.heard
@@ -245,6 +259,13 @@ def _progress(
         how = f"it is {member.phase or 'not at it'}" if member.heard else "it is not heard any more"
         return _in(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
+
+
+def _why_from_folder(member: Serving, target: WeightsRecord) -> str:
+    """Why it has them from there, although they were to be transferred; empty where it has them from the trainer."""
+    if not target.transfer:
+        return ""
+    return "its release of Rollyard knows no transfers" if member.note is None else member.note
 
 
 def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -> bool:
@@ -256,7 +277,7 @@ def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -
 def _in(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:
     if progress.phase == phase:
         return progress
-    return progress.model_copy(update={"phase": phase, "since": now, "reason": reason})
+    return progress.model_copy(update={"phase": phase, "since": now, "reason": reason, "transferring": False})
 
 
 def _turns(
@@ -313,9 +334,16 @@ def _ended(weights: WeightsStatus, now: datetime) -> Step:
     current = weights.record(target.version)
     assert current is not None
     message = f"{target.version} is served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
+    message += _from_folder(operation)
     said = Said("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
     return _closed(weights.model_copy(update={"current": current}), "Complete", words, said, now)
+
+
+def _from_folder(operation: WeightsOperation) -> str:
+    """Who did not get them from the trainer, although they were to be transferred."""
+    why = [f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Done" and p.reason]
+    return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
 
 def _closed(weights: WeightsStatus, phase: str, message: str, said: Said, now: datetime) -> Step:

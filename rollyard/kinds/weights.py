@@ -33,12 +33,18 @@ class WeightsUpdate(Kinded):
     """Of the folder, as engines compute it; another content is refused. Left out: the first engine's holds for all."""
     timeout_seconds: int = Field(default=900, ge=1, le=86400)
     """An endpoint that has not done it so long after it was told counts as failed."""
+    transfer: bool = False
+    """The trainer moves the weights into the running engines itself; others, and those started later, read `path`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.path is None) == (self.adapter is None):
             raise ValueError(
                 "give exactly one of `path` (a folder of weights) and `adapter` (a folder of a LoRA adapter)"
+            )
+        if self.transfer and self.path is None:
+            raise ValueError(
+                "`transfer` needs `path`, a folder of the same weights; adapters are read from their folder"
             )
         return self
 
@@ -60,6 +66,8 @@ class WeightsRecord(Observed):
     """Place in the order in which the versions came; a version that comes again gets a new one."""
     attempt: int = 1
     """Serial number of the order for it: an engine tries anew what failed before under a lower one."""
+    transfer: bool = False
+    """While it is being loaded, a trainer is there to move it into running engines."""
     since: datetime
 
     @property
@@ -74,7 +82,9 @@ class EndpointProgress(Observed):
     since: datetime
     """Of the phase."""
     reason: str = ""
-    """Why it failed."""
+    """Why it failed; or why it read the folder, though the weights were to be transferred."""
+    transferring: bool = False
+    """It waits for the trainer to move the weights into it, or is getting them."""
     attempt: int | None = None
     """Serial number of its order, where that is not the target's: it is tried once more."""
 
@@ -99,6 +109,12 @@ class WeightsOperation(Observed):
     @property
     def under_way(self) -> bool:
         return self.phase in ("Pending", "Updating")
+
+    @property
+    def receivers(self) -> list[str]:
+        """Ids of the endpoints that wait for their trainer; empty as long as one whose turn it is may join them."""
+        at_it = {id: p for id, p in self.endpoints.items() if p.phase == "Ordered" and not p.reason}
+        return sorted(at_it) if all(p.transferring for p in at_it.values()) else []
 
 
 class WeightsStatus(Observed):

@@ -309,6 +309,8 @@ class WeightsOrder(Message):
     """`weights_version` of the folder; another content is refused. Null takes what is there."""
     attempt: int = 1
     """A higher one orders the same anew after it failed; who serves it already has nothing to do."""
+    transfer: bool = False
+    """A trainer waits to move them into the running engine; who offers that not, or knows it not, reads `path`."""
 
 
 class EngineWelcome(Message):
@@ -355,12 +357,14 @@ class EngineHeartbeat(Message):
     """The one that it serves and has proven; empty before that."""
     weights_checksum: str = ""
     """Of the folder that they came from."""
-    weights_phase: Literal["", "Draining", "Loading", "Probing", "Failed"] = ""
-    """How far it is with the last order; empty when it has done it."""
+    weights_phase: Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"] = ""
+    """How far it is with the last order; empty when it has done it. Transferring: it waits for the trainer."""
     weights_error: str = ""
     """Why it could not."""
     weights_attempt: int | None = None
     """`attempt` of the order that `Failed` is about; null from an engine that does not say it."""
+    weights_note: str | None = None
+    """Why it read the folder where a transfer was ordered, else empty; null from an engine that knows no transfers."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null when it does not say so."""

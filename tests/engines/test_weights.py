@@ -28,8 +28,8 @@ from weights_yard import (
     yard,
 )
 
+from rollyard.engines import proving as module
 from rollyard.engines import reference
-from rollyard.engines import weights as module
 from rollyard.engines.embedded_control import EmbeddedControl
 from rollyard.engines.source import Contents, Source
 from rollyard.engines.weights_version import weights_version

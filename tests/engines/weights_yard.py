@@ -161,7 +161,7 @@ async def yard(
         def command(source: Source) -> Any:
             return Preparation(serving(pool, str(source.folder)), uds)
 
-        weights = Weights(pool.model, order, supervisor, door.generations, control(http), command, http)
+        weights = Weights(pool.model, order, supervisor, door, control(http), command, http)
         runner = await door.open(listener, certified[0])
         running = asyncio.create_task(weights.run())
         try:

@@ -1,6 +1,7 @@
 """What the engine's keeper does to it on its Unix socket: freeze it, give it other weights, let it go on.
 
-The door in front of the engine opens none of these paths.
+The door in front of the engine opens none of these paths; those of a transfer, which are called as vLLM's are, while an
+order waits for one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rollyard.engines.embedded.config import read_config
 from rollyard.engines.embedded.engine import Engine
 from rollyard.engines.embedded.model import Model
+from rollyard.engines.embedded.staging import Staging
 from rollyard.engines.embedded.weights import load_weights
-from rollyard.errors import BadRequest, Invalid, Unavailable
+from rollyard.errors import BadRequest, Conflict, Invalid, Unavailable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,6 +51,7 @@ class Control:
     def __init__(self, engine: Engine, model: Model) -> None:
         self._engine = engine
         self._model = model
+        self._staging: Staging | None = None
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -56,6 +59,9 @@ class Control:
             web.post("/control/resume", self._resume),
             web.post("/control/load", self._load),
             web.post("/control/version", self._name),
+            web.post("/start_weight_update", self._start),
+            web.post("/update_weights", self._receive),
+            web.post("/finish_weight_update", self._finish),
         ]
 
     async def _pause(self, request: web.Request) -> web.Response:
@@ -66,13 +72,33 @@ class Control:
         return await _done(self._engine.thaw())
 
     async def _load(self, request: web.Request) -> web.Response:
-        asked = await _read(request, Load)
+        asked, self._staging = await _read(request, Load), None
         self._model = await asyncio.to_thread(self._read_model, asked)
         return await _done(self._engine.swap(self._model))
 
     async def _name(self, request: web.Request) -> web.Response:
         asked = await _read(request, Name)
         return await _done(self._engine.name(asked.version))
+
+    async def _start(self, request: web.Request) -> web.Response:
+        """What another transfer has left is forgotten."""
+        self._staging = Staging(self._model.config)
+        return web.json_response({"message": "Weight update started"})
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        await self._begun(request).receive(request.content)
+        return web.json_response({"message": "Weights received"})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        weights = await asyncio.to_thread(self._begun(request).weights)
+        self._model, self._staging = Model(self._model.config, weights, self._model.capacity), None
+        await _done(self._engine.swap(self._model))
+        return web.json_response({"message": "Weight update finished"})
+
+    def _begun(self, request: web.Request) -> Staging:
+        if self._staging is None:
+            raise Conflict(f"{request.path}: no transfer has begun; call /start_weight_update first")
+        return self._staging
 
     def _read_model(self, asked: Load) -> Model:
         """Raises Invalid when the folder holds a model of another shape, or none."""

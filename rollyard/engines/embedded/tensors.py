@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from rollyard.errors import Invalid
 
 Array = NDArray[np.float32]
+STORED: dict[str, type[Any]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+"""numpy has no bfloat16: it is the upper half of a float32."""
+DTYPES = "BF16, F16 or F32"
 
 
 @dataclass(frozen=True)
@@ -24,19 +28,20 @@ class Entry:
     offset: int
 
     def read(self) -> Array:
-        count = int(np.prod(self.shape))
-        if self.dtype == "BF16":
-            # numpy has no bfloat16: it is the upper half of a float32
-            halves = np.fromfile(self.path, np.uint16, count, offset=self.offset)
-            flat = (halves.astype(np.uint32) << 16).view(np.float32)
-        elif self.dtype in ("F16", "F32"):
-            dtype = np.float16 if self.dtype == "F16" else np.float32
-            flat = np.fromfile(self.path, dtype, count, offset=self.offset).astype(np.float32)
-        else:
-            raise Invalid(f"{self.path}: tensors must be BF16, F16 or F32, not {self.dtype}")
-        if flat.size != count:
+        if self.dtype not in STORED:
+            raise Invalid(f"{self.path}: tensors must be {DTYPES}, not {self.dtype}")
+        count = math.prod(self.shape)
+        numbers = np.fromfile(self.path, STORED[self.dtype], count, offset=self.offset)
+        if numbers.size != count:
             raise Invalid(f"{self.path} is cut short; copy it again")
-        return flat.reshape(self.shape)
+        return as_float32(numbers).reshape(self.shape)
+
+
+def as_float32(numbers: NDArray[Any]) -> Array:
+    """Of numbers as `STORED` says that they lie in a file."""
+    if numbers.dtype == np.uint16:
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
 
 
 def shards(folder: Path) -> list[Path]:

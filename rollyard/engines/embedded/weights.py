@@ -1,4 +1,4 @@
-"""Reads the safetensors files of a model folder into float32 matrices laid out for the forward pass.
+"""A model's tensors, from a folder's safetensors files or from elsewhere, as float32 matrices laid out for the forward pass.
 
 Three rearrangements leave the function computed unchanged and make it cheaper:
 the weight of each RMS norm is multiplied into the matrix behind it; query and key columns are permuted so that the two
@@ -8,6 +8,7 @@ and 1/sqrt(head_dim) is multiplied into the query norm.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from rollyard.engines.embedded.adapter import Adapter, read_adapter
 from rollyard.engines.embedded.config import Config
 from rollyard.engines.embedded.tensors import Array, entries, shards
 from rollyard.errors import Invalid
+
+HEAD = "lm_head.weight"
+Take = Callable[[str], Array]
+"""The tensor of this name."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +54,58 @@ def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> W
 
     Raises Invalid, naming the file or the tensor, when a folder does not hold what its config says.
     """
-    tensors = _Tensors(folder, read_adapter(adapter) if adapter else None)
-    d, v = config.hidden_size, config.vocab_size
-    embedding = tensors.take("model.embed_tokens.weight", v, d)
-    head = embedding if config.tied else tensors.take("lm_head.weight", v, d)
-    norm = tensors.take("model.norm.weight", d)
-    layers = tuple(_layer(tensors, f"model.layers.{i}", config) for i in range(config.layers))
+    return lay_out(_Tensors(folder, config, read_adapter(adapter) if adapter else None).take, config)
+
+
+def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
+    """All tensors that make up a model of this configuration."""
+    d, hd, f = config.hidden_size, config.head_dim, config.intermediate_size
+    h, kv = config.heads, config.kv_heads
+    layer = {
+        "self_attn.q_proj": (h * hd, d),
+        "self_attn.k_proj": (kv * hd, d),
+        "self_attn.v_proj": (kv * hd, d),
+        "self_attn.o_proj": (d, h * hd),
+        "self_attn.q_norm": (hd,),
+        "self_attn.k_norm": (hd,),
+        "mlp.gate_proj": (f, d),
+        "mlp.up_proj": (f, d),
+        "mlp.down_proj": (d, f),
+        "input_layernorm": (d,),
+        "post_attention_layernorm": (d,),
+    }
+    ends = {"model.embed_tokens.weight": (config.vocab_size, d), "model.norm.weight": (d,)}
+    head = {} if config.tied else {HEAD: (config.vocab_size, d)}
+    layers = {f"model.layers.{i}.{name}.weight": shape for i in range(config.layers) for name, shape in layer.items()}
+    return {**ends, **head, **layers}
+
+
+def lay_out(take: Take, config: Config) -> Weights:
+    """Of the tensors of `tensor_shapes`. Raises what `take` raises."""
+    embedding = take("model.embed_tokens.weight")
+    head = embedding if config.tied else take(HEAD)
+    norm = take("model.norm.weight")
+    layers = tuple(_layer(take, f"model.layers.{i}", config) for i in range(config.layers))
     return Weights(embedding, layers, _matrix(head * norm))
 
 
-def _layer(tensors: _Tensors, at: str, config: Config) -> LayerWeights:
-    d, hd, f = config.hidden_size, config.head_dim, config.intermediate_size
-    h, kv = config.heads, config.kv_heads
+def _layer(take: Take, at: str, config: Config) -> LayerWeights:
+    hd, h, kv = config.head_dim, config.heads, config.kv_heads
     attention, mlp = f"{at}.self_attn", f"{at}.mlp"
-    q = _pairs(tensors.take(f"{attention}.q_proj.weight", h * hd, d), hd)
-    k = _pairs(tensors.take(f"{attention}.k_proj.weight", kv * hd, d), hd)
-    v = tensors.take(f"{attention}.v_proj.weight", kv * hd, d)
-    q_norm = _pairs(tensors.take(f"{attention}.q_norm.weight", hd), hd) / np.sqrt(np.float32(hd))
-    k_norm = _pairs(tensors.take(f"{attention}.k_norm.weight", hd), hd)
-    gate = tensors.take(f"{mlp}.gate_proj.weight", f, d)
-    up = tensors.take(f"{mlp}.up_proj.weight", f, d)
-    before_attention = tensors.take(f"{at}.input_layernorm.weight", d)
-    before_mlp = tensors.take(f"{at}.post_attention_layernorm.weight", d)
+    q = _pairs(take(f"{attention}.q_proj.weight"), hd)
+    k = _pairs(take(f"{attention}.k_proj.weight"), hd)
+    v = take(f"{attention}.v_proj.weight")
+    q_norm = _pairs(take(f"{attention}.q_norm.weight"), hd) / np.sqrt(np.float32(hd))
+    k_norm = _pairs(take(f"{attention}.k_norm.weight"), hd)
+    gate, up = take(f"{mlp}.gate_proj.weight"), take(f"{mlp}.up_proj.weight")
+    before_attention = take(f"{at}.input_layernorm.weight")
+    before_mlp = take(f"{at}.post_attention_layernorm.weight")
     return LayerWeights(
         qkv=_matrix(np.concatenate([q, k, v]) * before_attention),
         qk_norm=np.concatenate([np.tile(q_norm, (h, 1)), np.tile(k_norm, (kv, 1))]),
-        out=_matrix(tensors.take(f"{attention}.o_proj.weight", d, h * hd)),
+        out=_matrix(take(f"{attention}.o_proj.weight")),
         gate_up=_matrix(np.concatenate([gate, up]) * before_mlp),
-        down=_matrix(tensors.take(f"{mlp}.down_proj.weight", d, f)),
+        down=_matrix(take(f"{mlp}.down_proj.weight")),
     )
 
 
@@ -94,15 +123,16 @@ def _pairs(rows: Array, head_dim: int) -> Array:
 class _Tensors:
     """The tensors of a folder by name, read from the files when asked for."""
 
-    def __init__(self, folder: Path, adapter: Adapter | None) -> None:
+    def __init__(self, folder: Path, config: Config, adapter: Adapter | None) -> None:
         self._folder = folder
+        self._shapes = tensor_shapes(config)
         self._adapter = adapter
         self._found = {name: entry for path in shards(folder) for name, entry in entries(path)}
         if adapter and (alien := sorted(adapter.targets - self._found.keys())):
             raise Invalid(f"{adapter.folder} changes {alien[0]}, which {folder} does not have")
 
-    def take(self, name: str, *shape: int) -> Array:
-        entry = self._found.get(name)
+    def take(self, name: str) -> Array:
+        entry, shape = self._found.get(name), self._shapes[name]
         if entry is None:
             raise Invalid(f"{self._folder} has no tensor {name}; its config.json asks for one")
         if entry.shape != shape:

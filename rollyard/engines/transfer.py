@@ -1,0 +1,106 @@
+"""The way by which a trainer moves weights into the running engine itself: shut, but while an order waits for that.
+
+The routes are vLLM's own, which the embedded engine has too; calls and answers pass as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from rollyard.engines.headers import end_to_end
+from rollyard.errors import Conflict
+
+FINISH = ("POST", "/finish_weight_update")
+ROUTES = {
+    FINISH,
+    ("GET", "/get_world_size"),
+    ("POST", "/init_weight_transfer_engine"),
+    ("POST", "/start_weight_update"),
+    ("POST", "/update_weights"),
+}
+SILENCE_SECONDS = 120.0
+"""Between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
+CALL_SECONDS = 600.0
+"""For one call: within it all numbers of a large model may be moved."""
+AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
+
+
+class Transfer:
+    """Of one engine."""
+
+    def __init__(self, engine: aiohttp.ClientSession) -> None:
+        self._engine = engine
+        self._open = False
+        self.begun = False
+        """The engine has been told something since it was opened."""
+        self._finished = asyncio.Event()
+        self._calls: set[asyncio.Task[web.Response]] = set()
+        self._heard_at = 0.0
+
+    async def finished(self, given_up: Callable[[], str], look_seconds: float) -> str:
+        """Let the trainer in until it has finished. Why it has not, empty when it has."""
+        self._open, self.begun = True, False
+        self._finished.clear()
+        self._heard()
+        try:
+            while not self._finished.is_set():
+                if why := given_up() or self._overdue():
+                    return why
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(look_seconds):
+                        await self._finished.wait()
+            return ""
+        finally:
+            self._open = False
+            for call in self._calls:
+                call.cancel()
+
+    async def relay(self, request: web.Request) -> web.Response:
+        """The engine's answer. Raises Conflict while no order waits for this, aiohttp.ClientError when it is lost."""
+        if not self._open:
+            raise Conflict("no weights are to be transferred to this engine now: it must be Transferring")
+        self._heard()
+        call = asyncio.create_task(self._passed(request))
+        self._calls.add(call)
+        try:
+            await asyncio.wait({call})
+        finally:
+            call.cancel()
+            self._calls.discard(call)
+            self._heard()
+        if call.cancelled():
+            raise Conflict("the transfer was given up: the engine has what it serves from a folder")
+        return call.result()
+
+    async def _passed(self, request: web.Request) -> web.Response:
+        url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
+        self.begun = self.begun or request.method == "POST"
+        async with self._engine.request(
+            request.method,
+            url,
+            headers=end_to_end(request.headers),
+            data=request.content if request.can_read_body else None,
+            skip_auto_headers=AUTOMATIC,
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as answer:
+            made = web.Response(status=answer.status, headers=end_to_end(answer.headers), body=await answer.read())
+        if answer.status < 300 and (request.method, request.path) == FINISH:
+            self._open = False
+            self._finished.set()
+        return made
+
+    def _overdue(self) -> str:
+        now, limit = asyncio.get_running_loop().time(), CALL_SECONDS if self._calls else SILENCE_SECONDS
+        if now - self._heard_at <= limit:
+            return ""
+        how = "one call of the trainer lasted" if self._calls else "the trainer said nothing"
+        return f"TransferLost: {how} for {limit:g} s"
+
+    def _heard(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
