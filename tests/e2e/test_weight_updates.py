@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -15,6 +18,8 @@ import pytest
 from e2e_yard import MODEL, ROOT, Yard, kill, requests
 
 from rollyard.client.client import AsyncClient
+from rollyard.client.receiver import Receiver
+from rollyard.errors import Conflict, NotFound
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.rollout import Status, Trajectory
@@ -92,6 +97,73 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         await yard.until(lambda: serves(client, "v2", 2))
         last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
         assert all(versions(t) == ["v2"] for t in last)
+
+
+def halves(folder: Path) -> list[bytes]:
+    """What a trainer that shards its model by tensors would send: two safetensors bodies."""
+    raw = (folder / "model.safetensors").read_bytes()
+    (size,) = struct.unpack_from("<Q", raw)
+    head, bodies = json.loads(raw[8 : 8 + size]), []
+    names = sorted(head.keys() - {"__metadata__"})
+    for part in (names[::2], names[1::2]):
+        data, made = b"", {}
+        for name in part:
+            begin, end = (8 + size + at for at in head[name]["data_offsets"])
+            made[name] = {**head[name], "data_offsets": [len(data), len(data) + end - begin]}
+            data += raw[begin:end]
+        text = json.dumps(made).encode()
+        bodies.append(struct.pack("<Q", len(text)) + text + data)
+    return bodies
+
+
+async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhile_gets_them_all_the_same(
+    yard: Yard,
+) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
+        await yard.ready(client)
+        await yard.until(lambda: serves_something(client, 2))
+        current = (await pool_of(client)).status.weights.current
+        assert current is not None
+        ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
+
+        async def under_way() -> bool:
+            return (await client.counts(pool="demo"))["Completed"] >= 4
+
+        await yard.until(under_way)
+        folder, groups = trained(yard.folder, "v2"), list[Sequence[Receiver]]()
+
+        async def send(receivers: Sequence[Receiver]) -> None:
+            groups.append(receivers)
+            for receiver in receivers:
+                await receiver.call("start_weight_update")
+                for number, half in enumerate(halves(folder)):
+                    await receiver.call("update_weights", half)
+                    if len(groups) == 1 and number == 0:
+                        kill(yard.processes("rollyard.engines.embedded")[0])
+                await receiver.call("finish_weight_update")
+
+        update = WeightsUpdate(version="v2", path=str(folder), mode="Pause", transfer=True)
+        ended = await client.transfer_weights("default", "policy", update, send)
+        assert ended.operation is not None
+        assert ended.operation.phase == "Complete", ended.operation.message
+        assert "without a transfer" not in ended.operation.message
+        assert len(groups[0]) == 2, "all at once"
+        assert len(groups) > 1, "who was killed has waited once more"
+        await yard.until(lambda: serves(client, "v2", 2))
+        trajectories = await yard.gather(client, ids)
+        assert {t.status for t in trajectories} <= {Status.COMPLETED, Status.TRUNCATED}
+        found = [versions(t) for t in trajectories]
+        assert all(runs in ([current.version], ["v2"], [current.version, "v2"]) for runs in found), found
+        last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
+        assert all(versions(t) == ["v2"] for t in last)
+        engine = groups[0][0]
+        with pytest.raises(Conflict, match="no weights are to be transferred to this engine now"):
+            await engine.call("start_weight_update")
+        with pytest.raises(NotFound, match="has no engine 'policy-9'"):
+            await replace(engine, id="default/policy-9").call("start_weight_update")
+        with pytest.raises(NotFound):
+            await engine.call("collective_rpc", {"method": "x"})
 
 
 async def serves_still(client: AsyncClient, version: str, count: int) -> bool:

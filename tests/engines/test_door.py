@@ -20,6 +20,7 @@ from rollyard.engines import door as module
 from rollyard.engines.door import Door
 from rollyard.engines.process import EngineCommand
 from rollyard.engines.supervisor import Supervisor
+from rollyard.engines.transfer import ROUTES
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls import server_ssl_context
@@ -211,7 +212,8 @@ async def test_nothing_is_read_without_the_token(upstream: tuple[Upstream, Open]
         ("POST", "/control/pause"),
         ("POST", "/control/load"),
         ("POST", "/v1/load_lora_adapter"),
-        ("POST", "/update_weights"),
+        ("GET", "/update_weights"),
+        ("POST", "/start_draft_weight_update"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/tokenize"),
         ("GET", "/v1/completions"),
@@ -225,6 +227,16 @@ async def test_only_a_short_list_of_paths_is_open(upstream: tuple[Upstream, Open
     engine, found = upstream
     async with found.client.request(method, path) as answer:
         assert answer.status == 404
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(ROUTES))
+async def test_the_way_for_transfers_is_shut_while_no_order_waits_for_one(
+    upstream: tuple[Upstream, Open], method: str, path: str
+) -> None:
+    engine, found = upstream
+    async with found.client.request(method, path) as answer:
+        assert answer.status == 409
     assert engine.seen == []
 
 

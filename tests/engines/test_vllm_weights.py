@@ -88,6 +88,12 @@ async def test_vllm_changes_its_weights_in_each_mode_and_comes_back_with_them_wh
         assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {"v3"})
         assert set(late.result().versions) == {"v4"}
         assert furthest(late.result(), recomputed(late.result(), other_dir, other_dir)) < CLOSE
+        # It was not started for transfers: its routes are there all the same, and it reads the folder
+        async with made.supervisor.session() as http, http.post("http://engine/start_weight_update") as refused:
+            assert refused.status == 500
+        await made.order(WeightsOrder(version="v5", path=str(model_dir), transfer=True))
+        assert made.weights.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
+        await made.order(WeightsOrder(version="v4", path=str(other_dir)))
         assert made.supervisor.life == 1, "all of that was in place"
         os.kill(pid_of(made.uds), signal.SIGKILL)
         await made.until(lambda: not made.weights.proven)

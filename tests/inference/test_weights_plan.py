@@ -413,6 +413,7 @@ def test_the_same_body_attaches_and_another_one_is_a_conflict() -> None:
         update(mode="Abort"),
         update(path=None, adapter="/w/v1"),
         update(timeoutSeconds=5),
+        update(transfer=True),
     ):
         with pytest.raises(Conflict, match="is being loaded from path /w/v1 in mode Drain"):
             pool.begin(other)
@@ -537,3 +538,75 @@ def test_what_is_in_the_status_is_all_that_is_needed(crash_after: int) -> None:
             pool.takes(id)
     assert (pool.phase, pool.current) == ("Complete", "v1")
     assert len(pool.heap()) == 4
+
+
+# weights that the trainer moves itself
+
+
+def test_who_waits_for_the_trainer_is_said_once_all_whose_turn_it_is_wait() -> None:
+    pool = Pool(3)
+    pool.begin(update(mode="Pause", transfer=True))
+    pool.step()
+    for id, phase, note in [("e0", "Transferring", ""), ("e1", "Draining", ""), ("e2", "Loading", "NoTransfer: old")]:
+        order = order_for(pool.weights, id)
+        assert order is not None
+        assert order.transfer
+        pool.say(id, phase=phase, note=note, obeys=order)
+    pool.step()
+    assert [pool.endpoints[id].transferring for id in ("e0", "e1", "e2")] == [True, False, False]
+    assert receivers(pool) == [], "e1 will wait for the same broadcast; e2 reads the folder"
+    pool.say("e1", phase="Transferring")
+    pool.step()
+    assert receivers(pool) == ["e0", "e1"]
+    pool.takes("e0")
+    pool.say("e1", heard=False)
+    pool.step()
+    assert (pool.endpoints["e0"].phase, pool.endpoints["e0"].transferring) == ("Done", False)
+
+
+def receivers(pool: Pool) -> list[str]:
+    assert pool.weights.operation is not None
+    return pool.weights.operation.receivers
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [("", ""), ("TransferLost: silent", "TransferLost: silent"), (None, "its release of Rollyard knows no transfers")],
+)
+def test_an_update_says_who_read_the_folder_instead(note: str | None, words: str) -> None:
+    pool = Pool(1)
+    pool.begin(update(transfer=True))
+    pool.step()
+    pool.takes("e0")
+    pool.say("e0", note=note)
+    pool.step()
+    assert (pool.phase, pool.current) == ("Complete", "v1")
+    assert pool.weights.operation is not None
+    said = pool.weights.operation.message
+    assert (f"1 of them without a transfer (e0: {words})" in said) == bool(words), said
+
+
+def test_nobody_waits_for_a_trainer_when_the_update_is_over_and_whoever_asks_again_is_there_again() -> None:
+    pool = Pool(2)
+    pool.begin(update(mode="Pause", transfer=True))
+    pool.step()
+    pool.takes("e0")
+    pool.refuses("e1")
+    pool.step()
+    assert pool.phase == "Complete"
+    order = order_for(pool.weights, "e1")
+    assert order is not None
+    assert not order.transfer, "it reads the folder"
+    for transfer in (True, False):
+        assert pool.begin(update(mode="Pause", transfer=transfer))
+        pool.step()
+        order = order_for(pool.weights, "e1")
+        assert order is not None
+        assert order.transfer == transfer
+        pool.refuses("e1")
+        pool.step()
+
+
+def test_a_transfer_needs_a_folder_that_can_be_read_again() -> None:
+    with pytest.raises(ValueError, match="`transfer` needs `path`"):
+        update(path=None, adapter="/w/a", transfer=True)
