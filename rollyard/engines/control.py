@@ -59,8 +59,8 @@ class EngineControl(Protocol):
     def no_transfer(self) -> str:
         """Why nobody can move weights into this process himself; empty when that is possible."""
 
-    async def moved(self) -> None:
-        """A trainer has moved other weights into the paused engine: do what else goes with a change of them."""
+    async def moved(self, now: Source) -> None:
+        """A trainer has moved other weights into the paused engine: do what else goes with a change from `now` to them."""
 
     async def name(self, version: str) -> None:
         """Tokens of later steps are this version's."""

@@ -47,7 +47,7 @@ class EmbeddedControl:
     def no_transfer(self) -> str:
         return ""
 
-    async def moved(self) -> None:
+    async def moved(self, now: Source) -> None:
         """Its own end of a transfer has done it."""
 
     async def name(self, version: str) -> None:

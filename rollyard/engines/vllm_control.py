@@ -77,14 +77,19 @@ class VllmControl:
 
     async def load(self, source: Source, now: Source | None) -> None:
         await self._load_folder(source, now)
-        await self._load_adapter(source, now)
+        if source.adapter is not None:
+            # Not in place: requests that carry such an adapter make vLLM read it again at each of their steps.
+            body = {"lora_name": _name(source), "lora_path": str(source.adapter)}
+            await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
+        if now is not None:
+            await self._unload_adapter(now)
 
     async def _load_folder(self, source: Source, now: Source | None) -> None:
         if now is None or (source.adapter is not None and source.folder == now.folder):
             return
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(source.folder)}}
         await command(self._http, RPC, body, seconds=LOAD_SECONDS)
-        await self.moved()
+        await self._reset_cache()
 
     def no_transfer(self) -> str:
         """Its routes are there in any case, and answer 500 where it was not started for that."""
@@ -92,18 +97,18 @@ class VllmControl:
             return f"write `{TRANSFER_OPTION}` in spec.engine.vllm.extraArgs"
         return "" if INIT_TRANSFER in self._served and self.pauses else "this vLLM has no routes for it"
 
-    async def moved(self) -> None:
+    async def moved(self, now: Source) -> None:
+        await self._reset_cache()
+        await self._unload_adapter(now)
+
+    async def _reset_cache(self) -> None:
         if RESET in self._served:
             said = await command(self._http, RESET)
             if not json.loads(said).get("success"):
                 log.info("requests that were kept hold blocks of the prefix cache; the salt keeps them apart")
 
-    async def _load_adapter(self, source: Source, now: Source | None) -> None:
-        if source.adapter is not None:
-            # Not in place: requests that carry such an adapter make vLLM read it again at each of their steps.
-            body = {"lora_name": _name(source), "lora_path": str(source.adapter)}
-            await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
-        if now is not None and now.adapter is not None:
+    async def _unload_adapter(self, now: Source) -> None:
+        if now.adapter is not None:
             await command(self._http, UNLOAD_ADAPTER, {"lora_name": _name(now)})
 
     async def name(self, version: str) -> None:

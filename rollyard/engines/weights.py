@@ -22,6 +22,7 @@ from rollyard.engines.probe import Proof
 from rollyard.engines.process import EngineFailed
 from rollyard.engines.proving import Proving, Wrong
 from rollyard.engines.source import Contents, Source, read_contents, read_source, strayed
+from rollyard.engines.succession import LOOK_SECONDS, Refused, Succession
 from rollyard.engines.supervisor import Prepare, Supervisor
 from rollyard.errors import Invalid
 from rollyard.kinds.pools import ModelSpec
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 Phase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
 HOLD_SECONDS = 240.0
 """For requests that come while the weights are changed; a client waits 300 s for its first token."""
-LOOK_SECONDS = 0.05
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
 """Between two looks at files that are not what was ordered: they may still be on their way."""
 ATTEMPTS = 3
@@ -68,16 +68,13 @@ class Weights:
         self._supervisor = supervisor
         self._generations, self._transfer = door.generations, door.transfer
         self._control = control
-        self._prepare = prepare
         self._proving = Proving(http, model.served_name, control)
-        self._restarts = restarts
+        self._succession = Succession(supervisor, door.generations, prepare, restarts=restarts)
         self._stopping = stopping
         self._news = asyncio.Event()
         self._now: Source | None = None
         self._contents: Contents | None = None
         self._proven_life = -1
-        self._at_hand = -1
-        """Life of the process that is being changed or proven: what it answers counts for no other."""
         self._patience = 0.0
         self._attempts = 0
         self._failed: WeightsOrder | None = None
@@ -123,7 +120,7 @@ class Weights:
     async def run(self) -> None:
         """Keeps the engine alive with the weights of the last order. Raises EngineFailed."""
         self._now = await self._first()
-        self._supervisor.prepare = self._prepare(self._now)
+        self._succession.next_on(self._now)
         tasks = [asyncio.create_task(self._supervisor.run()), asyncio.create_task(self._attend())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -192,10 +189,10 @@ class Weights:
     # one order
 
     async def _carry_out(self, order: WeightsOrder) -> None:
-        self._at_hand = self._supervisor.life
+        self._succession.take()
         try:
             source, contents = await self._checked(order)
-        except _Refused as refused:
+        except Refused as refused:
             return self._fail(order, str(refused), retry=refused.retry)
         if not self.proven:
             return None  # it died meanwhile; the order's turn comes when another one has proven what it was started on
@@ -208,24 +205,24 @@ class Weights:
             self._shut()
             await self._change(order, source, contents)
         except (ControlFailed, Wrong) as error:
-            await self._go_back()
+            await self._succession.go_back(self._now)
             lost = isinstance(error, ControlFailed) and error.lost
             if not lost or self._attempts >= ATTEMPTS:
                 self._fail(order, str(error), retry=False)
-        except _Refused as refused:
+        except Refused as refused:
             self._fail(order, str(refused), retry=refused.retry)
 
     async def _checked(self, order: WeightsOrder) -> tuple[Source, Contents]:
-        """Raises _Refused, before anything is touched."""
+        """Raises Refused, before anything is touched."""
         try:
             source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
             contents = await asyncio.to_thread(read_contents, source.folder)
         except Invalid as error:
-            raise _Refused(str(error), retry=True) from None
+            raise Refused(str(error), retry=True) from None
         if why := self._control.refuses(source):
-            raise _Refused(why)
+            raise Refused(why)
         if self._contents is not None and (why := self._contents.misfit(contents)):
-            raise _Refused(why)
+            raise Refused(why)
         return source, contents
 
     async def _rename(self, order: WeightsOrder, source: Source) -> None:
@@ -236,17 +233,17 @@ class Weights:
         self._accept(source, self._contents)
 
     async def _change(self, order: WeightsOrder, source: Source, contents: Contents) -> None:
-        """Raises ControlFailed, Wrong when the engine has been touched in vain, _Refused when it serves as before."""
+        """Raises ControlFailed, Wrong when the engine has been touched in vain, Refused when it serves as before."""
         now = self._now
         assert now is not None
         anew = self._control.cannot_load(source, now, contents)
-        if anew and not self._restarts:
-            raise _Refused(f"NotInPlace: {anew}, and an engine that spans nodes is not started again: make a new one")
+        if anew and not self._succession.restarts:
+            raise Refused(f"NotInPlace: {anew}, and an engine that spans nodes is not started again: make a new one")
         self.note = self._no_transfer(anew, contents) if order.transfer else ""
         transfers = order.transfer and not self.note
         self._say("Draining")
         await self._stop_requests(order.mode, order.mode == "Pause" and not anew and self._control.keeps(source, now))
-        self._still()
+        self._succession.still()
         if transfers:
             anew = await self._let_trainer_in(order)
         self._say("Loading")
@@ -254,7 +251,9 @@ class Weights:
             anew = await self._in_place(source, now, contents, moved=transfers and not self.note)
         if anew:
             log.info("the engine is started anew for weights %s: %s", source.version, anew)
-            await self._started_on(source)
+            await self._succession.start_on(source, or_else=now)
+            await self._control.look()
+            await self._control.load(source, None)
             self._accept(source, contents, await self._proof(source, started=True), started=True)
 
     def _no_transfer(self, anew: str, contents: Contents) -> str:
@@ -269,88 +268,54 @@ class Weights:
         if kept:
             await halt.freeze(self._generations, self._control)
         else:
-            await halt.end(self._generations, self._control, drain=mode == "Drain", still=self._still)
+            await halt.end(self._generations, self._control, drain=mode == "Drain", still=self._succession.still)
 
     async def _let_trainer_in(self, order: WeightsOrder) -> str:
         """Until it has finished, or was given up (`note`). Why the engine must be started anew then, empty when it need not."""
         self._say("Transferring")
         self.note = await self._transfer.finished(lambda: self._given_up(order), LOOK_SECONDS)
-        self._still()
+        self._succession.still()
         if not self.note or not self._transfer.begun or self._control.stages:
             return ""
-        if not self._restarts:
+        if not self._succession.restarts:
             raise Wrong(f"{self.note}, and an engine that spans nodes is not started again: make a new one")
         return self.note
 
     def _given_up(self, order: WeightsOrder) -> str:
-        if self._supervisor.life != self._at_hand:
+        if self._succession.gone:
             return "TransferLost: the engine ended"
         return "" if self._wanted is order else "TransferLost: the server has ordered something else"
 
     async def _in_place(self, source: Source, now: Source, contents: Contents, *, moved: bool) -> str:
         """Why it must be started anew after all; else it has been accepted."""
         if moved:
-            await self._control.moved()
+            await self._control.moved(now)
         else:
             await self._control.load(source, now)
         proof = await self._proof(source, started=False)
         if await self._proving.is_doubtful(source, now, proof):
             anew = "ReloadIgnored: the engine answers with other weights exactly as it did before"
-            if not self._restarts:
+            if not self._succession.restarts:
                 raise Wrong(anew)
+            self.note = anew if moved else self.note
             return anew
         self._accept(source, contents, proof)
         return ""
-
-    async def _started_on(self, source: Source) -> None:
-        """Raises _Refused when the engine does not come up with it, and has been started as it was."""
-        assert self._now is not None
-        life = self._supervisor.life
-        self._generations.judge(proven=False)
-        self._generations.cut()
-        self._supervisor.restart(self._prepare(source), or_else=self._prepare(self._now))
-        while self._supervisor.life == life or not self._supervisor.health.ready:
-            if self._supervisor.refused:
-                raise _Refused(f"LoadFailed: {self._supervisor.refused}")
-            await asyncio.sleep(LOOK_SECONDS)
-        self._at_hand = self._supervisor.life
-        await self._control.look()
-        await self._control.load(source, None)
-
-    def _still(self) -> None:
-        """Raises ControlFailed when another process has come in the place of the one at hand, untouched."""
-        if self._supervisor.life != self._at_hand:
-            raise ControlFailed("it ended while its weights were changed", lost=True)
-
-    async def _go_back(self) -> None:
-        """To what is proven; the rest of that is an engine's that has just been started."""
-        assert self._now is not None
-        prepare, running = self._prepare(self._now), self._supervisor.life
-        if running == self._at_hand or self._supervisor.prepare != prepare:
-            if not self._restarts:
-                raise EngineFailed("WeightsLost: the engine has been touched in vain and cannot be started again")
-            self._supervisor.restart(prepare)
-            self._generations.judge(proven=False)
-            self._generations.cut()
-            await self._life_after(running)
-
-    async def _life_after(self, life: int) -> None:
-        while True:
-            if self._supervisor.life != life:
-                return
-            await asyncio.sleep(LOOK_SECONDS)
 
     # proof
 
     async def _prove_start(self) -> None:
         """Of a process that has just come up. Raises EngineFailed."""
         assert self._now is not None
-        self._at_hand, tries = self._supervisor.life, 0
-        while self._supervisor.life == self._at_hand:
+        self._succession.take()
+        tries = 0
+        while not self._succession.gone:
             try:
                 await self._control.look()
                 await self._control.load(self._now, None)
-                if self._at_hand > 1 and (why := await asyncio.to_thread(strayed, self._now, self._stopping)):
+                if self._succession.at_hand > 1 and (
+                    why := await asyncio.to_thread(strayed, self._now, self._stopping)
+                ):
                     return await self._start_over(why)
                 proof = await self._proof(self._now, started=True)
                 return self._accept(self._now, self._contents, proof, started=True)
@@ -369,9 +334,7 @@ class Weights:
         self._say("Failed", why)
         was, self._now = self._now, None
         self._now = await self._first(was)
-        life = self._supervisor.life
-        self._supervisor.restart(self._prepare(self._now))
-        await self._life_after(life)
+        await self._succession.replace(self._now)
 
     async def _proof(self, source: Source, *, started: bool) -> Proof:
         """Lets the engine go on, with all that it says kept back. Raises ControlFailed, Wrong."""
@@ -390,12 +353,12 @@ class Weights:
         self, source: Source, contents: Contents | None, proof: Proof | None = None, *, started: bool = False
     ) -> None:
         """Raises ControlFailed when it was another process that has proven them."""
-        self._still()
+        self._succession.still()
         if proof is not None:
             self._proving.accept(source, proof, started=started)
         self._now, self._contents = source, contents
-        self._supervisor.prepare = self._prepare(source)
-        self._proven_life = self._at_hand
+        self._succession.next_on(source)
+        self._proven_life = self._succession.at_hand
         self._patience = 0.0
         self._generations.judge(proven=True)
         self._generations.open()
@@ -414,11 +377,3 @@ class Weights:
 
     def _say(self, phase: Phase, error: str = "") -> None:
         self.phase, self.error = phase, error
-
-
-class _Refused(Exception):
-    """The engine serves as before."""
-
-    def __init__(self, why: str, *, retry: bool = False) -> None:
-        super().__init__(why)
-        self.retry = retry
