@@ -18,7 +18,7 @@ from reconciler_site import Site
 from rollyard.api.app import build
 from rollyard.api.services import Services
 from rollyard.clock import SystemClock
-from rollyard.inference.endpoints import EndpointState
+from rollyard.inference.state import EndpointState
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
