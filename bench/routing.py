@@ -24,7 +24,8 @@ from bench.routing_policies import BASELINES, POLICIES
 from bench.routing_sim import Fleet, Result, Sim
 from bench.routing_traces import TRACES
 from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import SLOW_START_SECONDS, Endpoints
+from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 from rollyard.rollouts.leases import Leases
 from rollyard.store.base import RolloutRecord

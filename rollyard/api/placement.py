@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollyard.inference.endpoints import Endpoints, PoolKey
+from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.state import PoolKey
 from rollyard.kinds.wire import Endpoint
 
 

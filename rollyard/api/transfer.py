@@ -15,7 +15,7 @@ from aiohttp import web
 from rollyard.api.kinds import BASE
 from rollyard.api.services import SERVICES
 from rollyard.errors import ApiError, NotFound, Unavailable, from_reason
-from rollyard.inference.endpoints import EndpointState
+from rollyard.inference.state import EndpointState
 from rollyard.trust.tls import client_ssl_context
 
 HTTP: web.AppKey[aiohttp.ClientSession] = web.AppKey("transfer_http", aiohttp.ClientSession)

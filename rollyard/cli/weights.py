@@ -109,5 +109,7 @@ def weights_lines(weights: WeightsStatus) -> list[str]:
     if (operation := weights.operation) is None:
         return lines
     lines.append(f"  {_progress(operation)}")
+    if operation.under_way and (waiting := [id for id, p in operation.endpoints.items() if p.transferring]):
+        lines.append(f"    wait for their trainer: {', '.join(waiting)}")
     failed = [[id, p.reason] for id, p in operation.endpoints.items() if p.phase == "Failed"]
     return [*lines, *(f"    failed: {line}" for line in align(failed))] if failed else lines

@@ -79,7 +79,9 @@ class Succession:
         """Another process is being started on these weights."""
         life = self._supervisor.life
         self._supervisor.restart(self._prepare(source))
-        while self._supervisor.life == life:
+        while True:
+            if self._supervisor.life != life:
+                return
             await asyncio.sleep(LOOK_SECONDS)
 
     def _end_answers(self) -> None:

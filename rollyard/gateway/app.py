@@ -130,23 +130,24 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
     """Raises Refusal as long as nothing was sent: then it can still have a status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
-    async def send(events: bytes) -> None:
+    async def tell(piece: str) -> None:
         if not response.prepared:
             await response.prepare(request)
-        await response.write(events)
-
-    async def tell(piece: str) -> None:
-        await send(exchange.text(piece))
+        await response.write(exchange.text(piece))
 
     try:
         said = await _carried_out(exchange, session, tell)
     except Refusal as refusal:
         if not response.prepared:
             raise
-        await send(exchange.broken(refusal))
+        end = exchange.broken(refusal)
     else:
-        await send(exchange.end(said))
-    await response.write_eof()
+        end = exchange.end(said)
+        if not response.prepared:
+            await response.prepare(request)
+    await response.write_eof(
+        end
+    )  # in one piece: written apart, the end of the body would come when the caller has woken up
     return response
 
 
