@@ -197,7 +197,7 @@ class AsyncClient:
         What it raises of ApiError is logged: an engine that still waits comes again, and in the end reads the folder.
         Raises what `update_weights` does.
         """
-        found, sent = await self.update_weights(namespace, pool, update), set[str]()
+        found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.under_way:
             waiting = set(last.receivers)
             sent &= waiting  # who comes once more was started again meanwhile
@@ -205,8 +205,10 @@ class AsyncClient:
                 if new := sorted(waiting - sent):
                     await send([Receiver(self._http, _weights_path(namespace, pool), id) for id in new])
                     sent |= waiting
+                    backoff.reset()
             except ApiError as error:
                 log.warning("weights %s did not get to %s: %s", update.version, ", ".join(new), error)
+                await backoff.wait()
             await asyncio.sleep(RECEIVERS_LOOK_SECONDS)
             with contextlib.suppress(Unavailable):  # a server that stays away for longer finds its engines at it
                 found = await self.weights(namespace, pool)

@@ -27,7 +27,7 @@ ROUTES = {
 SILENCE_SECONDS = 120.0
 """Between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
 CALL_SECONDS = 600.0
-"""For one call: within it all numbers of a large model may be moved."""
+"""From the end of one call to that of the next: within it all numbers of a large model may be moved."""
 AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
 
 
@@ -42,6 +42,7 @@ class Transfer:
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
         self._heard_at = 0.0
+        """Loop time of the last call that the engine did not refuse: a trainer may repeat the others for ever."""
 
     async def finished(self, given_up: Callable[[], str], look_seconds: float) -> str:
         """Let the trainer in until it has finished. Why it has not, empty when it has."""
@@ -65,7 +66,6 @@ class Transfer:
         """The engine's answer. Raises Conflict while no order waits for this, aiohttp.ClientError when it is lost."""
         if not self._open:
             raise Conflict("no weights are to be transferred to this engine now: it must be Transferring")
-        self._heard()
         call = asyncio.create_task(self._passed(request))
         self._calls.add(call)
         try:
@@ -73,7 +73,6 @@ class Transfer:
         finally:
             call.cancel()
             self._calls.discard(call)
-            self._heard()
         if call.cancelled():
             raise Conflict("the transfer was given up: the engine has what it serves from a folder")
         return call.result()
@@ -90,9 +89,11 @@ class Transfer:
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:
             made = web.Response(status=answer.status, headers=end_to_end(answer.headers), body=await answer.read())
-        if answer.status < 300 and (request.method, request.path) == FINISH:
-            self._open = False
-            self._finished.set()
+        if answer.status < 300:
+            self._heard()
+            if (request.method, request.path) == FINISH:
+                self._open = False
+                self._finished.set()
         return made
 
     def _overdue(self) -> str:

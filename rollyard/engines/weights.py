@@ -274,6 +274,7 @@ class Weights:
         """Until it has finished, or was given up (`note`). Why the engine must be started anew then, empty when it need not."""
         self._say("Transferring")
         self.note = await self._transfer.finished(lambda: self._given_up(order), LOOK_SECONDS)
+        self._say("Loading")
         self._succession.still()
         if not self.note or not self._transfer.begun or self._control.stages:
             return ""

@@ -248,9 +248,8 @@ def _progress(
         return _in(progress, "Failed", now, f"its folder holds {member.checksum}, not {target.proven}")
     if progress.phase == "Ordered" and member.phase == "Failed" and _about(member, target, progress):
         return _in(progress, "Failed", now, member.error or "it does not say why")
-    if progress.phase == "Ordered" and target.transfer and member.heard and _about(member, target, progress):
-        seen = {"transferring": member.phase == "Transferring", "reason": _why_from_folder(member, target)}
-        progress = progress.model_copy(update=seen)
+    if progress.phase == "Ordered" and target.transfer:
+        progress = _towards_trainer(progress, member, target)
     if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
         return _in(progress, "Ordered", now) if member.heard else progress
     turn_to_come = progress.phase == "Waiting" and member.heard
@@ -259,6 +258,16 @@ def _progress(
         how = f"it is {member.phase or 'not at it'}" if member.heard else "it is not heard any more"
         return _in(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
+
+
+def _towards_trainer(progress: EndpointProgress, member: Serving, target: WeightsRecord) -> EndpointProgress:
+    """Whether it waits for its trainer now, and why the others need not wait for it where it will not do so soon."""
+    if not (member.heard and member.healthy):
+        return progress.model_copy(update={"transferring": False, "reason": "its engine does not run"})
+    if not _about(member, target, progress):
+        return progress
+    waits = member.phase == "Transferring"
+    return progress.model_copy(update={"transferring": waits, "reason": _why_from_folder(member, target)})
 
 
 def _why_from_folder(member: Serving, target: WeightsRecord) -> str:

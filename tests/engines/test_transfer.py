@@ -211,6 +211,17 @@ async def test_a_call_that_hangs_is_given_up(made: Yard, other_dir: Path, monkey
         assert await hanging == 409
 
 
+async def test_calls_that_are_refused_keep_nobody_waiting(
+    made: Yard, other_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.5)
+    await transferring(made, WeightsOrder(version="v2", path=str(other_dir), transfer=True))
+    while made.weights.phase == "Transferring":
+        assert (await call(made, "/update_weights", b"too early"))[0] == 409
+    await done(made, "v2")
+    assert "the trainer said nothing" in made.weights.note
+
+
 async def status_of(made: Yard, body: AsyncIterator[bytes]) -> int:
     async with made.client.post("/update_weights", data=body) as answer:
         return answer.status
@@ -225,6 +236,7 @@ async def test_an_engine_that_is_killed_in_the_middle_comes_back_with_what_it_ha
     await call(made, "/update_weights", parts_of(other_dir)[0])
     os.kill(pid, signal.SIGKILL)
     await made.until(lambda: made.weights.phase != "Transferring")
+    assert made.weights.version == "", "nobody is let in while it is away"
     await made.until(lambda: made.weights.phase == "Transferring")
     assert (made.weights.version, made.supervisor.life) == (version, 2)
     await send(made, parts_of(other_dir))

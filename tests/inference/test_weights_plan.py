@@ -558,9 +558,13 @@ def test_who_waits_for_the_trainer_is_said_once_all_whose_turn_it_is_wait() -> N
     pool.say("e1", phase="Transferring")
     pool.step()
     assert receivers(pool) == ["e0", "e1"]
-    pool.takes("e0")
-    pool.say("e1", heard=False)
+    pool.say("e1", healthy=False, phase="Loading")
     pool.step()
+    assert receivers(pool) == ["e0"], "e1 was killed, and nobody knows when it will be back"
+    pool.say("e1", healthy=True, phase="Transferring")
+    pool.takes("e0")
+    pool.step()
+    assert receivers(pool) == ["e1"]
     assert (pool.endpoints["e0"].phase, pool.endpoints["e0"].transferring) == ("Done", False)
 
 
