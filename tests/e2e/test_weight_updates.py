@@ -19,6 +19,7 @@ from e2e_yard import MODEL, ROOT, Yard, kill, requests
 
 from rollyard.client.client import AsyncClient
 from rollyard.client.receiver import Receiver
+from rollyard.client.sync import BlockingReceiver, Client
 from rollyard.errors import Conflict, NotFound
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.pools import InferencePool
@@ -157,6 +158,8 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
         assert all(runs in ([current.version], ["v2"], [current.version, "v2"]) for runs in found), found
         last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
         assert all(versions(t) == ["v2"] for t in last)
+        await asyncio.to_thread(move_back, yard.data / "admin.kubeconfig")
+        await yard.until(lambda: serves(client, "v3", 2))
         engine = groups[0][0]
         with pytest.raises(Conflict, match="no weights are to be transferred to this engine now"):
             await engine.call("start_weight_update")
@@ -164,6 +167,24 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
             await replace(engine, id="default/policy-9").call("start_weight_update")
         with pytest.raises(NotFound):
             await engine.call("collective_rpc", {"method": "x"})
+
+
+def move_back(kubeconfig: Path) -> None:
+    """By a trainer without an event loop."""
+
+    def send(receivers: Sequence[BlockingReceiver]) -> None:
+        for receiver in receivers:
+            receiver.call("start_weight_update")
+            for half in halves(MODEL):
+                receiver.call("update_weights", half)
+            receiver.call("finish_weight_update")
+
+    with Client(kubeconfig=kubeconfig) as client:
+        update = WeightsUpdate(version="v3", path=str(MODEL), mode="Abort", transfer=True)
+        ended = client.transfer_weights("default", "policy", update, send)
+    assert ended.operation is not None
+    assert ended.operation.message.startswith("v3 is served by 2 of 2 endpoints"), ended.operation.message
+    assert "without a transfer" not in ended.operation.message
 
 
 async def serves_still(client: AsyncClient, version: str, count: int) -> bool:
