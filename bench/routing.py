@@ -1,6 +1,6 @@
 """Which endpoint a rollout gets, and what comes of it: ours beside round-robin, random, consistent hash and a counter heap.
 
-    python -m bench.routing [--seeds 4] [--rollouts 900]
+    python -m bench.routing [--seeds 16] [--rollouts 900]
 
 The endpoints are simulated, with the service times of `engine_times`; what decides is the code of the server itself
 (`Endpoints`, `Leases`, `Repinner`), on a clock that jumps. Traces: the demo's own rollouts, as recorded, and a synthetic one
@@ -193,7 +193,7 @@ def _record(i: int, endpoint: str) -> RolloutRecord:
 def main() -> None:
     logging.disable(logging.WARNING)  # of the server that dies
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=900)
     given = parser.parse_args()
     began = time.perf_counter()

@@ -11,7 +11,7 @@ from rollyard.inference.load import UNKNOWN, History, Rates
 from rollyard.inference.orders import Serving
 from rollyard.kinds.wire import Endpoint, Identity, WeightsOrder
 
-SLOW_START_SECONDS, SLOW_START_STEPS = 20.0, 10
+SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
