@@ -28,6 +28,10 @@ def too_long(message: str) -> Refusal:
     return bad_request(message, code="context_length_exceeded", param="messages")
 
 
+def too_slow(seconds: float) -> Refusal:
+    return Refusal(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
+
+
 def turn_limit(limit: int) -> Refusal:
     """403, because every client gives up on it at once."""
     return Refusal(

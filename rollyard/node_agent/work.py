@@ -181,7 +181,8 @@ class Work:
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
-        return _Ran(status, session.segments(), session.turns(), session.breaks(), metrics)
+        # what a call that was given up has left in a thread ends first
+        return await session.look(lambda: _Ran(status, session.segments(), session.turns(), session.breaks(), metrics))
 
     # EVAL
 

@@ -33,7 +33,10 @@ class ChatTemplate:
             raise Invalid(f"{path} holds no tokenizer that transformers can read: {error}") from None
         if not tokenizer.chat_template:
             raise Invalid(f"{path} has no chat template; add chat_template.jinja to the folder")
-        return cls(tokenizer, _stop_ids(path, tokenizer.eos_token_id))
+        try:
+            return cls(tokenizer, _stop_ids(path, tokenizer.eos_token_id))
+        except (OSError, ValueError, AttributeError) as error:
+            raise Invalid(f"{path}/generation_config.json cannot be read: {error}") from None
 
     @property
     def source(self) -> str:
