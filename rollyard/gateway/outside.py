@@ -20,7 +20,8 @@ from rollyard.gateway.apart import Apart
 from rollyard.gateway.bodies import Bodies
 from rollyard.gateway.refusal import Refusal, gone
 from rollyard.gateway.routed import Placement, PoolKey, RoutedPolicy
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.gateway.wishes import Wishes
 from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
 from rollyard.kinds.wire import Endpoint
@@ -28,6 +29,8 @@ from rollyard.tokens.client import TokenClient
 from rollyard.tokens.template import ChatTemplate
 
 MAX_OPEN = 256
+MAX_AT_ONCE = 128
+"""Calls of one session: each is two connections of the server's."""
 MAX_KEPT = 4096
 """Closed ones that were not deleted included."""
 MAX_BODIES = 256 << 20
@@ -216,6 +219,8 @@ class OutsideSessions:
         while True:
             moves = dict(self._placement.to_move())
             for id, found in list(self._found.items()):
+                if self._found.get(id) is not found:
+                    continue  # dropped while another moved
                 if found.idle > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
                 elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
@@ -290,6 +295,7 @@ class OutsideSessions:
             max_calls=request.max_calls,
             tool_parser=request.tool_parser,
             max_tokens=MAX_SESSION_TOKENS,
+            max_at_once=MAX_AT_ONCE,
         )
         session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS), self._bodies)
         return Outside(request, pool, secrets.token_hex(8), session, policy, now)

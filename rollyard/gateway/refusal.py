@@ -39,6 +39,11 @@ def turn_limit(limit: int) -> Refusal:
     )
 
 
+def too_many(limit: int) -> Refusal:
+    message = f"{limit} calls of this session are in flight, the most there may be: repeat the call when one has ended"
+    return Refusal(429, "rate_limit_error", message, code="calls_at_once")
+
+
 def token_limit(limit: int) -> Refusal:
     return Refusal(
         403,

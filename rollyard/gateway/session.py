@@ -10,7 +10,6 @@ import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -21,8 +20,18 @@ from rollyard.gateway.bodies import Bodies
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
 from rollyard.gateway.plain import PlainBranch, PlainHistory, PlainPrepared
-from rollyard.gateway.refusal import Refusal, bad_request, gone, token_limit, too_long, turn_limit, unavailable
+from rollyard.gateway.refusal import (
+    Refusal,
+    bad_request,
+    gone,
+    token_limit,
+    too_long,
+    too_many,
+    turn_limit,
+    unavailable,
+)
 from rollyard.gateway.speech import Speech
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
@@ -33,8 +42,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
-LEAST_BODY, USUAL_BODY, MOST_BODY = 1 << 20, 8 << 20, 64 << 20
-BODY_BYTES_A_TOKEN = 64
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
 """Bytes that the requests of one session may have in memory, and how many of the longest."""
 CHARACTERS_A_TOKEN = 4
@@ -46,30 +53,6 @@ class Policy(Protocol):
     ) -> Sampled:
         """One turn, whatever endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and what else ends it all."""
         ...
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a session may do."""
-
-    model: str
-    sampling: Sampling
-    fixed: bool = True
-    """The sampling holds whatever callers ask for."""
-    max_calls: int | None = None
-    tool_parser: str | None = None
-    sample_index: int = 0
-    max_tokens: int = 4 << 20
-    """Of all segments together: as JSON they are below what a result may have."""
-    context: int | None = None
-    """Tokens that a prompt may have, where that is known before an engine says so."""
-
-    @property
-    def max_body(self) -> int:
-        """Bytes of a request: a longer one does not fit the context, however its tokens are."""
-        if self.context is None:
-            return USUAL_BODY
-        return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)
 
 
 class Session:
@@ -170,6 +153,8 @@ class Session:
         if limit is not None and self._spent >= limit:
             self.truncated |= counts
             raise turn_limit(limit)
+        if self.terms.max_at_once is not None and self._under_way >= self.terms.max_at_once:
+            raise too_many(self.terms.max_at_once)
         if self.tokens >= self.terms.max_tokens:
             self.truncated |= counts
             raise token_limit(self.terms.max_tokens)

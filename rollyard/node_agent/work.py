@@ -14,7 +14,8 @@ from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tools import Tools
 from rollyard.agents.toolset import SCHEMAS
 from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError, TooLarge
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn

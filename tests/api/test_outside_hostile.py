@@ -126,6 +126,26 @@ async def test_the_requests_in_memory_are_bounded_and_who_waits_is_answered(
         assert bodies._held == 0
 
 
+async def test_no_more_calls_at_once_than_a_server_has_connections_for(
+    serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "MAX_AT_ONCE", 3)
+    async with serving() as api, saying("word " * 400, pace=0.02).serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open()
+        held = [asyncio.create_task(post(opened, json.dumps(BODY).encode())) for _ in range(3)]
+        await until(lambda: upstream.running == 3)
+        status, told = await post(opened, json.dumps(BODY).encode())
+        assert (status, told["error"]["code"]) == (429, "calls_at_once")
+        held.pop().cancel()
+        await until(lambda: upstream.running == 2)
+        short = json.dumps(BODY | {"max_tokens": 2}).encode()
+        assert (await post(opened, short))[0] == 200
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+
+
 async def test_callers_that_give_up_in_line_free_their_place(
     serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +179,8 @@ async def test_callers_that_give_up_in_line_free_their_place(
         (b'{"model": "m", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', 400, "no JSON"),
         (b'{"model": "m", "max_tokens": ' + b"9" * 5000 + b"}", 400, "no JSON"),
         (b'{"model": "' + b"m" * 1000 + b'"}', 400, "at most 512 characters"),
+        (json.dumps(BODY | {"stop": ["x"] * 100}).encode(), 400, "32 texts of 256"),
+        (json.dumps(BODY | {"stop": "x" * 1000}).encode(), 400, "32 texts of 256"),
         (b"[]", 400, "must be a JSON object"),
         (b"", 400, "no JSON"),
         (b" " * (9 << 20), 400, "8388608 bytes"),

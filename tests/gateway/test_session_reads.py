@@ -13,7 +13,8 @@ from rollyard.gateway.apart import Apart
 from rollyard.gateway.asked import Asked
 from rollyard.gateway.parameters import Wanted
 from rollyard.gateway.refusal import Refusal
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import Sampling, Segment
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
