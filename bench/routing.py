@@ -1,6 +1,6 @@
 """Which endpoint a rollout gets, and what comes of it: ours beside round-robin, random, consistent hash and a counter heap.
 
-    python -m bench.routing [--seeds 4] [--rollouts 900]
+    python -m bench.routing [--seeds 16] [--rollouts 900]
 
 The endpoints are simulated, with the service times of `engine_times`; what decides is the code of the server itself
 (`Endpoints`, `Leases`, `Repinner`), on a clock that jumps. Traces: the demo's own rollouts, as recorded, and a synthetic one
@@ -24,7 +24,8 @@ from bench.routing_policies import BASELINES, POLICIES
 from bench.routing_sim import Fleet, Result, Sim
 from bench.routing_traces import TRACES
 from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import SLOW_START_SECONDS, Endpoints
+from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 from rollyard.rollouts.leases import Leases
 from rollyard.store.base import RolloutRecord
@@ -192,7 +193,7 @@ def _record(i: int, endpoint: str) -> RolloutRecord:
 def main() -> None:
     logging.disable(logging.WARNING)  # of the server that dies
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=900)
     given = parser.parse_args()
     began = time.perf_counter()

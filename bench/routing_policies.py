@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from bench.routing_sim import Policy, Rollout, Sim
-from rollyard.inference.endpoints import SLOW_START_SECONDS, Endpoints
+from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, Repin, ToNode
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.leases import Leases

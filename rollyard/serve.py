@@ -30,8 +30,9 @@ from rollyard.errors import BadRequest, RollyardError, Superseded, Unavailable
 from rollyard.gateway.outside import OutsideSessions
 from rollyard.in_slurm.keeper import SuccessorKeeper
 from rollyard.in_slurm.place import Place
-from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints, EndpointState
+from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints
 from rollyard.inference.prober import Prober
+from rollyard.inference.state import EndpointState
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool, RolloutPool, Stages
 from rollyard.kinds.rollout import Stage

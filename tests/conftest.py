@@ -16,6 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+# Where people work Python keeps what it compiles, beside the sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:

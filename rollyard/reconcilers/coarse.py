@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rollyard.clock import Clock
 from rollyard.inference.admission import Admission
-from rollyard.inference.endpoints import EndpointState, PoolKey
 from rollyard.inference.figures import figures, known, total
+from rollyard.inference.state import EndpointState, PoolKey
 from rollyard.kinds.figures import Figures
 
 COARSE_SECONDS = 30.0

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollyard.clock import Clock, as_exact_datetime
-from rollyard.inference.endpoints import Endpoints, EndpointState
+from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.figures import status
 from rollyard.inference.orders import Serving, denial, has
+from rollyard.inference.state import EndpointState
 from rollyard.inference.weights import Step, advance
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.figures import Figures

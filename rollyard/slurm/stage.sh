@@ -19,7 +19,8 @@ mkdir -p "$base" || die "$base cannot be made"
 [ -O "$base" ] && [ ! -L "$base" ] || die "$base is not ours"
 exec 9> "$folder.lock"
 flock -w "$seconds" 9 || die "another job has been at it for $seconds s"
-count() { find "$folder" -type f ! -name .whole | wc -l; }
+# What Python compiles there while jobs run is not from the archive.
+count() { find "$folder" -name __pycache__ -prune -o -type f ! -name .whole -print | wc -l; }
 # Not whole: a job was killed in the middle of this, or the site's cleaner of old files has been here.
 if [ "$(cat "$folder/.whole" 2>/dev/null)" != "$(count 2>/dev/null)" ]; then
   rm -rf "$folder"

@@ -36,7 +36,8 @@ def on_a_terminal(yard: Yard, word: bytes) -> bytes:
     """All that `top` writes to a terminal until this word stands there twice, and Ctrl-C is pressed."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, array.array("h", [24, 200, 0, 0]))
-    line = [sys.executable, "-m", "rollyard.cli.main", "top", "-w", "0.2"]
+    # a test run in the background ignores Ctrl-C, and so would its children
+    line = ["env", "--default-signal=INT", sys.executable, "-m", "rollyard.cli.main", "top", "-w", "0.2"]
     line += ["--kubeconfig", str(yard.data / "admin.kubeconfig")]
     env = {**os.environ, "TERM": "xterm"}
     process = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=env)

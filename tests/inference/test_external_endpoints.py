@@ -16,7 +16,7 @@ from aiohttp import web
 
 from rollyard.client.client import AsyncClient
 from rollyard.errors import Invalid, NotFound
-from rollyard.inference.endpoints import EndpointState
+from rollyard.inference.state import EndpointState
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import ExternalEndpoint, InferencePool
 from rollyard.serve import Options, Server

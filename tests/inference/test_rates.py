@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import HEARTBEAT_SECONDS, STALE_SECONDS, Endpoints, EndpointState
+from rollyard.inference.endpoints import HEARTBEAT_SECONDS, STALE_SECONDS, Endpoints
 from rollyard.inference.figures import figures, known, total
 from rollyard.inference.load import UNKNOWN, WINDOW_SECONDS, History, Rates, extended, rates, together
+from rollyard.inference.state import EndpointState
 from rollyard.kinds.figures import Figures
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineLoad, Identity
 

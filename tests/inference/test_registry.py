@@ -6,7 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import CLEARED_SECONDS, SLOW_START_SECONDS, STALE_SECONDS, Endpoints, EndpointState
+from rollyard.inference.endpoints import CLEARED_SECONDS, STALE_SECONDS, Endpoints
+from rollyard.inference.state import SLOW_START_SECONDS, EndpointState
 from rollyard.kinds.pools import InferencePoolSpec
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity

@@ -16,9 +16,11 @@ from aiohttp import web
 from reconciler_site import Site
 
 from rollyard.api.app import build
+from rollyard.api.placement import SessionPlacement
 from rollyard.api.services import Services
 from rollyard.clock import SystemClock
-from rollyard.inference.endpoints import EndpointState
+from rollyard.gateway.outside import OutsideSessions
+from rollyard.inference.state import EndpointState
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
@@ -162,12 +164,14 @@ class WeightsYard:
             site.manager.add(ObjectKey(kind="InferencePool", namespace=state.pool[0], name=state.pool[1]))
 
         site.endpoints.moved = moved
+        self._sessions = OutsideSessions(aiohttp.TCPConnector(), SessionPlacement(site.endpoints))
         services = Services(
             store=site.store,
             clock=SystemClock(),
             rollouts=site.rollouts,
             agents=site.agents,
             endpoints=site.endpoints,
+            sessions=self._sessions,
             signer=self.signer,
             authority=self._authority,
             log_file=site.workspace.log_file,
@@ -188,6 +192,7 @@ class WeightsYard:
     async def _shut(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+            await self._sessions.shut_down()
             self._runner = None
 
     async def restart(self) -> None:

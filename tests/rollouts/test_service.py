@@ -17,7 +17,8 @@ import pytest_asyncio
 
 from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
-from rollyard.inference.endpoints import SLOW_START_SECONDS, Endpoints
+from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.wire import (
