@@ -271,7 +271,11 @@ class Server:
             self.resizer.wake(pool)
             self.manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
 
+        def session_wanted(pool: tuple[str, str]) -> None:
+            self.manager.add(ObjectKey(kind="InferencePool", namespace=pool[0], name=pool[1]))
+
         self.rollouts.outside, self.sessions.counted = self.sessions.held, self.endpoints.counted
+        self.rollouts.asked_outside, self.sessions.wanted = self.sessions.asked, session_wanted
         self.rollouts.wake, self.agents.room = work_came, self.dispatcher.wake
         self.agents.moved, self.endpoints.moved = agent_moved, endpoint_moved
         self.endpoints.room, self.endpoints.suspected = room_came, self.prober.wake

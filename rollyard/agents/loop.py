@@ -14,7 +14,7 @@ from rollyard.errors import ContextExceeded
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parsed
 
 
 class Policy(Protocol):
@@ -51,8 +51,8 @@ async def run_agent(
         )
         sampled = time.monotonic()
         segment = run.conversation.segment_count - 1
-        parsed = run.parser.parse(text)
-        calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
+        said = parsed(run.parser, text)
+        calls = [{"name": c.name, "arguments": c.arguments} for c in said.calls]
         turn = Turn(
             segment=segment,
             prompt_length=len(prompt),
@@ -65,22 +65,22 @@ async def run_agent(
         run.turns.append(turn)
         if sample.finish_reason == "length":
             return
-        if not parsed.calls and parsed.error is None:
+        if not said.calls and said.error is None:
             run.status = Status.COMPLETED
             return
-        results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
-        results = _answer(run, parsed, results)
+        results = [await tools.call(c.name, c.arguments) for c in said.calls]
+        results = _answer(run, said, results)
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
         run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
 
 
-def _answer(run: AgentRun, parsed: ParsedTurn, results: list[str]) -> list[str]:
+def _answer(run: AgentRun, said: ParsedTurn, results: list[str]) -> list[str]:
     """Put behind the turn what its calls gave, and what is wrong with the one that cannot be read; gives both as texts."""
-    wrong = toolset.bad_call(parsed.error, run.parser.form) if parsed.error is not None else None
+    wrong = toolset.bad_call(said.error, run.parser.form) if said.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
         # Mistral's template refuses a user behind tool results: only the model may speak there
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
-    run.conversation.add_results(parsed.calls, results)
+    run.conversation.add_results(said.calls, results)
     if wrong is None:
         return results
     run.conversation.add_messages([{"role": run.parser.error_role, "content": wrong}])

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.state import PoolKey
 from rollyard.kinds.wire import Endpoint
+from rollyard.rollouts.freshness import Served, lacking
 
 
 class SessionPlacement:
+    """`least`: the oldest version of the weights that the session may sample from, None for any."""
+
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
 
-    def first(self, pool: PoolKey) -> Endpoint | None:
+    def first(self, pool: PoolKey, least: str | None) -> Endpoint | None:
         """For a session that opens; None when no endpoint is ready and has room."""
-        return self._endpoints.heap(pool).checkout()
+        return self._endpoints.heap(pool).checkout(allow=self._allows(pool, least))
 
-    def another(self, pool: PoolKey, current: str, failed: str) -> Endpoint | None:
-        return self._endpoints.another(pool, current, failed, node="")
+    def another(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
+        return self._endpoints.another(pool, current, failed, "", self._allows(pool, least))
+
+    def lacking(self, pool: PoolKey, least: str | None) -> str:
+        """Why there is none, in words."""
+        ready = frozenset(self._endpoints.versions(pool, ready=True).values())
+        served = Served(self._endpoints.weights(pool), ready=ready)
+        if least is not None and least not in served.minima:
+            return lacking(pool[1], least, served)
+        return f"no endpoint of InferencePool {pool[1]} is ready and has room"
 
     def complain(self, endpoint: str, session: str, why: str) -> None:
         self._endpoints.complain(endpoint, f"session {session}", why)
 
     def to_move(self) -> Mapping[str, int]:
         return self._endpoints.to_move()
+
+    def _allows(self, pool: PoolKey, least: str | None) -> Callable[[Endpoint], bool] | None:
+        if least is None:
+            return None
+        weights = self._endpoints.weights(pool)
+        return lambda endpoint: weights.at_least(endpoint.weights_version, least)

@@ -8,7 +8,7 @@ from aiohttp import web
 from rollyard.api.auth import GATEWAY
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.status import invalid
-from rollyard.errors import Cause, Invalid, NotFound, Unauthorized
+from rollyard.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
 from rollyard.gateway.app import build
 from rollyard.gateway.outside import Outside
 from rollyard.gateway.refusal import Refusal, no_session
@@ -49,8 +49,11 @@ async def _open(request: web.Request) -> web.Response:
         wanted = SessionRequest.model_validate_json(await request.read())
     except pydantic.ValidationError as error:
         raise invalid(error, "the session") from None
-    await _check(services, namespace, wanted)
-    found, new = await services.sessions.open(namespace, wanted, services.clock.time())
+    pool = await _pool(services, namespace, wanted)
+    try:
+        found, new = await services.sessions.open(namespace, wanted, services.clock.time())
+    except Unavailable as error:
+        raise Unavailable(f"{error}; {_hope(pool)}", retry_after=error.retry_after) from None
     key = services.signer.issue(Role.SESSION, f"{found.session.id}/{found.instance}")
     return web.json_response(_opened(request, found, key).model_dump(mode="json"), status=201 if new else 200)
 
@@ -61,8 +64,8 @@ def _opened(request: web.Request, found: Outside, key: str) -> SessionOpened:
     return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
 
 
-async def _check(services: Services, namespace: str, wanted: SessionRequest) -> None:
-    """Raises Invalid where there is no such pool, or soon none."""
+async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> InferencePool:
+    """Raises Invalid where there is no such pool, or soon none, or one that cannot be what is wanted."""
     try:
         pool = await services.store.get(ObjectKey(kind="InferencePool", namespace=namespace, name=wanted.pool))
     except NotFound:
@@ -73,6 +76,30 @@ async def _check(services: Services, namespace: str, wanted: SessionRequest) -> 
     assert isinstance(pool, InferencePool)
     if pool.metadata.deletion_timestamp is not None:
         raise Invalid(f"InferencePool {wanted.pool!r} is being deleted", causes=[Cause("pool", "is being deleted")])
+    if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
+        message = (
+            f"the engines of InferencePool {wanted.pool!r} are external, so their weights are not known: leave out "
+            "min_weights_version"
+        )
+        raise Invalid(message, causes=[Cause("min_weights_version", message)])
+    return pool
+
+
+def _hope(pool: InferencePool) -> str:
+    """What becomes of a session that cannot be opened now."""
+    spec = pool.spec
+    if spec.suspend:
+        return "spec.suspend is true, so none is started"
+    if spec.engine.external is not None:
+        return "others start them; the pool's conditions say what they answer"
+    if spec.autoscaling is None and not spec.replicas:
+        return "spec.replicas is 0: scale the pool up, or give it spec.autoscaling"
+    if spec.autoscaling is None:
+        return "the pool's conditions say why; come again"
+    return (
+        f"who asks counts as demand, up to spec.autoscaling.maxReplicas ({spec.autoscaling.max_replicas}): come again with "
+        "the same `id`; to start an engine takes minutes, and the pool's conditions say how far it is"
+    )
 
 
 async def _list(request: web.Request) -> web.Response:
@@ -81,23 +108,34 @@ async def _list(request: web.Request) -> web.Response:
 
 
 async def _get(request: web.Request) -> web.Response:
-    return await _record(request)
+    return await _record(request, _id(request))
 
 
 async def _close(request: web.Request) -> web.Response:
-    request.app[SERVICES].sessions.close(request.match_info["id"])
-    return await _record(request)
+    id = _id(request)
+    request.app[SERVICES].sessions.close(id)
+    return await _record(request, id)
 
 
 async def _delete(request: web.Request) -> web.Response:
     """Answers how it was in the end, without its trajectory, which is gone."""
-    ended = request.app[SERVICES].sessions.drop(request.match_info["id"], "it was deleted")
+    ended = request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
     return web.json_response(ended.view().model_dump(mode="json"))
 
 
-async def _record(request: web.Request) -> web.Response:
-    body = await request.app[SERVICES].sessions.record(request.match_info["id"])
+async def _record(request: web.Request, id: str) -> web.Response:
+    body = await request.app[SERVICES].sessions.record(id)
     return web.Response(text=body, content_type="application/json")
+
+
+def _id(request: web.Request) -> str:
+    """Of the session that the path names. Raises NotFound where the namespace that is named is not its own."""
+    id, namespace = request.match_info["id"], request.query.get("namespace")
+    if namespace is not None:
+        own = request.app[SERVICES].sessions.get(id).pool[0]
+        if own != namespace:
+            raise NotFound(f"there is no session {id!r} in namespace {namespace!r}; one of this id is in {own!r}")
+    return id
 
 
 def _called(services: Services, request: web.Request, named: str | None) -> Session:

@@ -341,14 +341,26 @@ class AsyncClient:
 
     # sessions of agents outside of sandboxes
 
-    async def open_session(self, request: SessionRequest, namespace: str | None = None) -> SessionOpened:
+    async def open_session(
+        self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0
+    ) -> SessionOpened:
         """Where an agent's model calls go, and its key. A request without an id gets one here.
 
+        `wait`: seconds in which an endpoint may come, minutes where a pool has none; it counts as demand meanwhile.
         Raises Invalid, Conflict for an id that means another session, TooManyRequests, Unavailable without an endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
-        opened = await self._http.json("POST", "/v1/sessions", query=self._query(namespace), body=body)
-        return SessionOpened.model_validate(opened)
+        backoff, loop = Backoff(), asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        while True:
+            try:
+                opened = await self._http.json("POST", "/v1/sessions", query=self._query(namespace), body=body)
+                return SessionOpened.model_validate(opened)
+            except Unavailable as error:
+                if loop.time() >= deadline:
+                    raise
+                log.warning("still waiting for a session: %s", error)
+                await backoff.wait(error.retry_after or 0)
 
     async def session(self, id: str) -> SessionRecord:
         """How it stands, with the trajectory so far. Raises NotFound, Expired."""

@@ -76,8 +76,10 @@ class Client:
     def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         return self._run(self._client.cancel(id, namespace))
 
-    def open_session(self, request: SessionRequest, namespace: str | None = None) -> SessionOpened:
-        return self._run(self._client.open_session(request, namespace))
+    def open_session(
+        self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0
+    ) -> SessionOpened:
+        return self._run(self._client.open_session(request, namespace, wait=wait))
 
     def session(self, id: str) -> SessionRecord:
         return self._run(self._client.session(id))

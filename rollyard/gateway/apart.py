@@ -36,7 +36,11 @@ class Apart:
                 return work()
             finally:
                 self._done()
-        done = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except BaseException:  # its threads are shut down
+            self._done()
+            raise
         done.add_done_callback(lambda _: self._done())
         try:
             return await asyncio.shield(done)
@@ -59,6 +63,8 @@ class Apart:
 
     def _done(self) -> None:
         left, self._left = self._left, []
-        for work in left:
-            work()
-        self._turn.release()
+        try:
+            for work in left:
+                work()
+        finally:
+            self._turn.release()

@@ -5,11 +5,13 @@ Who runs it brings the transport, and `handler_cancellation`: a caller that goes
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -18,18 +20,24 @@ from rollyard.gateway.chat import ChatExchange
 from rollyard.gateway.completions import CompletionExchange
 from rollyard.gateway.dialect import Exchange, openai_error
 from rollyard.gateway.messages import MessagesExchange
-from rollyard.gateway.refusal import Refusal, bad_request
+from rollyard.gateway.refusal import Refusal, bad_request, too_slow
 from rollyard.gateway.responses import ResponsesExchange
 from rollyard.gateway.session import Session, Tell
 
 log = logging.getLogger(__name__)
 
+BODY_SECONDS = 120.0
+"""A request that takes longer to arrive is given up: what it holds in memory is others' to have."""
+STUCK_SECONDS = 60.0
+"""A caller that takes nothing of its answer for so long is gone."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 Find = Callable[[web.Request, str | None], Awaitable[Session]]
 """(request, the session it names) -> the session. Raises Refusal."""
+E = TypeVar("E", bound=Exchange)
+Make = Callable[[dict[str, Any]], Exchange]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-APIS: dict[str, Callable[[dict[str, Any]], Exchange]] = {
+APIS: dict[str, Make] = {
     "/v1/chat/completions": ChatExchange,
     "/v1/completions": CompletionExchange,
     "/v1/responses": ResponsesExchange,
@@ -65,19 +73,18 @@ class _Front:
     def __init__(self, find: Find) -> None:
         self._find = find
 
-    def serving(self, make: Callable[[dict[str, Any]], Exchange]) -> Handler:
+    def serving(self, make: Make) -> Handler:
         error: Callable[[Refusal], dict[str, Any]] = getattr(make, "error")  # noqa: B009 - of the class, before there is one
 
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
                 session.check()
-                body = await _body(request, session)
-                with _faults_told():
-                    exchange = make(body)
-                if exchange.stream:
-                    return await _streamed(request, session, exchange)
-                return web.json_response(exchange.whole(await _carried_out(exchange, session, None)))
+                async with session.bodies.held(_size(request, session)):
+                    exchange = await _exchange(make, request, session)
+                    if exchange.stream:
+                        return await _streamed(request, session, exchange)
+                    return web.json_response(exchange.whole(await _carried_out(exchange, session, None)))
             except Refusal as refusal:
                 return _refused(error(refusal), refusal)
 
@@ -87,10 +94,10 @@ class _Front:
         try:
             session = await self._session(request)
             session.check(counts=False)
-            body = await _body(request, session)
-            with _faults_told():
-                exchange = MessagesExchange({"max_tokens": 1, **body})
-                return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
+            async with session.bodies.held(_size(request, session)):
+                exchange = await _exchange(_counted, request, session)
+                with _faults_told():
+                    return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
         except Refusal as refusal:
             return _refused(MessagesExchange.error(refusal), refusal)
 
@@ -130,24 +137,29 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
     """Raises Refusal as long as nothing was sent: then it can still have a status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
+    async def send(events: bytes, *, last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(STUCK_SECONDS):
+                if not response.prepared:
+                    await response.prepare(request)
+                # the last in one piece: written apart, the end of the body would come when the caller has woken up
+                await (response.write_eof(events) if last else response.write(events))
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError(f"the caller took nothing for {STUCK_SECONDS:g} s") from None
+
     async def tell(piece: str) -> None:
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write(exchange.text(piece))
+        await send(exchange.text(piece))
 
     try:
         said = await _carried_out(exchange, session, tell)
     except Refusal as refusal:
         if not response.prepared:
             raise
-        end = exchange.broken(refusal)
+        await send(exchange.broken(refusal), last=True)
     else:
-        end = exchange.end(said)
-        if not response.prepared:
-            await response.prepare(request)
-    await response.write_eof(
-        end
-    )  # in one piece: written apart, the end of the body would come when the caller has woken up
+        await send(exchange.end(said), last=True)
     return response
 
 
@@ -169,34 +181,58 @@ def _faults_told() -> Iterator[None]:
         yield
     except (Refusal, ConnectionError):  # the latter: the caller is gone
         raise
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
     except Exception as error:
         log.exception("the gateway failed at a call")
         raise Refusal(500, "server_error", "the gateway failed at this call; its log says why") from error
 
 
-async def _body(request: web.Request, session: Session) -> dict[str, Any]:
-    try:
-        async with session.readers:
-            text = (await _read(request, session)).decode()
-            body = json.loads(text)
-            if "\\u" in text:  # half of a surrogate pair passes as JSON, and no tokenizer takes it
-                json.dumps(body, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is no JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise bad_request("the body must be a JSON object")
-    return body
+def _size(request: web.Request, session: Session) -> int:
+    """Bytes that the body may come to. Raises Refusal where it says itself that they are too many."""
+    most, said = session.terms.max_body, request.content_length
+    if said is not None and said > most:
+        raise session.too_large()
+    return most if said is None or "Content-Encoding" in request.headers else said
+
+
+async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, session: Session) -> E:
+    """Raises Refusal."""
+    data = await _read(request, session)
+    with _faults_told():
+        return await session.aside(partial(_made, make, data), len(data))
 
 
 async def _read(request: web.Request, session: Session) -> bytes:
     data, most = bytearray(), session.terms.max_body
-    if (request.content_length or 0) > most:
-        raise session.too_large()
-    async for chunk in request.content.iter_any():
-        data += chunk
-        if len(data) > most:
-            raise session.too_large()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.content.iter_any():
+                data += chunk
+                if len(data) > most:
+                    raise session.too_large()
+    except TimeoutError:
+        raise too_slow(BODY_SECONDS) from None
+    except web.RequestPayloadError as error:  # not in the encoding that its headers name
+        raise bad_request(f"the body cannot be read: {error}") from None
     return bytes(data)
+
+
+def _made(make: Callable[[dict[str, Any]], E], data: bytes) -> E:
+    try:
+        text = data.decode()
+        body = json.loads(text)
+        if "\\u" in text:  # half of a surrogate pair passes as JSON, and no tokenizer takes it
+            json.dumps(body, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise bad_request(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return make(body)
+
+
+def _counted(body: dict[str, Any]) -> MessagesExchange:
+    return MessagesExchange({"max_tokens": 1, **body})
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from rollyard.gateway.parameters import Wanted
 from rollyard.gateway.refusal import bad_request
 from rollyard.tokens.template import Message
 
+MAX_OBJECTS = 20_000
+"""Messages of a call: to render half a million takes a minute, whatever they say."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -86,6 +88,8 @@ def objects(value: Any, where: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise bad_request(f"`{where}` must be a list of objects", param=where)
+    if len(value) > MAX_OBJECTS:
+        raise bad_request(f"`{where}` may have at most {MAX_OBJECTS} objects; it has {len(value)}", param=where)
     return value
 
 

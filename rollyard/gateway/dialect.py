@@ -13,6 +13,8 @@ from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.gateway.session import Session, Tell
 
 Body = Mapping[str, Any]
+MAX_MODEL = 512
+"""Characters of a model's name, which comes back with every piece of a stream."""
 
 
 class Exchange(Protocol):
@@ -54,6 +56,8 @@ def model_of(body: Body) -> str:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise bad_request("`model` must be the name of a model", param="model")
+    if len(model) > MAX_MODEL:
+        raise bad_request(f"`model` may have at most {MAX_MODEL} characters", param="model")
     return model
 
 

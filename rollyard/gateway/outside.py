@@ -15,17 +15,26 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.errors import Conflict, Expired, Invalid, NotFound, TooManyRequests, Unavailable
+from rollyard.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
 from rollyard.gateway.apart import Apart
+from rollyard.gateway.bodies import Bodies
 from rollyard.gateway.refusal import Refusal, gone
 from rollyard.gateway.routed import Placement, PoolKey, RoutedPolicy
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
+from rollyard.gateway.wishes import Wishes
 from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.client import TokenClient
 from rollyard.tokens.template import ChatTemplate
 
 MAX_OPEN = 256
+MAX_AT_ONCE = 128
+"""Calls of one session: each is two connections of the server's."""
+MAX_KEPT = 4096
+"""Closed ones that were not deleted included."""
+MAX_BODIES = 256 << 20
+"""Bytes of requests in memory, of all sessions."""
 MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
 """Recorded in one session, and in all; a token takes about 100 bytes."""
 THREADS = 4
@@ -33,6 +42,8 @@ LONG_CHARACTERS = 1 << 12
 """The server has rollouts to serve: what takes longer than a few milliseconds is none of its loop's business."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
+WISH_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
+"""Who could not get in is demand for so long; without an id we do not know whether the same one comes again."""
 REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN = "it was dropped, or the server was started anew since: sessions live in its memory alone"
@@ -93,8 +104,12 @@ class OutsideSessions:
         """Endpoint id -> the open sessions there: the same set, seen from the other side."""
         self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
+        self._bodies = Bodies(MAX_BODIES)
+        self._wishes = Wishes(MAX_OPEN)
         self.counted: Callable[[str], None] = lambda endpoint: None
         """Called with an endpoint when the number of sessions on it has changed."""
+        self.wanted: Callable[[PoolKey], None] = lambda pool: None
+        """Called with a pool in which somebody could not get a session."""
 
     def on(self, endpoint: str) -> int:
         """Open sessions on an endpoint."""
@@ -103,6 +118,13 @@ class OutsideSessions:
     def held(self) -> dict[str, int]:
         """Endpoint id -> open sessions; from any thread."""
         return {endpoint: len(there) for endpoint, there in list(self._on.items()) if there}
+
+    def asked(self, pool: PoolKey) -> int:
+        """What there is to do for a pool: its open sessions, whatever has become of their endpoints, and those that could
+        not be opened."""
+        there = sum(s.open for s in self._found.values())
+        own = sum(s.open for s in self._found.values() if s.pool == pool)
+        return own + min(self._wishes.count(pool), MAX_OPEN - there)
 
     # for who opens them
 
@@ -116,19 +138,18 @@ class OutsideSessions:
         if (there := self._same(id, pool, request)) is not None:
             return there, False
         self._admit()
-        endpoint = self._placement.first(pool)
-        if endpoint is None:
-            raise Unavailable(
-                f"no endpoint of InferencePool {request.pool} is ready and has room; its conditions say why",
-                retry_after=RETRY_SECONDS,
-            )
-        template = await self._template(endpoint.tokenizer)
-        if (there := self._same(id, pool, request)) is not None:  # opened by another while the template was loaded
-            return there, False
-        self._admit()
+        endpoint, template, folder = self._first(id, pool, request), None, ""
+        while template is None or endpoint.tokenizer != folder:
+            folder = endpoint.tokenizer
+            template = await self._template(folder)
+            if (there := self._same(id, pool, request)) is not None:  # opened by another meanwhile
+                return there, False
+            self._admit()
+            endpoint = self._first(id, pool, request)  # the one of before may be full by now, or gone
         made = self._made(id, pool, request, endpoint, template, now)
         self._found[id] = made
         self._ended.pop(id, None)
+        self._wishes.drop(pool, id)
         self._place(id, "", endpoint.id)
         return made, True
 
@@ -198,6 +219,8 @@ class OutsideSessions:
         while True:
             moves = dict(self._placement.to_move())
             for id, found in list(self._found.items()):
+                if self._found.get(id) is not found:
+                    continue  # dropped while another moved
                 if found.idle > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
                 elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
@@ -222,17 +245,31 @@ class OutsideSessions:
     def _same(self, id: str, pool: PoolKey, request: SessionRequest) -> Outside | None:
         there = self._found.get(id)
         if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
+            what = "with another body" if there.open else "which is closed"
+            what = what if there.pool[0] == pool[0] else f"in namespace {there.pool[0]!r}: ids are of the whole server"
             raise Conflict(
-                f"there is a session {id!r} already, {'with another body' if there.open else 'which is closed'}: take "
-                f"another id, or none, or delete it with DELETE /v1/sessions/{id}"
+                f"there is a session {id!r} already, {what}; take another id, or none, or delete it with "
+                f"DELETE /v1/sessions/{id}"
             )
         if there is not None:
             there.touch()
         return there
 
+    def _first(self, id: str, pool: PoolKey, request: SessionRequest) -> Endpoint:
+        """Raises Unavailable."""
+        endpoint = self._placement.first(pool, request.min_weights_version)
+        if endpoint is None:
+            self._wishes.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
+            self.wanted(pool)
+            raise Unavailable(self._placement.lacking(pool, request.min_weights_version), retry_after=RETRY_SECONDS)
+        return endpoint
+
     def _admit(self) -> None:
         if sum(s.open for s in self._found.values()) >= MAX_OPEN:
             message = f"{MAX_OPEN} sessions are open, the most there may be: close some, or wait until they expire"
+            raise TooManyRequests(message, retry_after=RETRY_SECONDS)
+        if len(self._found) >= MAX_KEPT:
+            message = f"{MAX_KEPT} sessions are kept, the most there may be: delete some that are closed"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
         if not self._room():
             message = f"the sessions of this server hold {MAX_TOKENS} tokens: close or delete some"
@@ -248,7 +285,9 @@ class OutsideSessions:
             if id in self._on.get(before, ()):  # a closed one is nowhere
                 self._place(id, before, after)
 
-        policy = RoutedPolicy(id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved)
+        policy = RoutedPolicy(
+            id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved, request.min_weights_version
+        )
         terms = Terms(
             model=endpoint.model,
             sampling=request.sampling,
@@ -256,8 +295,9 @@ class OutsideSessions:
             max_calls=request.max_calls,
             tool_parser=request.tool_parser,
             max_tokens=MAX_SESSION_TOKENS,
+            max_at_once=MAX_AT_ONCE,
         )
-        session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS))
+        session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS), self._bodies)
         return Outside(request, pool, secrets.token_hex(8), session, policy, now)
 
     def _place(self, id: str, before: str, after: str) -> None:
@@ -274,13 +314,14 @@ class OutsideSessions:
         self.counted(endpoint)
 
     async def _template(self, folder: str) -> ChatTemplate:
-        """Loaded once, in a thread: it takes seconds, the import of transformers with it."""
-        found = self._templates.get(folder)
-        if found is None:
-            found = asyncio.get_running_loop().run_in_executor(self._threads, ChatTemplate.load, Path(folder))
-            self._templates[folder] = found
+        """Loaded once, in a thread: it takes seconds, the import of transformers with it. Raises Invalid."""
+        loading = self._templates.get(folder)
+        if loading is None:
+            loading = asyncio.get_running_loop().run_in_executor(self._threads, ChatTemplate.load, Path(folder))
+            self._templates[folder] = loading
         try:
-            return await asyncio.shield(found)
-        except Invalid:
-            self._templates.pop(folder, None)  # the folder may be better next time
-            raise
+            return await asyncio.shield(loading)
+        finally:
+            failed = loading.done() and (loading.cancelled() or loading.exception() is not None)
+            if failed and self._templates.get(folder) is loading:
+                del self._templates[folder]  # the folder may be better next time

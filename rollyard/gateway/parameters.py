@@ -82,6 +82,10 @@ ADVICE = {
 }
 
 
+MAX_STOPS, MAX_STOP = 32, 256
+"""Each piece of a stream is searched for all of them."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """How the caller wants to sample; a session may have its own ideas."""
@@ -137,6 +141,8 @@ def _stops(name: str, value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise bad_request(f"`{name}` must be a text or a list of texts", param=name)
+    if len(stops) > MAX_STOPS or max(map(len, stops), default=0) > MAX_STOP:
+        raise bad_request(f"`{name}` may have {MAX_STOPS} texts of {MAX_STOP} characters", param=name)
     return stops
 
 

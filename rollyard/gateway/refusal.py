@@ -28,11 +28,20 @@ def too_long(message: str) -> Refusal:
     return bad_request(message, code="context_length_exceeded", param="messages")
 
 
+def too_slow(seconds: float) -> Refusal:
+    return Refusal(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
+
+
 def turn_limit(limit: int) -> Refusal:
     """403, because every client gives up on it at once."""
     return Refusal(
         403, "permission_error", f"this session may make {limit} model calls and has made them", code="turn_limit"
     )
+
+
+def too_many(limit: int) -> Refusal:
+    message = f"{limit} calls of this session are in flight, the most there may be: repeat the call when one has ended"
+    return Refusal(429, "rate_limit_error", message, code="calls_at_once")
 
 
 def token_limit(limit: int) -> Refusal:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rollyard.errors import EndpointLost
-from rollyard.gateway.refusal import unavailable
+from rollyard.errors import AnswerRefused, EndpointLost
+from rollyard.gateway.refusal import Refusal, unavailable
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.answer import OnProgress
@@ -29,12 +29,17 @@ WAIT_SECONDS = 60.0
 class Placement(Protocol):
     """Where sessions sample."""
 
-    def first(self, pool: PoolKey) -> Endpoint | None:
-        """For a session that opens; None when no endpoint is ready and has room."""
+    def first(self, pool: PoolKey, least: str | None) -> Endpoint | None:
+        """For a session that opens; None when no endpoint is ready and has room. `least`: oldest version of the weights
+        that it may have, None for any."""
         ...
 
-    def another(self, pool: PoolKey, current: str, failed: str) -> Endpoint | None:
+    def another(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
         """`current` where nothing has failed and it is no worse than the rest, else another. None when there is none."""
+        ...
+
+    def lacking(self, pool: PoolKey, least: str | None) -> str:
+        """Why there is none, in words."""
         ...
 
     def to_move(self) -> Mapping[str, int]:
@@ -58,8 +63,10 @@ class RoutedPolicy:
         endpoint: Endpoint,
         stop_ids: Sequence[int],
         moved: Callable[[str, str], None],
+        least: str | None = None,
     ) -> None:
-        """`moved` is called with the ids of the endpoint that it was on and of the one that it is on now."""
+        """`moved` is called with the ids of the endpoint that it was on and of the one that it is on now. `least`: oldest
+        version of the weights that it may sample from."""
         self._session = session
         self._pool = pool
         self._placement = placement
@@ -67,6 +74,7 @@ class RoutedPolicy:
         self.endpoint = endpoint
         self._stop_ids = list(stop_ids)
         self._moved = moved
+        self._least = least
         self._moving = asyncio.Lock()
 
     async def sample(
@@ -74,7 +82,8 @@ class RoutedPolicy:
     ) -> Sampled:
         """One turn, whatever endpoints fail meanwhile.
 
-        Raises ContextExceeded, EndpointRefused, and Refusal when there is no endpoint: the session outlives that.
+        Raises ContextExceeded, EndpointRefused, and Refusal when there is no endpoint, or one that answers what cannot be
+        trained on: the session outlives that.
         """
         try:
             return await self._tokens.complete_with_failover(
@@ -82,25 +91,30 @@ class RoutedPolicy:
             )
         except EndpointLost as error:
             raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
+        except AnswerRefused as error:  # the next answer would be no better
+            raise Refusal(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
     async def settle(self) -> None:
         """Go where it is better by now."""
         async with self._moving:
-            self._take(self._placement.another(self._pool, self.endpoint.id, ""))
+            self._take(self._another(""))
 
     async def _checkout(self, failed: str | None) -> Endpoint:
+        began = time.monotonic()  # and not once it is the call's turn: calls at once wait together
         async with self._moving:  # calls at once lose the same endpoint once
             if failed is not None and failed != self.endpoint.id:
                 return self.endpoint
             if failed is not None:
                 self._placement.complain(failed, self._session, "a session could not use it")
-            began = time.monotonic()
-            while not self._take(self._placement.another(self._pool, self.endpoint.id, failed or "")):
+            while not self._take(self._another(failed or "")):
                 if time.monotonic() - began > WAIT_SECONDS:
-                    message = f"no endpoint of InferencePool {self._pool[1]} was ready for {WAIT_SECONDS:g} s"
-                    raise unavailable(f"{message}; repeat the call")
+                    why = self._placement.lacking(self._pool, self._least)
+                    raise unavailable(f"{why}, for {WAIT_SECONDS:g} s now; repeat the call")
                 await asyncio.sleep(LOOK_SECONDS)
             return self.endpoint
+
+    def _another(self, failed: str) -> Endpoint | None:
+        return self._placement.another(self._pool, self.endpoint.id, failed, self._least)
 
     def _take(self, found: Endpoint | None) -> bool:
         if found is None:

@@ -10,31 +10,40 @@ import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused, RollyardError, TaskError
 from rollyard.gateway.apart import Apart
 from rollyard.gateway.asked import Asked, Call, Said, assistant
+from rollyard.gateway.bodies import Bodies
 from rollyard.gateway.history import ChatBranch, History, Prepared
 from rollyard.gateway.parameters import Wanted, merged
 from rollyard.gateway.plain import PlainBranch, PlainHistory, PlainPrepared
-from rollyard.gateway.refusal import Refusal, bad_request, gone, token_limit, too_long, turn_limit, unavailable
+from rollyard.gateway.refusal import (
+    Refusal,
+    bad_request,
+    gone,
+    token_limit,
+    too_long,
+    too_many,
+    turn_limit,
+    unavailable,
+)
 from rollyard.gateway.speech import Speech
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parser_for
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parsed, parser_for
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Tell = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
-LEAST_BODY, USUAL_BODY, MOST_BODY = 1 << 20, 8 << 20, 64 << 20
-BODY_BYTES_A_TOKEN = 64
-READERS = 4
+LEAST_HELD, LARGEST_HELD = 64 << 20, 4
+"""Bytes that the requests of one session may have in memory, and how many of the longest."""
 CHARACTERS_A_TOKEN = 4
 
 
@@ -46,37 +55,20 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a session may do."""
-
-    model: str
-    sampling: Sampling
-    fixed: bool = True
-    """The sampling holds whatever callers ask for."""
-    max_calls: int | None = None
-    tool_parser: str | None = None
-    sample_index: int = 0
-    max_tokens: int = 4 << 20
-    """Of all segments together: as JSON they are below what a result may have."""
-    context: int | None = None
-    """Tokens that a prompt may have, where that is known before an engine says so."""
-
-    @property
-    def max_body(self) -> int:
-        """Bytes of a request: a longer one does not fit the context, however its tokens are."""
-        if self.context is None:
-            return USUAL_BODY
-        return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)
-
-
 class Session:
     """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
 
     def __init__(
-        self, id: str, template: ChatTemplate, policy: Policy, terms: Terms, apart: Apart | None = None
+        self,
+        id: str,
+        template: ChatTemplate,
+        policy: Policy,
+        terms: Terms,
+        apart: Apart | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        """`apart`: where conversations are rendered and tokenised; of this session alone."""
+        """`apart`: where conversations are rendered and tokenised; of this session alone. `bodies`: of all sessions
+        that share this process's memory."""
         self.id = id
         self.terms = terms
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
@@ -87,8 +79,8 @@ class Session:
         self.tokens = 0
         """In all segments together, prompts included."""
         self.last_used = time.monotonic()
-        self.readers = asyncio.Semaphore(READERS)
-        """Requests whose bodies are being read: no more of them are in memory at once."""
+        self.bodies = Bodies(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
+        """Of its calls, until these end."""
         self._template = template
         self._policy = policy
         self._chats = History(template)
@@ -113,6 +105,10 @@ class Session:
     def in_flight(self) -> int:
         """Model calls that were admitted and have no end yet."""
         return self._under_way
+
+    async def aside(self, read: Callable[[], T], size: int) -> T:
+        """A request of so many bytes, read where it does not keep others waiting."""
+        return await self._apart.run(read, size)
 
     async def look(self, read: Callable[[], T]) -> T:
         """What `read` makes of the segments, turns and breaks, while no call changes them."""
@@ -150,17 +146,23 @@ class Session:
     def check(self, *, counts: bool = True) -> None:
         """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
         self.last_used = time.monotonic()
-        if self._closed:
-            raise gone("this session is closed")
+        self._check_open()
         if self.failure.done():
             raise unavailable("this session has failed, by no doing of its caller; a rollout is started anew")
         limit = self.terms.max_calls
         if limit is not None and self._spent >= limit:
             self.truncated |= counts
             raise turn_limit(limit)
+        if self.terms.max_at_once is not None and self._under_way >= self.terms.max_at_once:
+            raise too_many(self.terms.max_at_once)
         if self.tokens >= self.terms.max_tokens:
             self.truncated |= counts
             raise token_limit(self.terms.max_tokens)
+
+    def _check_open(self) -> None:
+        """What was told of it in the end stays so: a turn whose caller reads slowly may end behind it. Raises Refusal."""
+        if self._closed:
+            raise gone("this session is closed")
 
     def too_large(self) -> Refusal:
         """For a request above `terms.max_body`."""
@@ -178,7 +180,7 @@ class Session:
                 speech = Speech(decode, stop_ids, stops, calls=bool(asked.tools), trim=True)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
                 answer = partial(self._answer, asked, parser, prepared, sampled, stops, seconds)
-                said = await self._apart.run(answer, _characters(sampled))
+                said = await self._apart.run(answer, _characters(sampled), self._recorded_all_the_same)
         except BaseException:
             self._apart.later(partial(self._chats.release, prepared))
             raise
@@ -195,7 +197,7 @@ class Session:
                 speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
                 continued = partial(self._continued, prepared, sampled, stops, seconds)
-                said = await self._apart.run(continued, _characters(sampled))
+                said = await self._apart.run(continued, _characters(sampled), self._recorded_all_the_same)
         except BaseException:
             self._apart.later(partial(self._plain.release, prepared))
             raise
@@ -229,6 +231,10 @@ class Session:
         finally:
             self._under_way -= 1
             self.last_used = time.monotonic()
+
+    def _recorded_all_the_same(self, said: Said) -> None:
+        """Its caller gave up while a thread was at it."""
+        self._spent += 1
 
     def _parameters(self, wanted: Wanted) -> Sampling:
         sampling = merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
@@ -299,16 +305,6 @@ class Session:
                 f"the parser of tool calls does not take these tools: {error!r}", param="tools"
             ) from error
 
-    def _parsed(self, parser: ToolCallParser | None, shown: str) -> ParsedTurn:
-        """Whatever a parser does: what was sampled is there to be recorded."""
-        if parser is None:
-            return ParsedTurn(shown.strip())
-        try:
-            return parser.parse(shown)
-        except Exception as error:
-            log.exception("session %s: the parser of tool calls failed on a turn", self.id)
-            return ParsedTurn(shown, (), f"the parser of tool calls failed: {error!r}")
-
     def _answer(
         self,
         asked: Asked,
@@ -318,26 +314,28 @@ class Session:
         stops: Sequence[str],
         seconds: float,
     ) -> Said:
-        """Record the turn, as ids, and as the caller is told it."""
+        """Record the turn, as ids, and as the caller is told it. Raises Refusal."""
+        self._check_open()
         conversation = prepared.branch.conversation
         text = conversation.add_sampled(
             sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason
         )
         shown, stop = _cut(text, stops)
-        parsed = self._parsed(parser, shown)
-        calls = parsed.calls if asked.wanted.parallel else parsed.calls[:1]
-        content = shown.strip() if parsed.error is not None and not calls else parsed.content
+        turn = parsed(parser, shown) if parser is not None else ParsedTurn(shown.strip())
+        calls = turn.calls if asked.wanted.parallel else turn.calls[:1]
+        content = shown.strip() if turn.error is not None and not calls else turn.content
         given = tuple(
             Call(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls
         )
         message = assistant(content, [(c.id, c.name, c.arguments) for c in given])
-        self._chats.record(prepared, ParsedTurn(content, calls, parsed.error), message)
-        self._took(prepared.branch, prepared.prompt, sampled, text, parsed, seconds, prepared.results)
+        self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message)
+        self._took(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
         finish = "tool_calls" if given else "length" if sampled.finish_reason == "length" else "stop"
         return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
 
     def _continued(self, prepared: PlainPrepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
-        """Record the continuation, and as the caller is told it."""
+        """Record the continuation, and as the caller is told it. Raises Refusal."""
+        self._check_open()
         text = self._template.decode(_said(sampled, self._template.stop_ids))
         self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
         self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])

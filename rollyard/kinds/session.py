@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rollyard.kinds.base import NAME_PATTERN, Wire
 from rollyard.kinds.rollout import RolloutId, Sampling, Segment, Turn
+from rollyard.kinds.weights import VERSION_PATTERN
 
 IDLE_SECONDS, MAX_IDLE_SECONDS = 900.0, 14_400.0
 
@@ -29,6 +30,9 @@ class SessionRequest(Wire):
     """Model calls; further ones are refused. Null for no limit."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
     """Form in which the model writes tool calls; left out, the model's chat template shows it."""
+    min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
+    """Sampled by nothing older than this version of the pool's weights, as a rollout's is. Until there is such an endpoint
+    no session opens."""
     idle_seconds: float = Field(default=IDLE_SECONDS, ge=1, le=MAX_IDLE_SECONDS)
     """The session is dropped, and its trajectory with it, when for so long it was neither called nor looked at."""
 

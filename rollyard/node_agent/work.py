@@ -14,7 +14,8 @@ from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tools import Tools
 from rollyard.agents.toolset import SCHEMAS
 from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError, TooLarge
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn
@@ -181,7 +182,8 @@ class Work:
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
-        return _Ran(status, session.segments(), session.turns(), session.breaks(), metrics)
+        # what a call that was given up has left in a thread ends first
+        return await session.look(lambda: _Ran(status, session.segments(), session.turns(), session.breaks(), metrics))
 
     # EVAL
 

@@ -39,7 +39,7 @@ class InferenceTrade:
         bounds = pool.spec.autoscaling
         self._endpoints.follow_spec((meta.namespace, meta.name), pool.spec)
         states = self._endpoints.of_pool((meta.namespace, meta.name))
-        live = await self._sessions_asked(pool, states) if bounds is not None else 0
+        live = await self._sessions_asked(pool) if bounds is not None else 0
         by_uid = {state.uid: state for state in states if state.uid}
         members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
         serving = [self._serving(m.allocation) for m in members if _takes_part(m, pool)]
@@ -63,11 +63,11 @@ class InferenceTrade:
         meta = allocation.metadata
         return self._endpoints.serving(meta.uid, f"{meta.namespace}/{meta.name}")
 
-    async def _sessions_asked(self, pool: InferencePool, states: Sequence[EndpointState]) -> int:
-        """Held by outside agents; held and asked for by the rollouts of all RolloutPools that use this pool, one for each
+    async def _sessions_asked(self, pool: InferencePool) -> int:
+        """Held and asked for by outside agents, and by the rollouts of all RolloutPools that use this pool, one for each
         role it plays there."""
-        meta, outside = pool.metadata, self._rollouts.outside()
-        total = sum(outside.get(state.endpoint.id, 0) for state in states)
+        meta = pool.metadata
+        total = self._rollouts.asked_outside((meta.namespace, meta.name))
         for user in self._rollout_pools():
             roles = list(user.spec.inference.values()).count(meta.name)
             if roles and user.metadata.namespace == meta.namespace:

@@ -110,8 +110,13 @@ def waiting(record: RolloutRecord, pool: str, served: Served) -> str | None:
     least = record.min_weights_version
     if record.status is not Status.QUEUED or record.stage is Stage.EVAL or least is None or least in served.minima:
         return None
+    return f"WeightsVersion: {lacking(pool, least, served)}"
+
+
+def lacking(pool: str, least: str, served: Served) -> str:
+    """Why there is no endpoint with such weights. `pool`: the InferencePool."""
     current = served.weights.current
     now = f"it serves {current.version}" if current is not None else "what it serves is not known yet"
     if served.weights.record(least) is None:
-        return f"WeightsVersion: InferencePool {pool} has served no version {least!r} yet; {now}"
-    return f"WeightsVersion: no endpoint of InferencePool {pool} is ready with {least!r} or a later version; {now}"
+        return f"InferencePool {pool} has served no version {least!r} yet; {now}"
+    return f"no endpoint of InferencePool {pool} is ready with {least!r} or a later version; {now}"

@@ -54,6 +54,8 @@ class Rollouts:
         """Called with a pool, and when (Unix seconds), whenever there is work to hand out."""
         self.outside: Callable[[], Mapping[str, int]] = dict
         """Endpoint id -> sessions of agents outside of sandboxes."""
+        self.asked_outside: Callable[[Key], int] = lambda pool: 0
+        """Those of an InferencePool that are open or want to be."""
         self._ended = asyncio.Event()
         self._waiting: dict[Key, set[asyncio.Event]] = {}
 

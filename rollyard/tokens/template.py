@@ -9,6 +9,8 @@ from typing import Any
 
 from rollyard.errors import Invalid, TaskError
 
+LONG_CHARACTERS = 1 << 12
+"""From there on other threads may run meanwhile: a tokenizer lets go of the interpreter's lock in batches alone."""
 Message = dict[str, Any]
 """`role` and `content`, and what else the template knows."""
 
@@ -38,7 +40,10 @@ class ChatTemplate:
             raise Invalid(f"{path} holds no tokenizer that transformers can read: {error}") from None
         if not tokenizer.chat_template:
             raise Invalid(f"{path} has no chat template; add chat_template.jinja to the folder")
-        return cls(tokenizer, _stop_ids(path, tokenizer.eos_token_id))
+        try:
+            return cls(tokenizer, _stop_ids(path, tokenizer.eos_token_id))
+        except (OSError, ValueError, AttributeError) as error:
+            raise Invalid(f"{path}/generation_config.json cannot be read: {error}") from None
 
     @property
     def source(self) -> str:
@@ -63,8 +68,10 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text as it stands: nothing is put before or behind it."""
-        if self._fast is not None:
-            ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        if self._fast is not None and len(text) >= LONG_CHARACTERS:
+            ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        elif self._fast is not None:
+            ids = self._fast.encode(text, add_special_tokens=False).ids
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from rollyard.sandbox.sandbox import Sandbox, Sandboxes
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import parser_for
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, families, parser_for
 
 QUESTION = [{"role": "user", "content": "What is there?"}]
 OFFERED = ["bash"]
@@ -156,3 +156,43 @@ async def test_whatever_the_model_writes_a_strict_template_is_answered_well(
     assert [turn.tool_results for turn in done.turns] == [[f"hi\n{wrong}"], [wrong], ["hi"], []]
     assert policy.prompts[1].endswith(f"[TOOL_RESULTS]hi\n{wrong}[CALL_ID]{id}[/TOOL_RESULTS]")
     assert policy.prompts[2].endswith(f"[INST]{wrong}[/INST]")
+
+
+class Careless:
+    """A parser that somebody has installed."""
+
+    form = "Write it well."
+    error_role = "user"
+
+    def __init__(self) -> None:
+        self._hermes = parser_for(cast(ChatTemplate, None), "hermes")
+
+    def parse(self, text: str) -> Any:
+        if "raise" in text:
+            raise IndexError("list index out of range")
+        if "none" in text:
+            return None
+        if "odd" in text:
+            return ParsedTurn(text, (ToolCall("bash", {"command": {1, 2}}),))
+        return self._hermes.parse(text)
+
+
+async def test_a_parser_that_fails_is_a_malformed_call_and_the_turn_is_kept(
+    model_dir: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "BUILT_IN", {**families.BUILT_IN, "careless": (lambda tools: Careless(), ())})
+    template = ChatTemplate.load(model_dir)
+    done, policy = await run(template, sandbox, "careless", "raise", "none", "odd", bash("echo on"), "Done.")
+    assert done.status is Status.COMPLETED
+    assert [turn.text for turn in done.turns][:3] == ["raise", "none", "odd"]
+    for turn, why in zip(
+        done.turns, ("IndexError('list index out of range')", "it gave NoneType", "set"), strict=False
+    ):
+        (answer,) = turn.tool_results
+        assert answer.startswith("Error: invalid tool call: the parser of tool calls failed: ")
+        assert why in answer
+        assert answer.endswith("Write it well.")
+        assert answer in policy.prompts[-1]
+    assert done.turns[3].tool_results == ["on"]
+    (segment,) = done.conversation.segments()
+    assert sum(segment.loss_mask) == sum(turn.response_length for turn in done.turns)

@@ -5,172 +5,18 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
+from outside_api import POOL, QUESTION, Serve, client, messages, until
 
 from bench.upstream import Upstream
-from rollyard.api.app import build
-from rollyard.api.placement import SessionPlacement
-from rollyard.api.services import Services
-from rollyard.clock import SystemClock
 from rollyard.gateway import outside
-from rollyard.gateway.outside import OutsideSessions
-from rollyard.inference.endpoints import Endpoints
-from rollyard.kinds.registry import parse_object
-from rollyard.kinds.session import SessionRecord
-from rollyard.kinds.wire import Endpoint
-from rollyard.rollouts.agents import Agents
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.service import Rollouts
-from rollyard.store.sqlite import SqliteStore
 from rollyard.tokens.template import ChatTemplate
-from rollyard.trust.ca import Authority
-from rollyard.trust.tokens import Role, TokenSigner
-
-QUESTION: list[dict[str, Any]] = [
-    {"role": "system", "content": "Solve it."},
-    {"role": "user", "content": "What is 3 * 4?"},
-]
-POOL = ("default", "policy")
-
-
-@dataclass
-class Api:
-    """The API of a server, and what it works on."""
-
-    url: str
-    admin: str
-    endpoints: Endpoints
-    sessions: OutsideSessions
-    rollouts: Rollouts
-    model: Path
-    http: aiohttp.ClientSession = field(init=False)
-
-    def serve(self, id: str, url: str, version: str = "v1") -> None:
-        endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))
-        self.endpoints.listed(POOL, endpoint, 1.0)
-        self.endpoints.probed(id, "")
-
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        async with self.http.request(method, self.url + path, json=body) as answer:
-            return answer.status, await answer.json() if answer.content_type == "application/json" else None
-
-    async def open(self, **request: Any) -> dict[str, Any]:
-        status, opened = await self.ask("POST", "/v1/sessions", {"pool": "policy", **request})
-        assert status == 201, opened
-        return dict(opened)
-
-    async def record(self, id: str, *, close: bool = False) -> SessionRecord:
-        asked = ("POST", f"/v1/sessions/{id}/close") if close else ("GET", f"/v1/sessions/{id}")
-        status, record = await self.ask(*asked)
-        assert status == 200, record
-        return SessionRecord.model_validate(record)
-
-
-Serve = Callable[..., Any]
-
-
-@pytest.fixture
-def serving(tmp_path: Path, model_dir: Path) -> Serve:
-    """serving(connector=None): an Api on the same data folder each time."""
-
-    @asynccontextmanager
-    async def start(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[Api]:
-        async with AsyncExitStack() as stack:
-            store, clock = await SqliteStore.open(tmp_path / "data"), SystemClock()
-            stack.push_async_callback(store.close)
-            endpoints, agents = Endpoints(clock), Agents()
-            rollouts = Rollouts(store, clock, agents, Leases(clock, 15))
-            sessions = OutsideSessions(connector or aiohttp.TCPConnector(limit=0), SessionPlacement(endpoints))
-            rollouts.outside, sessions.counted = sessions.held, endpoints.counted
-            endpoints.sessions = sessions.on
-            stack.push_async_callback(sessions.shut_down)
-            authority = Authority.open(tmp_path / "keys")
-            signer = TokenSigner.open(tmp_path / "keys" / "token.key")
-            services = Services(
-                store=store,
-                clock=clock,
-                rollouts=rollouts,
-                agents=agents,
-                endpoints=endpoints,
-                sessions=sessions,
-                signer=signer,
-                authority=authority,
-                log_file=lambda namespace, name: tmp_path / name,
-                check_allocation=lambda pool: ((), ()),
-                submission=lambda pool, allocations: pytest.fail("nothing is submitted here"),
-                task_kinds=frozenset(),
-            )
-            if not (await store.list_objects("InferencePool", "default"))[0]:
-                await store.create(_pool(model_dir))
-            runner = web.AppRunner(build(services), handler_cancellation=True, access_log=None, shutdown_timeout=5)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            beside = asyncio.create_task(sessions.run())
-            stack.callback(beside.cancel)
-            host, port = runner.addresses[0][:2]
-            admin = signer.issue(Role.ADMIN, "admin")
-            api = Api(f"http://{host}:{port}", admin, endpoints, sessions, rollouts, model_dir)
-            headers = {"Authorization": f"Bearer {admin}"}
-            api.http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
-            yield api
-
-    return start
-
-
-def _pool(model: Path) -> Any:
-    external = {"endpoints": [{"url": "http://127.0.0.1:1/v1"}]}
-    return parse_object({
-        "apiVersion": "rollyard.dev/v1alpha1",
-        "kind": "InferencePool",
-        "metadata": {"name": "policy", "namespace": "default"},
-        "spec": {"model": {"path": str(model)}, "engine": {"external": external}},
-    })  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def template(model_dir: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_dir)
-
-
-@pytest.fixture
-def saying(template: ChatTemplate) -> Callable[..., Upstream]:
-    """saying(text): a model server that says it."""
-
-    def make(*texts: str, **pace: Any) -> Upstream:
-        def script(number: int, prompt: Sequence[int]) -> list[int]:
-            return [*template.encode(texts[number % len(texts)]), template.stop_ids[0]]
-
-        return Upstream(script, **pace)
-
-    return make
-
-
-def client(opened: dict[str, Any], **more: Any) -> openai.AsyncOpenAI:
-    given = {"base_url": opened["base_url"], "api_key": opened["key"], "max_retries": 0, **more}
-    return openai.AsyncOpenAI(**given)
-
-
-async def messages(base: str, key: str, body: Any) -> tuple[int, Any]:
-    """As Anthropic's client calls."""
-    headers = {"x-api-key": key}
-    async with aiohttp.ClientSession() as http, http.post(f"{base}/v1/messages", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
-
-
-async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_two_turns_are_one_segment_of_the_models_own_logprobs(serving: Serve, start_engine: Any) -> None:

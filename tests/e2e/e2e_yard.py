@@ -104,6 +104,16 @@ class Yard:
                         found.append(int(entry.name))
         return found
 
+    def engines(self, endpoint: str) -> list[int]:
+        """Pids of this embedded endpoint's engine; the endpoint is called after its allocation."""
+        found, allocation = [], endpoint.rpartition("/")[2].encode()
+        for pid in self.processes("rollyard.engines.embedded"):
+            with contextlib.suppress(OSError):
+                told = [(Path("/proc") / str(pid) / name).read_bytes() for name in ("cmdline", "environ")]
+                if allocation in b"".join(told):
+                    found.append(pid)
+        return found
+
     def sandboxes(self) -> list[int]:
         """Pids of the launchers: children of the node agents that hold a sandbox."""
         agents = set(self.processes("node-agent"))

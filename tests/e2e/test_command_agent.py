@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from e2e_yard import MODEL, Yard, requests
+from e2e_yard import MODEL, Yard, kill, requests
+from recompute import differences
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.rollout import Status
@@ -95,3 +101,73 @@ async def test_a_budget_truncates_a_harness_and_what_it_did_is_scored(served: tu
     assert ended.status is Status.TRUNCATED
     assert ended.reward is not None
     assert len(ended.segments) == 1
+
+
+STREAMING = """cat > /tmp/harness.py <<'EOF'
+import json, os, subprocess, threading, time, urllib.request
+def show(name):
+    subprocess.Popen(["bash", "-c", f"exec -a {name}-$MARK sleep 600"])
+class Watch(threading.Thread):
+    def __init__(self, number):
+        super().__init__(daemon=True)
+        self.number, self.heard, self.chunks = number, time.monotonic(), 0
+    def run(self):
+        while self.chunks < 8:
+            time.sleep(0.005)
+        show(f"streaming-{self.number}")
+        while time.monotonic() - self.heard < 1:
+            time.sleep(0.05)
+        show(f"stalled-{self.number}")
+def call(number, messages):
+    body = json.dumps({"model": "any", "messages": messages, "stream": True}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    said, watch = "", Watch(number)
+    watch.start()
+    for line in urllib.request.urlopen(request):
+        watch.heard = time.monotonic()
+        if line.startswith(b"data: {"):
+            watch.chunks += 1
+            said += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+    watch.heard = float("inf")
+    return said
+messages = [{"role": "user", "content": "What is 3 * 4?"}]
+for number in range(2):
+    messages += [{"role": "assistant", "content": call(number, messages)}, {"role": "user", "content": "And 4 * 5?"}]
+EOF
+python3 /tmp/harness.py"""
+
+
+async def test_a_harness_streams_on_when_its_engine_is_killed_in_the_middle_of_a_call(
+    served: tuple[Yard, AsyncClient],
+) -> None:
+    """It sees one stream, from one engine and then the other; its trajectory is one segment of the model's own logprobs."""
+    yard, client = served
+    mark = secrets.token_hex(4)
+    agent = {"type": "command", "command": STREAMING, "env": {"MARK": mark}}
+    sampling = {"max_tokens": 1000, "temperature": 3, "seed": 1}  # so hot that its turns are long
+    (id,) = await client.submit(requests(1, 0, prefix="killed", agent=agent, sampling=sampling))
+    await yard.until(lambda: shown(f"streaming-1-{mark}"))
+    running, _ = await client.rollout(id)
+    (engine,) = yard.engines(running.endpoints["policy"])
+    os.kill(engine, signal.SIGSTOP)
+    await yard.until(lambda: shown(f"stalled-1-{mark}"))  # so the call was not over yet
+    kill(engine)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.status, ended.metrics["harness_exit_code"]) == (Status.COMPLETED, 0), ended.error
+    assert ended.attempt == running.attempt, "it went on, and did not begin anew"
+    assert ended.endpoint != running.endpoints["policy"]
+    assert len(ended.turns) == 2
+    (segment,) = ended.segments
+    assert ended.breaks == {}
+    assert sum(segment.loss_mask) == sum(turn.response_length for turn in ended.turns)
+    assert max(differences([ended], MODEL)) < 0.02
+
+
+async def shown(name: str) -> bool:
+    """Whether there is a process of this name, in a sandbox or out of it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(entry.read_bytes().startswith(name.encode()))
+    return any(found)

@@ -9,6 +9,8 @@ from recompute import differences
 
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionOpened, SessionRequest
 
@@ -26,8 +28,7 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
         opened = await client.open_session(SessionRequest(pool="policy", sampling=sampling))
         assert opened.durable is False
         messages = [{"role": "user", "content": "What is 3 * 4?"}]
-        engine = engine_of(yard, opened.endpoint)
-        assert len(engine) == 1
+        (engine,) = yard.engines(opened.endpoint)
         async with agent(client, opened) as ai:
             for number in range(2):
                 stream = await ai.chat.completions.create(model="any", messages=messages, stream=True)  # type: ignore[call-overload]
@@ -35,7 +36,7 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
                 async for chunk in stream:
                     told.append(chunk.choices[0].delta.content or "")
                     if number == 1 and len(told) == 8:
-                        kill(engine[0])
+                        kill(engine)
                 messages += [{"role": "assistant", "content": "".join(told)}, {"role": "user", "content": "And 4 * 5?"}]
         record = await client.close_session(opened.id)
         assert record.session.endpoint != opened.endpoint, "it went on elsewhere"
@@ -62,11 +63,21 @@ async def two_ready(client: AsyncClient) -> bool:
     return sum(endpoint.ready for pool in top.inference_pools for endpoint in pool.endpoints) == 2
 
 
-def engine_of(yard: Yard, endpoint: str) -> list[int]:
-    """The pids of its engine; the endpoint is called after its allocation."""
-    return [pid for pid in yard.processes("rollyard.engines.embedded") if belongs(pid, endpoint.rpartition("/")[2])]
+async def test_a_pool_at_zero_comes_up_for_an_agent_that_wants_in(yard: Yard) -> None:
+    async with yard.client() as client:
+        scaling = {"minReplicas": 0, "maxReplicas": 2}
+        await yard.apply(client, demo={"replicas": 0}, policy={"replicas": None, "autoscaling": scaling})
+        key = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 
+        async def observed() -> bool:
+            pool = await client.get(key)
+            assert isinstance(pool, InferencePool)
+            return pool.status.observed_generation > 0
 
-def belongs(pid: int, allocation: str) -> bool:
-    with open(f"/proc/{pid}/cmdline", "rb") as cmdline, open(f"/proc/{pid}/environ", "rb") as environ:
-        return allocation.encode() in cmdline.read() + environ.read()
+        await yard.until(observed)
+        assert await yard.jobs() == []
+        opened = await client.open_session(SessionRequest(pool="policy"), wait=60)
+        async with agent(client, opened) as ai:
+            said = await ai.chat.completions.create(model="any", messages=[{"role": "user", "content": "1 + 1?"}])
+        assert said.choices[0].message.content
+        assert len(await yard.jobs()) == 1

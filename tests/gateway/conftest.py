@@ -15,7 +15,8 @@ from aiohttp import web
 from bench.upstream import Upstream
 from rollyard.gateway.app import build
 from rollyard.gateway.refusal import no_session
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.client import TokenClient

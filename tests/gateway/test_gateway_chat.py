@@ -11,7 +11,8 @@ import openai
 import pytest
 from gateway_tools import TOOLS
 
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.template import ChatTemplate
 from rollyard.tokens.tool_calls import ParsedTurn, families

@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from bench.upstream import Upstream
 from rollyard.errors import AnswerRefused, ContextExceeded, EndpointLost, EndpointRefused, TaskError
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.kinds.wire import Endpoint
 from rollyard.node_agent.harness import Harness

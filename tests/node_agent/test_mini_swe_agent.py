@@ -12,7 +12,8 @@ import pytest
 from mini_swe_agent import PACKAGES, image
 
 from bench.upstream import LOGPROB, Upstream
-from rollyard.gateway.session import Session, Terms
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.kinds.wire import Endpoint
 from rollyard.node_agent.harness import Harness

@@ -242,9 +242,13 @@ def test_an_installed_parser_is_found_by_its_name(
     info = tmp_path / "shouting-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[rollyard.tool_parsers]\nshouting = {__name__}:Shouting\n")
+    (info / "entry_points.txt").write_text(
+        f"[rollyard.tool_parsers]\nshouting = {__name__}:Shouting\nbroken = nowhere:X\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     found = parser_for(template("{{ 1 }}"), "shouting", TOOLS)
     assert found.parse("STOP").calls == (STOP,)
+    with pytest.raises(TaskError, match="'broken' cannot be made: ModuleNotFoundError"):
+        parser_for(template("{{ 1 }}"), "broken", TOOLS)
     assert parse("STOP").calls == ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall, ToolCallParser
 from rollyard.tokens.tool_calls.families import parser_for
+from rollyard.tokens.tool_calls.guard import parsed
 from rollyard.tokens.tool_calls.hermes import parse
 
-__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "parse", "parser_for"]
+__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "parse", "parsed", "parser_for"]

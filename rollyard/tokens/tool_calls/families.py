@@ -33,7 +33,7 @@ def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[
     """By name, one of the built-in or installed; without a name by the template, Hermes form when it shows none.
 
     `tools` tells the types of arguments to the families that write them all as text. Raises TaskError for a name that
-    nobody has.
+    nobody has, and for an installed one that cannot be made.
     """
     if name is None:
         shown = (family for family, (_, marks) in BUILT_IN.items() if any(mark in template.source for mark in marks))
@@ -45,5 +45,8 @@ def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[
     if name not in installed:
         known = ", ".join(sorted([*BUILT_IN, *installed]))
         raise TaskError(f"there is no tool-call parser {name!r} on this node; there are {known}")
-    made: ToolCallParser = installed[name].load()(tools)
+    try:
+        made: ToolCallParser = installed[name].load()(tools)
+    except Exception as error:  # it may be anyone's
+        raise TaskError(f"the tool-call parser {name!r} cannot be made: {error!r}") from error
     return made

@@ -1,0 +1,35 @@
+"""How much of callers' requests is in memory: who comes when there is no room waits until some call has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+
+class Bodies:
+    def __init__(self, most: int, within: Bodies | None = None) -> None:
+        """`most`: bytes at once; a single request may have more. `within`: has to have room too."""
+        self._most = most
+        self._within = within
+        self._held = 0
+        self._line = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def held(self, size: int) -> AsyncIterator[None]:
+        """Room for so many bytes inside the block; first come, first served."""
+        async with AsyncExitStack() as stack:
+            async with self._line:
+                while self._held and self._held + size > self._most:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._held += size
+            stack.callback(self._free, size)
+            if self._within is not None:
+                await stack.enter_async_context(self._within.held(size))
+            yield
+
+    def _free(self, size: int) -> None:
+        self._held -= size
+        self._freed.set()

@@ -1,0 +1,78 @@
+"""The API of a server without the server: what a test of sessions talks to, and how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+
+from rollyard.gateway.outside import OutsideSessions
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.session import SessionRecord
+from rollyard.kinds.wire import Endpoint
+from rollyard.rollouts.service import Rollouts
+
+QUESTION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Solve it."},
+    {"role": "user", "content": "What is 3 * 4?"},
+]
+POOL = ("default", "policy")
+
+
+@dataclass
+class Api:
+    """The API of a server, and what it works on."""
+
+    url: str
+    admin: str
+    endpoints: Endpoints
+    sessions: OutsideSessions
+    rollouts: Rollouts
+    model: Path
+    http: aiohttp.ClientSession = field(init=False)
+
+    def serve(self, id: str, url: str, version: str = "v1") -> None:
+        endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))
+        self.endpoints.listed(POOL, endpoint, 1.0)
+        self.endpoints.probed(id, "")
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        async with self.http.request(method, self.url + path, json=body) as answer:
+            return answer.status, await answer.json() if answer.content_type == "application/json" else None
+
+    async def open(self, **request: Any) -> dict[str, Any]:
+        status, opened = await self.ask("POST", "/v1/sessions", {"pool": "policy", **request})
+        assert status == 201, opened
+        return dict(opened)
+
+    async def record(self, id: str, *, close: bool = False) -> SessionRecord:
+        asked = ("POST", f"/v1/sessions/{id}/close") if close else ("GET", f"/v1/sessions/{id}")
+        status, record = await self.ask(*asked)
+        assert status == 200, record
+        return SessionRecord.model_validate(record)
+
+
+Serve = Callable[..., Any]
+
+
+def client(opened: dict[str, Any], **more: Any) -> openai.AsyncOpenAI:
+    given = {"base_url": opened["base_url"], "api_key": opened["key"], "max_retries": 0, **more}
+    return openai.AsyncOpenAI(**given)
+
+
+async def messages(base: str, key: str, body: Any) -> tuple[int, Any]:
+    """As Anthropic's client calls."""
+    headers = {"x-api-key": key}
+    async with aiohttp.ClientSession() as http, http.post(f"{base}/v1/messages", json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,124 @@
+"""What is read of a session while its callers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rollyard.gateway.apart import Apart
+from rollyard.gateway.asked import Asked
+from rollyard.gateway.parameters import Wanted
+from rollyard.gateway.refusal import Refusal
+from rollyard.gateway.session import Session
+from rollyard.gateway.terms import Terms
+from rollyard.kinds.rollout import Sampling, Segment
+from rollyard.tokens.sampled import Sampled
+from rollyard.tokens.template import ChatTemplate
+
+
+class Says:
+    """A policy that says one text."""
+
+    def __init__(self, template: ChatTemplate, text: str) -> None:
+        self._ids = [*template.encode(text), template.stop_ids[0]]
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        return Sampled(self._ids, [-0.5] * len(self._ids), ["v1"] * len(self._ids), "stop")
+
+
+class Gate:
+    """Stands in a method, in the thread that calls it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        real = getattr(owner, name)
+
+        def stand(*args: Any) -> Any:
+            self.begun.set()
+            assert self.go.wait(10)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, stand)
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, 10)
+
+
+def asked(*said: str) -> Asked:
+    roles = ("user", "assistant")
+    return Asked([{"role": roles[i % 2], "content": text} for i, text in enumerate(said)], [], Wanted())
+
+
+def made(template: ChatTemplate, **terms: int) -> Session:
+    """Everything in threads, as if it were long."""
+    return Session("s", template, Says(template, "Twelve."), Terms("m", Sampling(), **terms), Apart(None, 0))
+
+
+async def read(session: Session) -> tuple[list[Segment], int, dict[str, int]]:
+    return await session.look(lambda: (session.segments(), len(session.turns()), session.breaks()))
+
+
+async def test_what_a_caller_leaves_in_a_thread_is_over_before_anything_is_read(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = made(template)
+    await session.chat(asked("3 * 4?"))
+    before = await read(session)
+    gate = Gate(monkeypatch, template, "encode")
+    call = asyncio.create_task(session.chat(asked("3 * 4?", "Twelve.", "Sure?")))
+    await gate.reached()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    looking = asyncio.create_task(read(session))
+    await asyncio.sleep(0)
+    gate.go.set()
+    assert await looking == before
+    await session.chat(asked("3 * 4?", "Twelve.", "Sure?"))
+    segments, turns, breaks = await read(session)
+    assert (len(segments), turns, breaks) == (1, 2, {}), "what was given up is forgotten"
+
+
+async def test_a_turn_that_a_thread_records_for_nobody_counts(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = made(template, max_calls=1)
+    gate = Gate(monkeypatch, session._chats, "record")
+    call = asyncio.create_task(session.chat(asked("3 * 4?")))
+    await gate.reached()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    again = asyncio.create_task(session.chat(asked("4 * 5?")))
+    await asyncio.sleep(0)
+    gate.go.set()
+    with pytest.raises(Refusal, match="may make 1 model calls"):
+        await again
+    segments, turns, _ = await read(session)
+    assert (len(segments), turns) == (1, 1)
+
+
+async def test_a_session_that_closes_while_a_thread_records_says_the_same_from_then_on(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = made(template)
+    gate = Gate(monkeypatch, session._chats, "record")
+    call = asyncio.create_task(session.chat(asked("3 * 4?")))
+    await gate.reached()
+    session.close()
+    looking = asyncio.create_task(read(session))
+    behind = asyncio.create_task(session.chat(asked("4 * 5?")))
+    await asyncio.sleep(0)
+    gate.go.set()
+    assert (await call).content == "Twelve."
+    segments, turns, breaks = await looking
+    assert (len(segments), turns) == (1, 1)
+    with pytest.raises(Refusal, match="closed"):
+        await behind
+    assert await read(session) == (segments, turns, breaks)
