@@ -9,8 +9,6 @@ from typing import Any
 
 from rollyard.errors import Invalid, TaskError
 
-LONG_CHARACTERS = 1 << 12
-"""From there on other threads may run meanwhile: a tokenizer lets go of the interpreter's lock in batches alone."""
 Message = dict[str, Any]
 """`role` and `content`, and what else the template knows."""
 
@@ -68,10 +66,8 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text as it stands: nothing is put before or behind it."""
-        if self._fast is not None and len(text) >= LONG_CHARACTERS:
+        if self._fast is not None:  # as a batch: one alone would keep the interpreter's lock
             ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        elif self._fast is not None:
-            ids = self._fast.encode(text, add_special_tokens=False).ids
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
