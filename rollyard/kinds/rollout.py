@@ -69,6 +69,8 @@ NOT_TO_CHOOSE = frozenset(
 class Sampling(Wire):
     """How the policy samples, for every turn."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -451,6 +451,7 @@ async def test_a_server_of_others_without_generate_is_asked_for_completions(
         ({"extra": {"min_p": 0.1}}, "set `min_p` beside it"),
         ({"extra": {"n": 2}}, "cannot hold `n`"),
         ({"logit_bias": {"5": 101}}, "less than or equal to 100"),
+        ({"temperature": float("inf")}, "finite number"),
         ({"min_q": 1}, "min_q"),
     ],
 )
