@@ -24,6 +24,7 @@ def differences(
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # two of a small model's wait for each other most of the time, where others want the cores
     loaded: dict[Path, Any] = {}
     found = []
     for segment in (segment for trajectory in trajectories for segment in trajectory.segments):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 
 READY_SECONDS, END_SECONDS = 400.0, 300.0
 CLOSE = 0.02
-LONG = {"temperature": 1.0, "min_tokens": 1000, "max_tokens": 1200}
+LONG = {"temperature": 1.0, "min_tokens": 800, "max_tokens": 1000}
 """Of a turn that is still under way when the weights change."""
 MODES: dict[str, Mode] = {"v2": "Drain", "v3": "Pause", "v4": "Abort"}
 
@@ -31,9 +31,9 @@ async def load(client: AsyncClient, prefix: str) -> list[str]:
 
 
 async def at_work(client: AsyncClient) -> bool:
-    """Whether each engine samples for several rollouts."""
+    """Whether several turns are under way, and both engines have rollouts."""
     (pool,) = (await client.top()).inference_pools
-    return all((endpoint.running or 0) >= 2 for endpoint in pool.endpoints)
+    return (pool.load.running or 0) >= 4 and all(endpoint.sessions for endpoint in pool.endpoints)
 
 
 async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(vllm_python: str, yard: Yard) -> None:
