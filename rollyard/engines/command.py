@@ -86,6 +86,10 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: Place |
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
+        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, also where the rest is eager
+        if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
+            # A worker process of its own would bind threads; it takes a third of the start and 700 MB.
+            defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     argv += [word for option in wanted if option[0] in build.options for word in option]
     # The routes that change weights are behind it. They are on the Unix socket alone, and the door lets nobody through.
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **engine.env}

@@ -59,6 +59,7 @@ class Yard:
         """Start the server and wait until it serves, or, with a crash point, until it starts."""
         env = {**os.environ, **(self.cluster.env if self.cluster else {}), **self.env, "HOME": str(self.folder)}
         env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+        env.setdefault("VLLM_CACHE_ROOT", str(Path(env["ROLLYARD_CACHE"]) / "vllm"))  # what it knows of architectures
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from rollyard.kinds.rollout import Trajectory
+from rollyard.kinds.rollout import Segment, Trajectory
 from rollyard.kinds.session import SessionTrajectory
 
 
-def differences(trajectories: Iterable[Trajectory | SessionTrajectory], model: Path) -> list[float]:
-    """Of the logprob of each sampled token, in float32. Fails where a segment's arrays do not fit together."""
+def differences(
+    trajectories: Iterable[Trajectory | SessionTrajectory],
+    model: Path | Mapping[str, Path],
+    kept: Container[str] = (),
+) -> list[float]:
+    """Of the logprob of each sampled token, in float32. Fails where a segment's arrays do not fit together.
+
+    `model`: of all tokens, or of those of each version. `kept`: versions that came in mode Pause; what a turn has of them
+    behind tokens of others was sampled over the keys and values of those.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    torch.set_num_threads(1)  # two of a small model's wait for each other most of the time, where others want the cores
+    loaded: dict[Path, Any] = {}
     found = []
     for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
-        n = len(segment.token_ids)
-        assert n == len(segment.loss_mask) == len(segment.logprobs) == len(segment.weights_version)
-        with torch.no_grad():
-            table = torch.log_softmax(policy(torch.tensor([segment.token_ids])).logits[0].float(), -1)
-        for i, (mask, logprob) in enumerate(zip(segment.loss_mask, segment.logprobs, strict=True)):
-            assert (logprob is None) == (segment.weights_version[i] is None) == (mask == 0)
-            if logprob is not None:
-                found.append(abs(table[i - 1, segment.token_ids[i]].item() - logprob))
+        ids = segment.token_ids
+        for turn in _turns(segment):
+            cache, fed = None, 0
+            for version, at in turn:
+                folder = model if isinstance(model, Path) else model[version]
+                if folder not in loaded:
+                    loaded[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                if version not in kept:
+                    cache, fed = None, 0
+                with torch.no_grad():
+                    out = loaded[folder](torch.tensor([ids[fed : at[-1]]]), past_key_values=cache, use_cache=True)
+                table = torch.log_softmax(out.logits[0].float(), -1)
+                for i in at:
+                    logprob = segment.logprobs[i]
+                    assert logprob is not None
+                    found.append(abs(table[i - 1 - fed, ids[i]].item() - logprob))
+                cache, fed = out.past_key_values, at[-1]
     return found
+
+
+def _turns(segment: Segment) -> Iterator[list[tuple[str, list[int]]]]:
+    """The places of the tokens of each turn, apart by the version that made them."""
+    n = len(segment.token_ids)
+    assert n == len(segment.loss_mask) == len(segment.logprobs) == len(segment.weights_version)
+    for sampled, places in groupby(range(n), key=segment.loss_mask.__getitem__):
+        turn = list(places)
+        for i in turn:
+            assert (segment.logprobs[i] is None) == (segment.weights_version[i] is None) == (sampled == 0)
+        if sampled:
+            yield [(str(v), list(at)) for v, at in groupby(turn, key=segment.weights_version.__getitem__)]

@@ -1,4 +1,4 @@
-"""The whole service on real vLLM, built for CPUs: an engine is killed in the middle of it."""
+"""The whole service on real vLLM, built for CPUs: its weights change under load in each mode, and an engine is killed."""
 
 from __future__ import annotations
 
@@ -8,36 +8,46 @@ import signal
 
 import pytest
 from e2e_yard import MODEL, Yard, requests
+from live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from recompute import differences
 
 from rollyard.client.client import AsyncClient
-from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.rollout import Status, Trajectory
+from rollyard.kinds.weights import Mode, WeightsUpdate
 
 pytestmark = pytest.mark.heavy
 
 READY_SECONDS, END_SECONDS = 400.0, 300.0
+CLOSE = 0.02
+LONG = {"temperature": 1.0, "min_tokens": 800, "max_tokens": 1000}
+"""Of a turn that is still under way when the weights change."""
+MODES: dict[str, Mode] = {"v2": "Drain", "v3": "Pause", "v4": "Abort"}
 
 
-async def pool(client: AsyncClient) -> InferencePool:
-    found = await client.get(ObjectKey(kind="InferencePool", namespace="default", name="policy"))
-    assert isinstance(found, InferencePool)
-    return found
+async def load(client: AsyncClient, prefix: str) -> list[str]:
+    """Tasks of some turns each, and turns that are long."""
+    ids = await client.submit(requests(4, 0, prefix=f"{prefix}-long", sampling=LONG))
+    return ids + await client.submit(requests(4, 4, prefix=prefix, n=2))
 
 
-async def test_an_engine_killed_in_mid_run_costs_no_rollout_and_comes_back(vllm_python: str, yard: Yard) -> None:
+async def at_work(client: AsyncClient) -> bool:
+    """Whether several turns are under way, and both engines have rollouts."""
+    (pool,) = (await client.top()).inference_pools
+    return (pool.load.running or 0) >= 4 and all(endpoint.sessions for endpoint in pool.endpoints)
+
+
+async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(vllm_python: str, yard: Yard) -> None:
     async with yard.client() as client:
         # In float32, as the logprobs are compared with those of transformers.
         vllm = {"python": vllm_python, "extraArgs": ["--dtype", "float32"]}
-        await yard.apply(client, policy={"engine": {"embedded": None, "vllm": vllm}, "allocation": {"memory": "4G"}})
+        policy = {"engine": {"embedded": None, "vllm": vllm}, "allocation": {"memory": "4G"}}
+        await yard.apply(client, policy=policy, demo={"stages": {"run": {"timeoutSeconds": 600}}})
 
         async def both() -> bool:
-            return (await pool(client)).status.replicas.ready == 2
+            return (await pool_of(client)).status.replicas.ready == 2
 
         await yard.until(both, READY_SECONDS)
         await yard.ready(client)
-        ids = await client.submit(requests(12, 12, n=3))
         ended: list[Trajectory] = []
 
         async def collect() -> None:
@@ -46,31 +56,46 @@ async def test_an_engine_killed_in_mid_run_costs_no_rollout_and_comes_back(vllm_
 
         collecting = asyncio.create_task(collect())
         try:
-
-            async def under_way() -> bool:
-                endpoints = (await pool(client)).status.endpoints
-                return len(ended) >= 8 and all(endpoint.sessions for endpoint in endpoints)
-
-            await yard.until(under_way, END_SECONDS)
+            folders = {await current_version(client): MODEL}
+            ids = []
+            for number, (version, mode) in enumerate(MODES.items()):
+                folders[version] = other_weights(MODEL, yard.folder / version, seed=number, amount=0.02)
+                ids += await load(client, version)
+                await yard.until(lambda: at_work(client), END_SECONDS)
+                update = WeightsUpdate(version=version, path=str(folders[version]), mode=mode)
+                await client.update_weights("default", "policy", update)
+                await yard.until(lambda version=version: serves(client, version, 2), END_SECONDS)
+            ids += await load(client, "kill")
+            await yard.until(lambda: at_work(client), END_SECONDS)
             victim, _ = yard.processes("vllm.entrypoints.cli.main", "--uds")
             os.kill(victim, signal.SIGKILL)
 
             async def seen() -> bool:
-                return any(not endpoint.ready for endpoint in (await pool(client)).status.endpoints)
+                return not await serves(client, "v4", 2)
 
             await yard.until(seen)
             trajectories = await yard.gather(client, ids, END_SECONDS)
+            await yard.until(lambda: serves(client, "v4", 2), READY_SECONDS)
+            last = await client.submit(requests(4, 0, prefix="last"))
+            trajectories += await yard.gather(client, last, END_SECONDS)
             async with asyncio.timeout(END_SECONDS):
-                while len(ended) < len(ids):
+                while len(ended) < len(trajectories):
                     await asyncio.sleep(0.1)
         finally:
             collecting.cancel()
-        assert sorted(t.id for t in ended) == sorted(ids), "each ends once"
+        assert sorted(t.id for t in ended) == sorted([*ids, *last]), "each ends once"
         assert {t.status for t in trajectories} <= {Status.COMPLETED, Status.TRUNCATED}
-        assert {t.attempt for t in trajectories} == {1}, "a dead engine is no new attempt"
-        assert sum(t.reward or 0 for t in trajectories) / len(trajectories) >= 0.6
-        off = await asyncio.to_thread(differences, trajectories, MODEL)
-        assert len(off) >= 1000
-        assert max(off) < 0.02
-        await yard.until(both, READY_SECONDS)
+        assert {t.attempt for t in trajectories} == {1}, "neither other weights nor a dead engine are a new attempt"
         assert len(await yard.jobs()) == 4, "it came back in its own job"
+        order = list(folders)
+        for trajectory in trajectories:
+            found = [order.index(version) for version in versions(trajectory)]
+            assert found == sorted(found)
+        assert all(versions(t) == ["v4"] for t in trajectories[-len(last) :])
+        crossed = {pair for t in trajectories for pair in crossings(t)}
+        assert crossed == {("v2", "v3"), ("v3", "v4")}, "Drain waits for a turn's end, the others do not"
+        off = await asyncio.to_thread(differences, trajectories, folders, {"v3"})
+        assert len(off) >= 10_000
+        assert max(off) < CLOSE
+        interrupted = [t for t in trajectories if ("v2", "v3") in crossings(t)]
+        assert max(await asyncio.to_thread(differences, interrupted, folders)) > CLOSE, "Pause keeps keys and values"

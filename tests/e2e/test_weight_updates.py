@@ -4,60 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-import shutil
 import struct
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 from e2e_yard import MODEL, ROOT, Yard, kill, requests
+from live_weights import crossings, current_version, other_weights, pool_of, serves, versions
+from recompute import differences
 
 from rollyard.client.client import AsyncClient
 from rollyard.client.receiver import Receiver
 from rollyard.client.sync import BlockingReceiver, Client
 from rollyard.errors import Conflict, NotFound
-from rollyard.kinds.base import ObjectKey, get_condition
-from rollyard.kinds.pools import InferencePool
-from rollyard.kinds.rollout import Status, Trajectory
+from rollyard.kinds.rollout import Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
 
-POLICY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
-
-
-def trained(folder: Path, version: str) -> Path:
-    """The same policy after a small step: another content, and nearly the same text."""
-    made = folder / version
-    shutil.copytree(MODEL, made)
-    data = bytearray((made / "model.safetensors").read_bytes())
-    (header,) = struct.unpack_from("<Q", data)
-    for low_byte in random.Random(7).sample(range(8 + header, len(data), 2), 2000):
-        data[low_byte] ^= 1  # the last bit of a bfloat16
-    (made / "model.safetensors").write_bytes(data)
-    return made
-
-
-async def pool_of(client: AsyncClient) -> InferencePool:
-    found = await client.get(POLICY)
-    assert isinstance(found, InferencePool)
-    return found
-
-
-async def serves(client: AsyncClient, version: str, count: int) -> bool:
-    pool = await pool_of(client)
-    fact = get_condition(pool.status.conditions, "WeightsCurrent")
-    ready = [e.weights_version for e in pool.status.endpoints if e.ready]
-    return ready == [version] * count and fact is not None and fact.status == "True"
-
-
-def versions(trajectory: Trajectory) -> list[str]:
-    """Of its sampled tokens in their order, each run of one version once."""
-    sampled = [v for s in trajectory.segments for v in s.weights_version if v is not None]
-    return [version for version, _ in groupby(sampled)]
+LONG = {"temperature": 5.0, "max_tokens": 1000}
+"""Of a turn that is still under way when the weights change: nearly any token follows, and seldom the one that ends it."""
+CLOSE = 0.02
 
 
 @pytest.mark.parametrize("mode", ["Drain", "Pause", "Abort"])
@@ -66,16 +34,16 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
-        current = (await pool_of(client)).status.weights.current
-        assert current is not None
-        old = current.version
+        old = await current_version(client)
         ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
+        ids += await client.submit(requests(4, 0, prefix="long", priority=1, sampling=LONG))
 
         async def under_way() -> bool:
             return (await client.counts(pool="demo"))["Completed"] >= 4
 
         await yard.until(under_way)
-        update = WeightsUpdate(version="v2", path=str(trained(yard.folder, "v2")), mode=mode)
+        folders = {old: MODEL, "v2": other_weights(MODEL, yard.folder / "v2", amount=0.02)}
+        update = WeightsUpdate(version="v2", path=str(folders["v2"]), mode=mode)
         begun = await client.update_weights("default", "policy", update)
         assert begun.operation is not None
         more = await client.submit(requests(8, 0, prefix="after", min_weights_version="v2"))
@@ -87,6 +55,12 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         assert all(runs in ([old], ["v2"], [old, "v2"]) for runs in found.values()), found
         assert [old] in found.values()
         assert all(found[id] == ["v2"] for id in more), "they asked for it"
+        crossed = {pair for t in ended for pair in crossings(t)}
+        assert crossed == (set() if mode == "Drain" else {(old, "v2")})
+        kept = {"v2"} if mode == "Pause" else set()
+        assert max(await asyncio.to_thread(differences, ended, folders, kept)) < CLOSE
+        wrong = {old: MODEL, "v2": MODEL}
+        assert max(await asyncio.to_thread(differences, ended, wrong, kept)) > CLOSE, "it would be seen"
 
         for pid in yard.processes("rollyard.engines.embedded"):
             kill(pid)
@@ -132,7 +106,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
             return (await client.counts(pool="demo"))["Completed"] >= 4
 
         await yard.until(under_way)
-        folder, groups = trained(yard.folder, "v2"), list[Sequence[Receiver]]()
+        folder, groups = other_weights(MODEL, yard.folder / "v2", amount=0.02), list[Sequence[Receiver]]()
 
         async def send(receivers: Sequence[Receiver]) -> None:
             groups.append(receivers)
@@ -210,7 +184,7 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> No
         await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
-        update = WeightsUpdate(version="v2", path=str(trained(yard.folder, "v2")))
+        update = WeightsUpdate(version="v2", path=str(other_weights(MODEL, yard.folder / "v2", amount=0.02)))
         await client.update_weights("default", "policy", update)
         yard.kill()
         yard.start()
@@ -220,7 +194,8 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> No
         assert "update to v2 complete: v2 is served by 2 of 2 endpoints" in shown
         assert "update to v2 complete" in await rollyard(yard, "describe", "inferencepool", "policy")
         assert " v2 " in await rollyard(yard, "get", "inferencepools")
-        ordered = ["weights", "policy", "--path", str(trained(yard.folder, "v3")), "--wait", "--version"]
+        v3 = other_weights(MODEL, yard.folder / "v3", amount=0.02)
+        ordered = ["weights", "policy", "--path", str(v3), "--wait", "--version"]
         assert "update to v3 complete" in await rollyard(yard, *ordered, "v3")
         with pytest.raises(AssertionError, match="call other weights by another version"):
             await rollyard(yard, "weights", "policy", "--version", "v2", "--path", "/elsewhere")

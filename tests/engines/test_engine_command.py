@@ -112,6 +112,9 @@ def test_on_a_cpu_it_gets_what_a_server_needs_there_and_the_user_has_the_last_wo
     assert f"--kv-cache-memory-bytes {4 << 30}" in text
     assert made.defaults["OMP_NUM_THREADS"] == "4"
     assert made.env["OMP_NUM_THREADS"] == "7"
+    alone = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    assert made.defaults[alone] == "0"
+    assert alone not in command({"vllm": {"tensorParallelSize": 2}}, cpu, 4096).defaults, "ranks are processes"
 
 
 def test_a_gang_has_its_server_on_the_first_node_and_workers_on_the_others() -> None:

@@ -1,25 +1,21 @@
-"""Other weights for a vLLM that runs: the real one on the CPU, in float32, so that every token can be computed again."""
+"""Other weights for a vLLM that is paused: the real one on the CPU, in float32, so that every token can be computed again."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm_env import vllm_python
-from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, pid_of, recomputed, yard
+from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, yard
 
 from rollyard.engines.vllm_control import VllmControl
 from rollyard.kinds.wire import WeightsOrder
 
 __all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
-ARGS = ["--dtype", "float32", "--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.1", "--enforce-eager"]
-ARGS += ["--enable-scale-out"]
-ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+ARGS = ["--dtype", "float32"]
 START_SECONDS = 600.0
 CLOSE = 0.02
 
@@ -27,7 +23,7 @@ pytestmark = pytest.mark.heavy
 
 
 def spec(model: Path, python: str) -> dict[str, Any]:
-    vllm = {"python": python, "maxModelLen": 4096, "extraArgs": ARGS, "env": ENV}
+    vllm = {"python": python, "extraArgs": ARGS}
     return {"model": {"path": str(model)}, "engine": {"vllm": vllm}}
 
 
@@ -42,17 +38,16 @@ async def generate(made: Yard, prompt: list[int], tokens: int) -> list[dict[str,
         return spans
 
 
-async def test_vllm_changes_its_weights_in_each_mode_and_comes_back_with_them_when_killed(
+async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_made_it(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, vllm_python: str
 ) -> None:
     control = partial(VllmControl, extra_args=ARGS)
     async with yard(spec(model_dir, vllm_python), tmp_path, certified, control=control, patience=START_SECONDS) as made:
         old = made.weights.version
-        # Pause: nothing is interrupted, and each token has the version that made it
         async with asyncio.TaskGroup() as group:
-            streams = [group.create_task(made.stream(p, 3000, after=100)) for p in PROMPTS]
-            whole = group.create_task(made.whole(PROMPTS[0], 3000))
-            spans = group.create_task(generate(made, PROMPTS[1], 3000))
+            streams = [group.create_task(made.stream(p, 1000, after=100)) for p in PROMPTS]
+            whole = group.create_task(made.whole(PROMPTS[0], 1000))
+            spans = group.create_task(generate(made, PROMPTS[1], 1000))
             await made.under_way(len(PROMPTS), 30)
             await made.order(WeightsOrder(version="v2", mode="Pause", path=str(other_dir)))
         for answer in (task.result() for task in streams):
@@ -64,40 +59,13 @@ async def test_vllm_changes_its_weights_in_each_mode_and_comes_back_with_them_wh
         answer, headers, _ = whole.result()  # it had nothing to show yet, so it was asked anew
         assert headers["X-Rollyard-Weights-Version"] == "v2"
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
-        assert spans.result() == [{"version": "v2", "start": 0, "end": 3000}]
+        assert spans.result() == [{"version": "v2", "start": 0, "end": 1000}]
         # a prompt that the old weights have in the cache
         answer = await made.stream(PROMPTS[0] * 8, 20)
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
-        # Abort hands back what runs
-        made.answers.clear()
-        async with asyncio.TaskGroup() as group:
-            streams = [group.create_task(made.stream(p, 3000)) for p in PROMPTS]
-            await made.under_way(len(PROMPTS), 30)
-            await made.order(WeightsOrder(version="v3", mode="Abort", path=str(model_dir)))
-        for answer in (task.result() for task in streams):
-            assert (answer.finish_reason, set(answer.versions)) == ("abort", {"v2"})
-            assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
-        # Drain lets it end, and what comes meanwhile waits
-        made.answers.clear()
-        async with asyncio.TaskGroup() as group:
-            stream = group.create_task(made.stream(PROMPTS[0], 300))
-            await made.under_way(1, 30)
-            made.weights.obey(WeightsOrder(version="v4", mode="Drain", path=str(other_dir)))
-            await made.until(lambda: made.weights.phase == "Draining")
-            late = group.create_task(made.stream(PROMPTS[0] * 8, 20))
-        assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {"v3"})
-        assert set(late.result().versions) == {"v4"}
-        assert furthest(late.result(), recomputed(late.result(), other_dir, other_dir)) < CLOSE
         # It was not started for transfers: its routes are there all the same, and it reads the folder
         async with made.supervisor.session() as http, http.post("http://engine/start_weight_update") as refused:
             assert refused.status == 500
-        await made.order(WeightsOrder(version="v5", path=str(model_dir), transfer=True))
+        await made.order(WeightsOrder(version="v3", path=str(model_dir), transfer=True))
         assert made.weights.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
-        await made.order(WeightsOrder(version="v4", path=str(other_dir)))
         assert made.supervisor.life == 1, "all of that was in place"
-        os.kill(pid_of(made.uds), signal.SIGKILL)
-        await made.until(lambda: not made.weights.proven)
-        await made.until(lambda: made.weights.proven)
-        answer = await made.stream(PROMPTS[0], 20)
-        assert (made.weights.version, set(answer.versions)) == ("v4", {"v4"})
-        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from live_weights import other_weights
 from weights_yard import (
     PROMPTS,
     WAIT_SECONDS,
@@ -22,7 +23,6 @@ from weights_yard import (
     certified,
     furthest,
     other_dir,
-    other_weights,
     pid_of,
     recomputed,
     yard,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from live_weights import other_weights
 
 from rollyard.engines.control import EngineControl
 from rollyard.engines.door import Door
@@ -38,20 +38,6 @@ TOKEN = "door-token"
 WAIT_SECONDS = 60.0
 PROMPTS = [[40 + i, *range(100, 130 + 7 * i)] for i in range(4)]
 Control = Callable[[aiohttp.ClientSession], EngineControl]
-
-
-def other_weights(model: Path, folder: Path, seed: int = 1, amount: float = 0.2) -> Path:
-    """The same model with every number moved by a random share of itself."""
-    folder.mkdir()
-    for file in model.iterdir():
-        shutil.copy(file, folder / file.name)
-    raw = (model / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    numbers = (np.frombuffer(raw[start:], np.uint16).astype(np.uint32) << 16).view(np.float32)
-    moved = numbers * (1 + amount * np.random.default_rng(seed).standard_normal(numbers.shape, np.float32))
-    halves = (moved.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    (folder / "model.safetensors").write_bytes(raw[:start] + halves.tobytes())
-    return folder
 
 
 @dataclass
