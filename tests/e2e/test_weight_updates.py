@@ -23,8 +23,8 @@ from rollyard.errors import Conflict, NotFound
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
 
-LONG = {"temperature": 5.0, "max_tokens": 1000}
-"""Of a turn that is still under way when the weights change: nearly any token follows, and seldom the one that ends it."""
+LONG = {"temperature": 100.0, "max_tokens": 1200}
+"""Of a turn that is still under way when the weights change: any token follows, and one in a thousand ends it."""
 CLOSE = 0.02
 
 
@@ -36,17 +36,18 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         await yard.until(lambda: serves_something(client, 2))
         old = await current_version(client)
         ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
-        ids += await client.submit(requests(4, 0, prefix="long", priority=1, sampling=LONG))
+        ids += await client.submit(requests(6, 0, prefix="long", priority=1, sampling=LONG))
 
         async def under_way() -> bool:
-            return (await client.counts(pool="demo"))["Completed"] >= 4
+            return (await client.counts(pool="demo"))["Completed"] >= 2
 
         await yard.until(under_way)
         folders = {old: MODEL, "v2": other_weights(MODEL, yard.folder / "v2", amount=0.02)}
         update = WeightsUpdate(version="v2", path=str(folders["v2"]), mode=mode)
         begun = await client.update_weights("default", "policy", update)
         assert begun.operation is not None
-        more = await client.submit(requests(8, 0, prefix="after", min_weights_version="v2"))
+        hot = {"temperature": 5.0, "max_tokens": 200}  # what it is sure of shows little of a small step
+        more = await client.submit(requests(8, 0, prefix="after", min_weights_version="v2", sampling=hot))
         ended = await yard.gather(client, [*ids, *more])
         await yard.until(lambda: serves(client, "v2", 2))
 
