@@ -22,12 +22,23 @@ async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> A
         yield found
 
 
+def environment(field: Field) -> dict[str, str]:
+    return {**os.environ, "HOME": str(field.yard.folder)}
+
+
 async def rollyard(field: Field, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
     """(standard output, standard error)"""
-    env = {**os.environ, "HOME": str(field.yard.folder)}
     command = [sys.executable, "-m", "rollyard.cli.main", *words]
     done = await asyncio.to_thread(
-        subprocess.run, command, input=text, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60, check=False
+        subprocess.run,
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        env=environment(field),
+        cwd=ROOT,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr
@@ -94,15 +105,21 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
     assert f"allocation '{name}' has no output yet: job {allocation.status.job_id} is PENDING" in err
     out, _ = await rollyard(field, "describe", f"allocation/{name}")
     assert "Expected start:" in out
-    following = asyncio.create_task(rollyard(field, "logs", "-f", name))
+    following = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rollyard.cli.main", "logs", "-f", name,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment(field), cwd=ROOT,
+    )  # fmt: skip
+    assert following.stderr is not None
+    said = (await asyncio.wait_for(following.stderr.readline(), 60)).decode()
+    assert f"{name}: job {allocation.status.job_id} is PENDING" in said
     await field.slurm("scontrol", "update", "NodeName=n3", "State=RESUME")
     await field.yard.until(lambda: registered(field))
     field.yard.stop()  # who follows goes on where it was
     field.yard.start()
     await field.connect()
     await field.slurm("scancel", str(allocation.status.job_id))
-    out, err = await asyncio.wait_for(following, 60)
-    assert f"{name}: job {allocation.status.job_id} is PENDING" in err
+    out = (await asyncio.wait_for(following.communicate(), 60))[0].decode()
+    assert following.returncode == 0
     log = await asyncio.to_thread(next(field.yard.data.glob(f"allocations/*{name}/job.log")).read_text)
     assert out == log != ""
     out, _ = await rollyard(field, "logs", "rp/demo", "--previous", "--tail=1")

