@@ -64,7 +64,7 @@ def one(scene: Scene, policy: str, seed: int, rollouts: int, pace: float) -> Res
 
 
 def pace(trace: str, rollouts: int) -> float:
-    """Rollouts a second that four servers do when there is always work and it is dealt out evenly."""
+    """Rollouts a second that five equal servers do when there is always work and it is dealt out evenly."""
     return Sim(EQUAL, TRACES[trace](0, rollouts), POLICIES["round-robin"], 0, rate=None).run().rollouts_a_second
 
 

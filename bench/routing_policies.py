@@ -49,7 +49,7 @@ class Ours:
 
     monotonic = time
 
-    def warm_up(self) -> None:
+    def warmed_up(self) -> None:
         self._offset = SLOW_START_SECONDS
         self.beat()
 
@@ -141,6 +141,9 @@ class _Plain(abc.ABC):
 
     def joined(self, name: str, capacity: float) -> None:
         self._names.append(name)
+
+    def warmed_up(self) -> None:  # noqa: B027 - most policies do not care
+        pass
 
     def start(self, rollout: Rollout) -> str | None:
         return self._choose(rollout)

@@ -69,6 +69,10 @@ class Policy(Protocol):
 
     def joined(self, name: str, capacity: float) -> None: ...
 
+    def warmed_up(self) -> None:
+        """Whoever has joined so far is not new."""
+        ...
+
     def start(self, rollout: Rollout) -> str | None:
         """A server for a rollout that begins; None to let it wait."""
         ...
@@ -232,19 +236,13 @@ class Sim:
         self.policy = policy(self)
         for number, capacity in enumerate(fleet.capacities):
             self.join(f"s{number}", capacity)
-        self.warm_up()
+        self.policy.warmed_up()
         span = self._arrivals(scripts, rate)
         if fleet.joins is not None:
             self.after(fleet.joins * span, lambda: self.join("new", 1.0))
         if fleet.dies is not None:
             self.after(fleet.dies * span, lambda: self._kill("s3"))
         self.after(BEAT_SECONDS, self._beat)
-
-    def warm_up(self) -> None:
-        """What is there from the beginning is not new."""
-        warm = getattr(self.policy, "warm_up", None)
-        if warm is not None:
-            warm()
 
     def _arrivals(self, scripts: Sequence[Script], rate: float | None) -> float:
         at = 0.0

@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 from aiohttp import web
 
+from rollyard.api.named_pool import rollout_pool
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.status import invalid
 from rollyard.api.streams import lasts
@@ -81,16 +82,7 @@ def _read_requests(body: bytes) -> list[RolloutRequest]:
 
 async def _check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> None:
     for name in {r.pool for r in requests}:
-        try:
-            pool = await services.store.get(ObjectKey(kind="RolloutPool", namespace=namespace, name=name))
-        except NotFound:
-            pools, _ = await services.store.list_objects("RolloutPool", namespace)
-            there = ", ".join(p.metadata.name for p in pools) or "none; apply one first"
-            message = f"there is no RolloutPool {name!r} in namespace {namespace!r} (there: {there})"
-            raise Invalid(message, causes=[Cause("pool", message)]) from None
-        assert isinstance(pool, RolloutPool)
-        if pool.metadata.deletion_timestamp is not None:
-            raise Invalid(f"RolloutPool {name!r} is being deleted", causes=[Cause("pool", "is being deleted")])
+        pool = await rollout_pool(services, namespace, name)
         if any(r.min_weights_version is not None or r.weights is not None for r in requests if r.pool == name):
             await _check_versions(services, pool)
 

@@ -6,6 +6,7 @@ import pydantic
 from aiohttp import web
 
 from rollyard.api.auth import GATEWAY
+from rollyard.api.named_pool import inference_pool
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.status import invalid
 from rollyard.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
@@ -13,7 +14,6 @@ from rollyard.gateway.app import build
 from rollyard.gateway.outside import Outside
 from rollyard.gateway.refusal import Refusal, no_session
 from rollyard.gateway.session import Session
-from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.pools import InferencePool
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.trust.tokens import Claims, Role
@@ -66,16 +66,7 @@ def _opened(request: web.Request, found: Outside, key: str) -> SessionOpened:
 
 async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> InferencePool:
     """Raises Invalid where there is no such pool, or soon none, or one that cannot be what is wanted."""
-    try:
-        pool = await services.store.get(ObjectKey(kind="InferencePool", namespace=namespace, name=wanted.pool))
-    except NotFound:
-        pools, _ = await services.store.list_objects("InferencePool", namespace)
-        there = ", ".join(p.metadata.name for p in pools) or "none; apply one first"
-        message = f"there is no InferencePool {wanted.pool!r} in namespace {namespace!r} (there: {there})"
-        raise Invalid(message, causes=[Cause("pool", message)]) from None
-    assert isinstance(pool, InferencePool)
-    if pool.metadata.deletion_timestamp is not None:
-        raise Invalid(f"InferencePool {wanted.pool!r} is being deleted", causes=[Cause("pool", "is being deleted")])
+    pool = await inference_pool(services, namespace, wanted.pool)
     if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
         message = (
             f"the engines of InferencePool {wanted.pool!r} are external, so their weights are not known: leave out "
