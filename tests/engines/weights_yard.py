@@ -182,6 +182,14 @@ def furthest(answer: Answer, computed: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(answer.logprobs, computed, strict=True))
 
 
+def shown(answers: Sequence[Answer], before: Path, after: Path, by: int) -> float:
+    """How far off the tokens of the one that shows it best would be if each boundary lay `by` tokens from where it is said.
+
+    One token alone may be as likely under either weights; not 16 of them, in each of several streams.
+    """
+    return max(furthest(a, recomputed(a, before, after, a.boundary + by)) for a in answers)
+
+
 def pid_of(uds: Path) -> int:
     found = []
     for entry in Path("/proc").iterdir():
