@@ -17,11 +17,7 @@ from typing import Protocol
 from bench.engine_times import OVERHEAD_SECONDS, PREFILL_SECONDS, step_seconds
 from bench.routing_traces import GROUP, Script
 
-CACHE_TOKENS = 64_000
-"""Of a server of capacity 1."""
 MOST_RUNNING = 64
-SLOTS = 96
-"""Rollouts in flight for each unit of capacity: what node agents have room for."""
 REFUSED_SECONDS = 0.05
 BEAT_SECONDS = 2.0
 
@@ -33,6 +29,10 @@ class Fleet:
     """At this part of the arrivals one more server of capacity 1 is there."""
     dies: float | None = None
     """At this part one dies, with all that it was doing."""
+    slots: int = 96
+    """Rollouts in flight for each unit of capacity: what node agents have room for."""
+    cache_tokens: int = 64_000
+    """Of a server of capacity 1."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class _Request:
 
 
 class Server:
-    def __init__(self, sim: Sim, name: str, capacity: float) -> None:
+    def __init__(self, sim: Sim, name: str, capacity: float, cache_tokens: int) -> None:
         self.name, self.capacity = name, capacity
-        self.cache_tokens = int(CACHE_TOKENS * capacity)
+        self.cache_tokens = int(cache_tokens * capacity)
         self.dead = False
         self.waiting: deque[_Request] = deque()
         self.prompts: deque[tuple[_Request, float]] = deque()
@@ -219,7 +219,6 @@ class Sim:
         seed: int,
         *,
         rate: float | None,
-        slots: int | None = None,
     ) -> None:
         self.now = 0.0
         self.chance = random.Random(seed)
@@ -227,7 +226,7 @@ class Sim:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._fleet = fleet
-        self._free = slots or int(SLOTS * sum(fleet.capacities))
+        self._free = int(fleet.slots * sum(fleet.capacities))
         self._queue: deque[Rollout] = deque()
         self._took: list[float] = []
         self._ended: list[float] = []
@@ -272,7 +271,7 @@ class Sim:
         )
 
     def join(self, name: str, capacity: float) -> None:
-        self.servers[name] = Server(self, name, capacity)
+        self.servers[name] = Server(self, name, capacity, self._fleet.cache_tokens)
         self.policy.joined(name, capacity)
         self._hand_out()
 

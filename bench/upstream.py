@@ -1,4 +1,4 @@
-"""A model server without a model: `/v1/completions` in vLLM's shape that answers what it is told to, at a pace.
+"""A model server without a model: in vLLM's shape, it answers what it is told to, at a pace.
 
 For measuring what lies in front of an engine, and for tests that need a model to say something in particular.
 """
@@ -10,8 +10,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
+
+from rollyard.gateway.speech import Detokenizer
+from rollyard.tokens.template import ChatTemplate
 
 LOGPROB = -0.5
 Script = Callable[[int, Sequence[int]], Sequence[int]]
@@ -25,6 +29,9 @@ class Upstream:
     """Seconds between two chunks."""
     per_chunk: int = 1
     """Ids in a chunk."""
+    template: ChatTemplate | None = None
+    """With it there is `/v1/chat/completions` too, and what a chat server does for that: it renders and tokenises the
+    whole conversation, and makes text of the ids."""
     url: str = ""
     prompts: list[list[int]] = field(default_factory=list)
     """As they came in."""
@@ -35,6 +42,8 @@ class Upstream:
     async def serving(self) -> AsyncIterator[Upstream]:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._complete)
+        if self.template is not None:
+            app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -47,10 +56,39 @@ class Upstream:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.prompts.append(body["prompt"])
-        ids = list(self.script(len(self.prompts) - 1, body["prompt"]))
-        finish = "stop" if len(ids) <= body["max_tokens"] else "length"
-        ids = ids[: body["max_tokens"]]
+        echo = body["prompt"] if body.get("return_token_ids") else None
+
+        def chunk(ids: Sequence[int], finish: str | None) -> bytes:
+            nonlocal echo
+            told, echo = echo, None
+            return _completion(ids, told, finish)
+
+        return await self._answer(request, body["prompt"], body["max_tokens"], chunk)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        template = self.template
+        assert template is not None
+        detokenizer, stop_ids = Detokenizer(template.decode), frozenset(template.stop_ids)
+
+        def chunk(ids: Sequence[int], finish: str | None) -> bytes:
+            said = [i for i in ids if i not in stop_ids]
+            return _delta(detokenizer.feed(said) if finish is None else detokenizer.flush(), finish)
+
+        prompt = template.encode(template.render(body["messages"], body.get("tools") or [], True))
+        return await self._answer(request, prompt, body["max_tokens"], chunk)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        prompt: list[int],
+        max_tokens: int,
+        chunk: Callable[[Sequence[int], str | None], bytes],
+    ) -> web.StreamResponse:
+        self.prompts.append(prompt)
+        ids = list(self.script(len(self.prompts) - 1, prompt))
+        finish = "stop" if len(ids) <= max_tokens else "length"
+        ids = ids[:max_tokens]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         self.running += 1
         try:
@@ -60,20 +98,27 @@ class Upstream:
             for number, start in enumerate(range(0, len(ids), self.per_chunk), 1):
                 if self.pace:  # by the clock, as an engine computes on however slowly its answers are taken
                     await asyncio.sleep(max(0.0, began + number * self.pace - loop.time()))
-                echo = body["prompt"] if start == 0 and body.get("return_token_ids") else None
-                await response.write(_chunk(ids[start : start + self.per_chunk], echo, None))
-            await response.write(_chunk([], None, finish) + b"data: [DONE]\n\n")
+                await response.write(chunk(ids[start : start + self.per_chunk], None))
+            await response.write(chunk([], finish) + b"data: [DONE]\n\n")
             await response.write_eof()
         finally:
             self.running -= 1
         return response
 
 
-def _chunk(ids: Sequence[int], echo: Sequence[int] | None, finish: str | None) -> bytes:
+def _completion(ids: Sequence[int], echo: Sequence[int] | None, finish: str | None) -> bytes:
     choice = {
         "index": 0,
         "prompt_token_ids": echo,
         "token_ids": list(ids),
         "logprobs": {"token_logprobs": [LOGPROB] * len(ids)},
     }
-    return b"data: " + json.dumps({"choices": [{**choice, "finish_reason": finish, "text": ""}]}).encode() + b"\n\n"
+    return _event({**choice, "finish_reason": finish, "text": ""})
+
+
+def _delta(text: str, finish: str | None) -> bytes:
+    return _event({"index": 0, "delta": {"content": text}, "finish_reason": finish})
+
+
+def _event(choice: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"

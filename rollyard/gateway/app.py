@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
+from pydantic_core import from_json
 
 from rollyard.gateway.asked import Said
 from rollyard.gateway.chat import ChatExchange
@@ -220,10 +220,7 @@ async def _read(request: web.Request, session: Session) -> bytes:
 
 def _made(make: Callable[[dict[str, Any]], E], data: bytes) -> E:
     try:
-        text = data.decode()
-        body = json.loads(text)
-        if "\\u" in text:  # half of a surrogate pair passes as JSON, and no tokenizer takes it
-            json.dumps(body, ensure_ascii=False).encode()
+        body = from_json(data)
     except ValueError as error:
         raise bad_request(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):

@@ -13,6 +13,8 @@ from rollyard.tokens.template import Message
 
 MAX_OBJECTS = 20_000
 """Messages of a call: to render half a million takes a minute, whatever they say."""
+MESSAGE_CHARACTERS = 40
+"""What a template writes around each."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -37,7 +39,8 @@ class Asked:
     @property
     def characters(self) -> int:
         """About as many as the prompt has."""
-        return len(str(self.messages)) + len(str(self.tools))
+        said = sum(len(m["content"]) + len(str(m.get("tool_calls", ""))) + MESSAGE_CHARACTERS for m in self.messages)
+        return said + (len(str(self.tools)) if self.tools else 0)
 
 
 @dataclass(frozen=True)

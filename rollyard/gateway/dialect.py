@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pydantic_core import to_json
+
 from rollyard.gateway.asked import Said
 from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.gateway.session import Session, Tell
@@ -84,7 +86,11 @@ def now() -> int:
 
 
 def data(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+    try:
+        text = to_json(body)
+    except ValueError:  # half of a surrogate pair, in what the policy wrote as a call's arguments
+        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    return b"data: " + text + b"\n\n"
 
 
 def event(body: Mapping[str, Any]) -> bytes:

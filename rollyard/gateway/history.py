@@ -200,7 +200,7 @@ def _own(message: Message) -> str:
     if message["role"] == "assistant":
         content = content.rpartition(THINK_ENDS)[2]
     calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
-    return _digest(json.dumps([message["role"], content.strip(), calls], sort_keys=True))
+    return _digest(message["role"], json.dumps(calls, sort_keys=True) if calls else "", content.strip())
 
 
 def _digest(*parts: str) -> Key:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from pydantic_core import to_json
 
 from rollyard.errors import ContextExceeded, EndpointRefused
 from rollyard.kinds.rollout import Sampling
@@ -118,12 +119,16 @@ class TokenClient:
         return answer.result()
 
     async def _stream(self, endpoint: Endpoint, way: Way, body: dict[str, Any], answer: Answer) -> None:
-        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        headers = {"Content-Type": "application/json"}
+        if endpoint.token:
+            headers["Authorization"] = f"Bearer {endpoint.token}"
         patience = self._patience or Patience.of(endpoint)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
         url = endpoint.url.rstrip("/") + way.dialect.path
         async with asyncio.timeout(patience.first_token):
-            response = await self._http.post(url, json=body, headers=headers, timeout=timeout, allow_redirects=False)
+            response = await self._http.post(
+                url, data=to_json(body), headers=headers, timeout=timeout, allow_redirects=False
+            )
         async with response:
             if response.status != 200:
                 async with asyncio.timeout(patience.next_token):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json
 
 
 async def events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
@@ -26,6 +26,6 @@ async def events(content: aiohttp.StreamReader, first_seconds: float, next_secon
                 seconds = next_seconds
                 text = line[5:].strip()
                 if text != b"[DONE]":
-                    yield json.loads(text)
+                    yield from_json(text)
         if not data:
             return

@@ -10,6 +10,7 @@ import openai
 import pytest
 from gateway_tools import TOOLS
 
+from rollyard.gateway.dialect import data
 from rollyard.tokens.template import ChatTemplate
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -133,3 +134,8 @@ async def test_prompts_of_text_and_of_ids_go_on_by_their_beginning(scripted: Any
         assert gateway.sessions["s1"].breaks() == {"HistoryChanged": 1}
         with pytest.raises(openai.BadRequestError, match="one text or one list"):
             await ai.completions.create(model="m", prompt=["a", "b"])
+
+
+def test_an_event_of_half_a_character_is_an_event_all_the_same() -> None:
+    """A policy may write it as an argument, in JSON's own notation."""
+    assert data({"a": "é\ud800"}) == 'data: {"a":"é?"}\n\n'.encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -84,7 +83,7 @@ class CompletionRequest(BaseModel):
 def read_request(body: bytes) -> CompletionRequest:
     """Raises BadRequest with the first thing that is wrong."""
     try:
-        return CompletionRequest.model_validate(json.loads(body))
+        return CompletionRequest.model_validate(from_json(body))
     except ValidationError as error:
         raise BadRequest(_complaint(error.errors(include_url=False)[0])) from None
     except ValueError as error:

@@ -6,13 +6,13 @@ A client that goes away aborts its request. The loop only moves bytes; all compu
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from pydantic_core import to_json
 
 from rollyard.engines.embedded.completion import (
     Answer,
@@ -192,7 +192,7 @@ async def _stream(request: web.Request, asked: CompletionRequest, answer: Answer
 
 
 def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + to_json(body) + b"\n\n"
 
 
 @web.middleware
