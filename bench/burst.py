@@ -26,7 +26,7 @@ from throwaway.options import Options
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
 from rollyard.kinds.base import ObjectKey, ObjectMeta
-from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.slurm.cli import CliDriver
 
 ROOT = Path(__file__).resolve().parents[1]

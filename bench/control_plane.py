@@ -33,8 +33,8 @@ from rollyard.client.link import Link
 from rollyard.client.node import NodeLine
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
-from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec
 from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.kinds.wire import Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Want, Welcome
 from rollyard.node_agent.uploads import Uploads
 from rollyard.trust.ca import Authority

@@ -27,7 +27,7 @@ import aiohttp
 
 from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import end_engine, start_engine
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")

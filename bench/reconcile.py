@@ -22,7 +22,7 @@ from rollyard.clock import SystemClock
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
-from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.kinds.wire import Identity
 from rollyard.reconcilers.build import build_manager
 from rollyard.reconcilers.snapshots import INTERVAL_SECONDS, SnapshotFeed

@@ -19,9 +19,11 @@ from typing import Any, Protocol
 from rollyard.clock import as_datetime
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import set_condition
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.quantity import walltime_seconds
+from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.demand import Report, inference_metrics, rollout_metrics, sessions, widest
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool
 from rollyard.reconcilers.pool import new_allocation

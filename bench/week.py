@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.simulation import START, Demand, SimulatedPool, Yard
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.scaling import FLAP_BUDGET
 
 HOUR, DAY = 3600.0, 86400.0

@@ -34,8 +34,9 @@ from rollyard.inference.endpoints import HEARTBEAT_SECONDS, Endpoints
 from rollyard.inference.prober import Prober
 from rollyard.inference.state import EndpointState
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool, RolloutPool, Stages
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool, Stages
 from rollyard.kinds.wire import EndpointFile
 from rollyard.reconcilers.build import build_manager
 from rollyard.reconcilers.preview import Preview

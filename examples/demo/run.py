@@ -27,7 +27,7 @@ from rollyard.cli.rollouts import transcript
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject, get_condition
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.kinds.base import API_VERSION, GROUP, VERSION
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS
 
 GIT_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+rollyard", "platform": "linux/amd64"}

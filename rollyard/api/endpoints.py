@@ -18,7 +18,9 @@ from rollyard.api.status import invalid
 from rollyard.errors import BadRequest, Invalid, NotFound
 from rollyard.inference.prober import external_id
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, InferencePool, Pool, base_url
+from rollyard.kinds.engine import ExternalEndpoint, base_url
+from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
+from rollyard.kinds.registry import Pool
 
 
 def routes() -> list[web.RouteDef]:

@@ -16,7 +16,7 @@ from rollyard.inference.endpoints import HEARTBEAT_SECONDS
 from rollyard.inference.orders import order_for
 from rollyard.inference.state import endpoint_id
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
 from rollyard.trust.tokens import Role

@@ -17,8 +17,7 @@ from rollyard.api.status import status_body
 from rollyard.api.streams import lasts
 from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, UnsupportedMediaType
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
-from rollyard.kinds.pools import Pool
-from rollyard.kinds.registry import BY_PLURAL
+from rollyard.kinds.registry import BY_PLURAL, Pool
 from rollyard.kinds.validation import validate_object
 from rollyard.store.base import Store, WatchEvent
 

@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 from rollyard.api.services import SERVICES
 from rollyard.inference.figures import figures, status
 from rollyard.inference.state import EndpointState
-from rollyard.kinds.pools import EndpointStatus
+from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.wire import EngineLoad
 from rollyard.telemetry import REGISTRY
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rollyard.api.services import Services
 from rollyard.errors import Cause, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 
 async def inference_pool(services: Services, namespace: str, name: str) -> InferencePool:

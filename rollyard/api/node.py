@@ -15,8 +15,8 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import RolloutPool, places
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool, places
 from rollyard.kinds.wire import (
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE,

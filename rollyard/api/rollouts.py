@@ -17,8 +17,9 @@ from rollyard.api.status import invalid
 from rollyard.api.streams import lasts
 from rollyard.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.tasks import check_task
 from rollyard.rollouts.dispatch import served_in
 from rollyard.rollouts.freshness import POLICY, waiting

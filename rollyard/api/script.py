@@ -14,7 +14,7 @@ from rollyard.api.kinds import BASE, answer, check_site, object_key, parse_pool,
 from rollyard.api.services import SERVICES
 from rollyard.errors import BadRequest, NotFound
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.registry import Pool
 
 
 def routes() -> list[web.RouteDef]:

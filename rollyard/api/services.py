@@ -13,7 +13,7 @@ from rollyard.errors import Cause
 from rollyard.gateway.outside import OutsideSessions
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.registry import Pool
 from rollyard.kinds.submission import Submission
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts

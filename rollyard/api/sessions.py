@@ -14,7 +14,7 @@ from rollyard.gateway.app import build
 from rollyard.gateway.outside import Outside
 from rollyard.gateway.refusal import Refusal, no_session
 from rollyard.gateway.session import Session
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.trust.tokens import Claims, Role
 

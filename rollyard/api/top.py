@@ -13,7 +13,9 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.inference.figures import figures, status, total
 from rollyard.inference.state import EndpointState, PoolKey
 from rollyard.kinds.base import get_condition
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, Top
 
 

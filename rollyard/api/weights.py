@@ -16,7 +16,7 @@ from rollyard.clock import as_exact_datetime
 from rollyard.errors import Conflict, Invalid
 from rollyard.inference.weights import begin
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 WRITE_RETRIES = 20

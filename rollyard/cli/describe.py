@@ -18,7 +18,9 @@ from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
 from rollyard.kinds.columns import age
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import EndpointStatus, InferencePool, Pool, RolloutPool
+from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 
 @click.command()

@@ -17,7 +17,7 @@ from rollyard.cli.options import with_client
 from rollyard.client.client import LAST_APPLIED, AsyncClient
 from rollyard.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.registry import Pool
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from rollyard.cli.options import with_client
 from rollyard.client.client import AsyncClient
 from rollyard.errors import BadRequest
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import ExternalEndpoint
+from rollyard.kinds.engine import ExternalEndpoint
 
 
 @click.group()

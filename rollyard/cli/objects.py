@@ -15,8 +15,7 @@ from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import Pool
-from rollyard.kinds.registry import KINDS
+from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rollyard.cli.output import align
 from rollyard.kinds.figures import Figures
-from rollyard.kinds.pools import EndpointStatus
+from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.top import InferencePoolTop, PoolTop, RolloutPoolTop, Top
 

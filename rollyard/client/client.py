@@ -21,8 +21,9 @@ from rollyard.client.receiver import Receiver
 from rollyard.errors import ApiError, Expired, NotFound, Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
-from rollyard.kinds.pools import EndpointStatus, ExternalEndpoint, Pool
-from rollyard.kinds.registry import KINDS, parse_object
+from rollyard.kinds.engine import ExternalEndpoint
+from rollyard.kinds.inference_pool import EndpointStatus
+from rollyard.kinds.registry import KINDS, Pool, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.submission import Submission

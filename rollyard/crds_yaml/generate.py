@@ -9,7 +9,8 @@ import yaml
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import GROUP, VERSION, KindObject
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 FOLDER = Path(__file__).parent
 KINDS: tuple[type[KindObject], ...] = (InferencePool, RolloutPool, Allocation)

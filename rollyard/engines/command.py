@@ -14,7 +14,8 @@ from rollyard.engines.process import EngineCommand, EngineFailed
 from rollyard.engines.vllm_build import VllmBuild
 from rollyard.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.kinds.pools import EmbeddedEngine, InferencePoolSpec, ModelSpec, VllmEngine
+from rollyard.kinds.engine import EmbeddedEngine, ModelSpec, VllmEngine
+from rollyard.kinds.inference_pool import InferencePoolSpec
 
 OLDEST = Version("0.10.2")
 """The first vLLM that sends the ids of the tokens it samples (`return_token_ids`)."""

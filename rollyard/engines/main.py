@@ -36,7 +36,7 @@ from rollyard.engines.supervisor import Health, Supervisor
 from rollyard.engines.vllm_control import VllmControl
 from rollyard.engines.weights import Weights
 from rollyard.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity, WeightsOrder
 from rollyard.telemetry import set_up_logging
 from rollyard.trust.csr import new_key_and_csr

@@ -11,7 +11,7 @@ from rollyard.engines.gang import Gang
 from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import EngineCommand, end_engine, how_it_ended, start_engine
 from rollyard.engines.source import serving
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 
 GRACE_SECONDS = 3.0
 """When the first one goes, the engine's part here may be quicker to follow than the word of it."""

@@ -13,7 +13,8 @@ from rollyard.engines.container import container_program, in_container
 from rollyard.engines.gang import Place
 from rollyard.engines.process import EngineCommand
 from rollyard.engines.vllm_build import vllm_build
-from rollyard.kinds.pools import InferencePoolSpec, VllmEngine
+from rollyard.kinds.engine import VllmEngine
+from rollyard.kinds.inference_pool import InferencePoolSpec
 
 
 @dataclass(frozen=True)

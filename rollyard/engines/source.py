@@ -11,7 +11,8 @@ from typing import Any
 
 from rollyard.engines.weights_version import weights_version
 from rollyard.errors import Invalid
-from rollyard.kinds.pools import InferencePoolSpec, ModelSpec
+from rollyard.kinds.engine import ModelSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.wire import WeightsOrder
 
 IDENTITY = ("architectures", "model_type", "quantization_config")

@@ -25,7 +25,7 @@ from rollyard.engines.source import Contents, Source, read_contents, read_source
 from rollyard.engines.succession import LOOK_SECONDS, Refused, Succession
 from rollyard.engines.supervisor import Prepare, Supervisor
 from rollyard.errors import Invalid
-from rollyard.kinds.pools import ModelSpec
+from rollyard.kinds.engine import ModelSpec
 from rollyard.kinds.wire import WeightsOrder
 
 log = logging.getLogger(__name__)

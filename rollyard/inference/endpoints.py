@@ -20,7 +20,7 @@ from rollyard.inference.heap import Candidate, EndpointHeap, EndpointOrder
 from rollyard.inference.load import UNKNOWN, extended, rates
 from rollyard.inference.orders import Serving, denial
 from rollyard.inference.state import SLOW_START_SECONDS, SLOW_START_STEPS, EndpointState, PoolKey, readiness, told
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, WeightsOrder
 from rollyard.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY

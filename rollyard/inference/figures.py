@@ -8,7 +8,7 @@ from rollyard.inference.admission import Admission
 from rollyard.inference.load import Rates, together
 from rollyard.inference.state import EndpointState
 from rollyard.kinds.figures import Figures
-from rollyard.kinds.pools import EndpointStatus
+from rollyard.kinds.inference_pool import EndpointStatus
 
 DIGITS = 3
 """Significant ones: what is finer is noise, and would make each look differ from the last."""

@@ -14,7 +14,8 @@ import aiohttp
 from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.probe import Finding, Probe
 from rollyard.inference.state import PoolKey
-from rollyard.kinds.pools import ExternalEndpoint, InferencePool
+from rollyard.kinds.engine import ExternalEndpoint
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.wire import Endpoint
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from typing import Any
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, get_condition
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,11 @@ from typing import Any
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
+
+Pool = InferencePool | RolloutPool
+"""What has allocations."""
 
 KINDS: dict[str, type[KindObject]] = {
     k.model_fields["kind"].default: k for k in (InferencePool, RolloutPool, Allocation, Event)

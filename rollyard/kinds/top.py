@@ -6,7 +6,9 @@ from typing import Literal
 
 from rollyard.kinds.base import API_VERSION, Observed
 from rollyard.kinds.figures import Figures
-from rollyard.kinds.pools import EndpointStatus, Replicas, StageStatus
+from rollyard.kinds.inference_pool import EndpointStatus
+from rollyard.kinds.pool import Replicas
+from rollyard.kinds.rollout_pool import StageStatus
 
 
 class PoolTop(Observed):

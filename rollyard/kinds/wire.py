@@ -11,8 +11,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
-from rollyard.kinds.pools import InferencePoolSpec, Patience, SandboxTemplate, Stages
+from rollyard.kinds.engine import Patience
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
+from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 
 PROTOCOL = 1
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"

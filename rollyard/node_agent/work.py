@@ -16,9 +16,9 @@ from rollyard.agents.toolset import SCHEMAS
 from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError, TooLarge
 from rollyard.gateway.session import Session
 from rollyard.gateway.terms import Terms
-from rollyard.kinds.pools import SandboxTemplate, Stages
 from rollyard.kinds.quantity import size_bytes
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn
+from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 from rollyard.kinds.wire import Lease, LeaseRef
 from rollyard.node_agent.harness import Harness
 from rollyard.node_agent.outcome import StageTimeout, failed

@@ -10,7 +10,9 @@ from rollyard.controller.recorder import Recorder
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation import AllocationReconciler
 from rollyard.reconcilers.inference_pool import InferenceTrade
 from rollyard.reconcilers.orphans import OrphanSweep

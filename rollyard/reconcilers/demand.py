@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.autoscaling import InferenceAutoscaling
-from rollyard.kinds.pools import RolloutPoolSpec, places
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPoolSpec, places
 from rollyard.reconcilers.scaling import Metric
 
 Counts = Mapping[Stage, int]

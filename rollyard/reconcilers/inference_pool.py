@@ -13,7 +13,9 @@ from rollyard.inference.state import EndpointState
 from rollyard.inference.weights import Step, advance
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.figures import Figures
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.reconcilers.coarse import Coarse, CoarseFigures
 from rollyard.reconcilers.demand import Report, inference_metrics, sessions

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.reasons import is_limit, meaning
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.renewal import Turn, learn, startup, turns, usable
 from rollyard.slurm.base import Job, JobState, Snapshot
 

@@ -25,7 +25,9 @@ from rollyard.kinds.base import (
     get_condition,
     set_condition,
 )
-from rollyard.kinds.pools import InferencePool, Pool, PoolStatus, Replicas
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolStatus, Replicas
+from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.pending import waiting
 from rollyard.reconcilers.plan import Member, PoolPlan, blocked, plan_pool, template_hash
 from rollyard.reconcilers.scaling import Memory, Metric, Scale

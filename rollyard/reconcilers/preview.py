@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rollyard.clock import as_datetime
 from rollyard.errors import Cause
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
-from rollyard.kinds.pools import InferencePool, Pool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
 from rollyard.kinds.submission import Submission
 from rollyard.reconcilers.plan import template_hash
 from rollyard.reconcilers.pool import new_allocation

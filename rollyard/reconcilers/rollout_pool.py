@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool, Pool, RolloutPool, StageStatus
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool, StageStatus
 from rollyard.reconcilers.demand import rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.trade import Look

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger, GpuSpell
-from rollyard.kinds.pools import InferencePool, Pool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.scaling import Limit, Memory, Metric, Scale, autoscale
 
 SPENT = "GpuHoursSpent"

@@ -20,7 +20,7 @@ from rollyard.controller.recorder import Recorder
 from rollyard.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.slurm.base import BatchScript, Driver

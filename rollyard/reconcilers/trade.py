@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rollyard.inference.weights import Said
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import Pool
+from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.scaling import Metric
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
-from rollyard.kinds.pools import InferencePool, Pool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
 from rollyard.kinds.wire import AllocationFile
 from rollyard.slurm.base import BatchScript, Job
 from rollyard.slurm.runtime import STAGE, Runtime

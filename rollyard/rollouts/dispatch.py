@@ -13,8 +13,8 @@ from typing import Protocol
 
 from rollyard.clock import Clock
 from rollyard.errors import RollyardError
-from rollyard.kinds.pools import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.kinds.wire import Endpoint, Grant, Lease
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rollyard.clock import Clock
 from rollyard.errors import NotFound, RollyardError
-from rollyard.kinds.pools import Stages
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.wire import Resize
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
 from rollyard.rollouts.widths import History, Load, at_first, changes_at, follow, share

@@ -11,7 +11,7 @@ from functools import partial
 
 from rollyard.clock import Clock
 from rollyard.errors import RollyardError
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.rollouts.dispatch import Placement, served_in
 from rollyard.rollouts.freshness import Served, judge
 from rollyard.rollouts.service import Rollouts

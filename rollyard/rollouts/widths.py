@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from rollyard.kinds.pools import Stages, Workers
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import Stages, Workers
 
 HOLD_SECONDS = 5.0
 

@@ -10,7 +10,7 @@ from rollyard.api.selectors import selector
 from rollyard.errors import BadRequest
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 POOL = RolloutPool.model_validate(
     {

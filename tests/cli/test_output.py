@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from rollyard.cli.output import align, jsonpath, show, table
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 
 def pool(name: str, namespace: str = "default", **status: Any) -> RolloutPool:

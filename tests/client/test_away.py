@@ -19,7 +19,7 @@ from rollyard.client.kubeconfig import Context
 from rollyard.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 
 LIMIT_SECONDS = 20.0
 ENDED = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.store.sqlite import SqliteStore
 
 MakePool = Callable[[str], RolloutPool]

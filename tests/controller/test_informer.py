@@ -7,7 +7,8 @@ from typing import Any
 
 from rollyard.controller.informer import Informer
 from rollyard.errors import Expired
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.store.base import WatchEvent
 from rollyard.store.sqlite import SqliteStore
 

@@ -13,7 +13,7 @@ from rollyard.controller.manager import Again, Controller, Done, Manager
 from rollyard.controller.work_queue import WorkQueue
 from rollyard.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.store.sqlite import SqliteStore
 from rollyard.telemetry import RECONCILES
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.base import ObjectKey, get_condition
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Trajectory
 
 POLICY = ObjectKey(kind="InferencePool", namespace="default", name="policy")

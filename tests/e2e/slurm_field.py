@@ -15,8 +15,9 @@ from shims import Shims
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Status
+from rollyard.kinds.rollout_pool import RolloutPool
 
 BUDGETS = {"init": {"timeoutSeconds": 30}, "run": {"timeoutSeconds": 60}, "eval": {"timeoutSeconds": 30}}
 ROLLOUTS = 12

@@ -20,7 +20,7 @@ from e2e_yard import MODEL, ROOT, Yard, alive, endpoint
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
 
 WAIT_SECONDS = 30.0

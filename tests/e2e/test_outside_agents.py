@@ -10,7 +10,7 @@ from recompute import differences
 from rollyard.client.client import AsyncClient
 from rollyard.errors import NotFound
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionOpened, SessionRequest
 

@@ -8,7 +8,7 @@ from e2e_yard import Yard, kill, requests
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import EndpointStatus, InferencePool
+from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Status
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")

@@ -22,7 +22,7 @@ from e2e_yard import ROOT, Yard, requests
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.top import Top
 
 

@@ -16,8 +16,8 @@ from e2e_yard import Yard, end
 from rollyard.client.client import AsyncClient
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
+from rollyard.kinds.rollout_pool import RolloutPool
 
 INIT, RUN, EVAL = Stage
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="demo")

@@ -14,7 +14,7 @@ from rollyard.engines.gang import Place
 from rollyard.engines.process import EngineCommand, EngineFailed
 from rollyard.engines.vllm_build import UNDER_ANOTHER_NAME, VllmBuild
 from rollyard.errors import Invalid
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 
 UDS = Path("/scratch/ry-1/engine.sock")
 

@@ -12,7 +12,7 @@ from typing import Any
 from rollyard.engines.load import Load, read_load
 from rollyard.engines.prepare import Preparation
 from rollyard.engines.supervisor import Supervisor
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.wire import EngineLoad
 
 PAGE = Path(__file__).with_name("vllm-0.32-metrics.txt")

@@ -22,7 +22,7 @@ from rollyard.engines import supervisor as module
 from rollyard.engines.command import engine_command
 from rollyard.engines.process import EngineCommand
 from rollyard.engines.supervisor import EngineFailed, Prepare, Supervisor
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 
 WAIT_SECONDS = 30.0
 BRIEF = """

@@ -20,7 +20,7 @@ from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import EngineFailed, end_engine, start_engine
 from rollyard.engines.supervisor import Supervisor
 from rollyard.errors import SandboxStartFailed
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.sandbox.account import node_cache
 from rollyard.sandbox.images import default_root
 from rollyard.sandbox.runtimes import find_runtime

@@ -28,7 +28,7 @@ from rollyard.engines.prepare import Preparation
 from rollyard.engines.source import Source, serving
 from rollyard.engines.supervisor import Supervisor
 from rollyard.engines.weights import Weights
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.wire import WeightsOrder
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr

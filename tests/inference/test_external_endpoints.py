@@ -18,7 +18,8 @@ from rollyard.client.client import AsyncClient
 from rollyard.errors import Invalid, NotFound
 from rollyard.inference.state import EndpointState
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import ExternalEndpoint, InferencePool
+from rollyard.kinds.engine import ExternalEndpoint
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.serve import Options, Server
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")

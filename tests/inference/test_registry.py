@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rollyard.clock import ManualClock
 from rollyard.inference.endpoints import CLEARED_SECONDS, STALE_SECONDS, Endpoints
 from rollyard.inference.state import SLOW_START_SECONDS, EndpointState
-from rollyard.kinds.pools import InferencePoolSpec
+from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 

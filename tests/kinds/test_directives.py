@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollyard.errors import Invalid
 from rollyard.kinds.directives import OURS
 from rollyard.kinds.hostlist import expand
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.validation import validate_object
 from rollyard.slurm.script import batch_script, directives
 

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from rollyard.kinds.allocation import AllocationStatus
-from rollyard.kinds.pools import InferencePoolStatus, RolloutPoolStatus
+from rollyard.kinds.inference_pool import InferencePoolStatus
+from rollyard.kinds.rollout_pool import RolloutPoolStatus
 
 
 def parts(of: object) -> Iterator[type[BaseModel]]:

@@ -9,7 +9,8 @@ import pytest
 
 from rollyard.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.kinds.pools import InferencePool, RolloutPool, SandboxTemplate, places
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate, places
 from rollyard.kinds.yaml import load_manifests
 
 HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"

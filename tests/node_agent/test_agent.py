@@ -13,8 +13,8 @@ import pytest
 from rollyard.client.link import Link
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import RolloutPool, SandboxTemplate
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
+from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate
 from rollyard.kinds.wire import AllocationFile, Grant, Hello, Lease
 from rollyard.node_agent.agent import NodeAgent
 from rollyard.rollouts.agents import NodeAgent as Connected

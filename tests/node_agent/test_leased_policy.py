@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from rollyard.client.link import Link
-from rollyard.kinds.pools import Patience
+from rollyard.kinds.engine import Patience
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import AllocationFile, Endpoint, EndpointFile, LeaseRef
 from rollyard.node_agent.policy import LeasedPolicy

@@ -17,8 +17,8 @@ from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import Identity
 from rollyard.reconcilers.build import build_manager
 from rollyard.reconcilers.snapshots import SnapshotFeed

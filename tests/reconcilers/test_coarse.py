@@ -9,7 +9,7 @@ from reconciler_site import Site
 from rollyard.clock import ManualClock
 from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
 from rollyard.kinds.figures import Figures
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineLoad, Identity
 from rollyard.reconcilers.coarse import COARSE_SECONDS
 from rollyard.reconcilers.inference_pool import InferenceTrade

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import (
     BACKOFF_CAP_SECONDS,
     CALM_SECONDS,

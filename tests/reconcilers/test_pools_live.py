@@ -11,7 +11,8 @@ from reconciler_site import SERVER_ID, Site
 
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import FINALIZER
-from rollyard.kinds.pools import Pool, StageStatus
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import StageStatus
 from rollyard.reconcilers.rollout_pool import RolloutTrade
 from rollyard.reconcilers.trade import Look
 from rollyard.slurm.base import BatchScript

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import Member, PoolPlan, Successor, blocked, plan_pool, template_hash
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger, InferenceAutoscaling
-from rollyard.kinds.pools import InferencePool, RolloutPool, RolloutPoolSpec
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.demand import Report, inference_metrics, rollout_metrics, sessions, widest
 from rollyard.reconcilers.sizing import SHOWN_SECONDS, SPENT, reckon, shown_hours, size
 

@@ -9,7 +9,8 @@ from reconciler_site import Site
 from rollyard.clock import ManualClock
 from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.pools import InferencePool, RolloutPool
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 from rollyard.reconcilers.inference_pool import InferenceTrade
 from rollyard.reconcilers.trade import Look

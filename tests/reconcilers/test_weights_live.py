@@ -9,7 +9,7 @@ import pytest
 from reconciler_site import Site
 from weights_site import BASE, MODEL, Disk, WeightsYard
 
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 
 SPEC = "aaaaaaaaaaaa"
 

@@ -24,7 +24,7 @@ from rollyard.inference.state import EndpointState
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
-from rollyard.kinds.pools import InferencePool
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity, WeightsOrder
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rollyard.clock import SystemClock
-from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import Identity, LeaseRef, Resize, ToNode, Want
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.leases import Leases

@@ -19,8 +19,8 @@ from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
 from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.state import SLOW_START_SECONDS
-from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import (
     Cancel,
     Drain,

@@ -13,8 +13,8 @@ from test_service import Yard, header, identity, request, until, yard  # noqa: F
 
 from rollyard.errors import Conflict
 from rollyard.inference.endpoints import Endpoints
-from rollyard.kinds.pools import RolloutPool
 from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import Cancel, EngineHeartbeat
 from rollyard.rollouts.weights_watch import GRACE_SECONDS, WeightsWatch

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.kinds.pools import Stages
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import Stages
 from rollyard.rollouts.widths import HOLD_SECONDS, History, Load, at_first, changes_at, follow, share
 
 INIT, RUN, EVAL = Stage

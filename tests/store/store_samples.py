@@ -8,7 +8,7 @@ from typing import Any
 from rollyard.clock import as_datetime
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.event import Event, InvolvedObject
-from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.store.base import RolloutRecord
 
 

@@ -25,7 +25,7 @@ WRITER = '''
 import asyncio, sys
 from pathlib import Path
 from rollyard.clock import SystemClock
-from rollyard.kinds.pools import RolloutPool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout import Status
 from rollyard.store.base import RolloutRecord
 from rollyard.store.sqlite import SqliteStore

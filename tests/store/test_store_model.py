@@ -13,7 +13,7 @@ from store_samples import pool
 
 from rollyard.errors import AlreadyExists, ApiError, Conflict, NotFound
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.store.sqlite import SqliteStore
 
 Verb = Literal["create", "update", "status", "delete"]

@@ -11,7 +11,7 @@ from store_samples import event, pool
 from rollyard.clock import ManualClock, as_datetime
 from rollyard.errors import AlreadyExists, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey, ObjectMeta
-from rollyard.kinds.pools import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
+from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.store.sqlite import SqliteStore
 
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="swe")
