@@ -54,8 +54,10 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
         return error_response(error)
     except web.HTTPException as error:
         return error_response(_from_aiohttp(error, request))
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
+    except Exception as error:
+        gone = request.transport is None or request.transport.is_closing()
+        if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its answer
+            log.exception("%s %s failed", request.method, request.path)
         return error_response(ApiError("internal error; the server's log says more"))
 
 
