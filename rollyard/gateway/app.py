@@ -222,6 +222,8 @@ def _made(make: Callable[[dict[str, Any]], E], data: bytes) -> E:
     try:
         body = from_json(data)
     except ValueError as error:
+        if "recursion limit" in str(error):
+            raise bad_request("the body is nested too deeply") from None
         raise bad_request(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import pytest_asyncio
 from e2e_yard import MODEL, Yard, kill, requests
 from recompute import differences
+from standstill import freeze
 
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.rollout import Status
@@ -150,7 +149,7 @@ async def test_a_harness_streams_on_when_its_engine_is_killed_in_the_middle_of_a
     await yard.until(lambda: shown(f"streaming-1-{mark}"))
     running, _ = await client.rollout(id)
     (engine,) = yard.engines(running.endpoints["policy"])
-    os.kill(engine, signal.SIGSTOP)
+    freeze(engine)
     await yard.until(lambda: shown(f"stalled-1-{mark}"))  # so the call was not over yet
     kill(engine)
     (ended,) = await yard.gather(client, [id])

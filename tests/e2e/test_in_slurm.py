@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, NewCluster
 from e2e_yard import ROOT, Yard, alive, end, kill, requests
+from standstill import freeze
 
 from rollyard.client.client import AsyncClient
 from rollyard.in_slurm.place import Place
@@ -211,7 +212,7 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
         allocations = await jobs(yard, client)
         successor, _ = await yard.until_followed()
         old = yard.server_pid()
-        await freeze(old)
+        await freeze_idle(old)
         try:
             await asyncio.to_thread(yard.slurm.stop_daemon, "slurmd-n1")
             await yard.until_served_by(successor, seconds=90)
@@ -243,10 +244,10 @@ async def test_a_folder_that_a_given_up_node_still_holds_is_served_by_a_new_job(
         lock.release()
 
 
-async def freeze(server: int) -> None:
+async def freeze_idle(server: int) -> None:
     """Not amid a commit, whose locks would keep everybody out: those of a lost node, its file server takes away."""
     while True:
-        os.kill(server, signal.SIGSTOP)
+        freeze(server)
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         if not any(words[1] == "POSIX" and str(server) in words for words in locks):
             return

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from standstill import freeze
 
 from rollyard.client.link import Backoff
 from rollyard.engines import process
@@ -143,7 +144,7 @@ async def test_an_engine_that_hangs_is_replaced(
     async with running(supervisor):
         await until(lambda: supervisor.health.ready)
         (first,) = processes(str(uds))
-        os.kill(first, signal.SIGSTOP)
+        freeze(first)
         await until(lambda: supervisor.health.reason.startswith("Unhealthy"))
         await until(lambda: "does not answer" in supervisor.health.reason)
         await until(lambda: supervisor.health.ready)

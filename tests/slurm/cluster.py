@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from standstill import freeze
 from throwaway.cluster import down, up
 from throwaway.daemons import Daemons
 from throwaway.machine import missing
@@ -115,7 +116,10 @@ class Cluster:
 
     def freeze(self, name: str = "slurmctld") -> None:
         """It listens and does not answer."""
-        self.stop_daemon(name, signal.SIGSTOP)
+        process = self.daemons.by_name[name].process
+        assert process is not None
+        assert process.alive()
+        freeze(process.pid)
 
     def thaw(self, name: str = "slurmctld") -> None:
         self.stop_daemon(name, signal.SIGCONT)

@@ -1,0 +1,28 @@
+"""Processes that are stopped in their tracks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+PATIENCE_SECONDS = 10.0
+
+
+def freeze(pid: int) -> None:
+    """Stop it, and return when each of its threads stands: one is told first, and the others still work meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not all(state in "TtZX" for state in _states(pid)):
+        assert time.monotonic() < deadline, f"process {pid} did not stop"
+        time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread may end
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return states
