@@ -114,7 +114,8 @@ async def test_where_one_job_is_all_that_is_allowed_the_gap_is_told_before(
             policy={
                 "allocation": {"timeLimit": "00:02:00" if long_run else "00:01:00", "qos": "one"},
                 "replicas": 1,
-                "renewal": {"strategy": strategy, "beforeExpirySeconds": 20, "drainTimeoutSeconds": 15},
+                # a model server goes 20 s before its end, and the gap is told another 10 s earlier
+                "renewal": {"strategy": strategy, "beforeExpirySeconds": 30, "drainTimeoutSeconds": 15},
             },
             demo={"replicas": 1, "stages": STAGES},
         )
