@@ -160,7 +160,9 @@ async def test_one_that_holds_another_content_is_told_which_when_it_is_tried_aga
     fact = await yard.condition("WeightsCurrent")
     assert fact is not None
     assert "1 of 2 endpoints serve v1" in fact.message
-    if bad.version == "v1":  # it was the first, and so it is right
+    weights = (await yard.pool()).status.weights
+    assert weights.current is not None
+    if weights.current.proven == "222222222222":  # it was the first, and so it is right
         good, bad = bad, good
     first, second = (e.order for e in (good, bad))
     assert first is not None
