@@ -293,9 +293,8 @@ class Session:
                 raise gone("this session was closed") from None
             raise
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             self._in_flight.discard(task)
 
     def _parser(self, asked: Asked) -> ToolCallParser | None:
