@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import click
 
@@ -12,24 +13,33 @@ from rollyard.cli.manifests import read_manifests
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, show, table
 from rollyard.client.client import AsyncClient
-from rollyard.errors import NotFound
-from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
+from rollyard.errors import NotFound, Standstill
+from rollyard.kinds.base import API_VERSION, Condition, KindObject, ObjectKey
 from rollyard.kinds.event import Event
+from rollyard.kinds.pool import STANDSTILL
 from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
+_OF_POOLS = ("ready", "updated")
 
 
 @click.command()
 @click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
 @click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none")
+@click.option(
+    "--wait/--no-wait", default=False, help="until each pool is Ready and Updated; exit code 1 if it cannot be"
+)
+@click.option("--timeout", default=900.0, help="seconds to wait")
 @with_client
-async def apply(client: AsyncClient, namespace: str, files: tuple[str, ...], dry_run: str) -> None:
+async def apply(
+    client: AsyncClient, namespace: str, files: tuple[str, ...], dry_run: str, wait: bool, timeout: float
+) -> None:
     """Bring the server in line with YAML files.
 
     --dry-run=server changes nothing: it has the server check them, and shows the batch script of an allocation and what
     would be submitted.
     """
+    applied: list[Pool] = []
     for obj in read_manifests(files, namespace):
         name = f"{obj.SINGULAR}/{obj.metadata.name}"
         if dry_run == "client":
@@ -37,9 +47,17 @@ async def apply(client: AsyncClient, namespace: str, files: tuple[str, ...], dry
             continue
         change, after = await client.apply(obj, dry_run=dry_run == "server")
         click.echo(f"{name} {change}{' (server dry run)' if dry_run == 'server' else ''}")
+        if dry_run == "none" and isinstance(after, Pool):
+            applied.append(after)
         if dry_run == "server" and isinstance(after, Pool):
             shown = await client.submission(after)
             click.echo("\n".join([*shown.script.splitlines(), shown.summary]))
+    for pool in applied if wait else ():
+        for type in ("Ready", "Updated"):
+            await _until(
+                client, pool.key, partial(condition_holds, type=type, status="True"), timeout, f"is not {type}"
+            )
+        click.echo(f"{pool.SINGULAR}/{pool.metadata.name} is ready and up to date")
 
 
 @click.command()
@@ -150,29 +168,57 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 @click.option("--timeout", default=60.0, help="seconds to wait")
 @with_client
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
-    """Wait until a condition holds, or an object is gone."""
+    """Wait until a condition holds, or an object is gone.
+
+    Of a pool, Ready says that the desired number serves, and Updated that all of it is made from the spec as it is now.
+    Exit code 1 as soon as the pool cannot come to it as it stands, with the reason.
+    """
     word, _, rest = what.partition("=")
     type, _, status = rest.partition("=")
     if what != "delete" and (word != "condition" or not type):
         raise click.UsageError("--for takes condition=TYPE, condition=TYPE=STATUS, or delete")
-
-    def holds(obj: KindObject | None) -> bool:
-        if what == "delete":
-            return obj is None
-        if obj is None:
-            raise NotFound("it was deleted while waiting")
-        conditions = getattr(getattr(obj, "status", None), "conditions", [])
-        current = [c for c in conditions if c.observed_generation >= obj.metadata.generation]
-        return any(c.type.lower() == type.lower() and c.status.lower() == (status or "true").lower() for c in current)
-
+    holds = _gone if what == "delete" else partial(condition_holds, type=type, status=status or "True")
     for key in kind_and_names(words, namespace)[1]:
-        await _until(client, key, holds, timeout, f"did not come to {what}")
+        obj = await _until(client, key, holds, timeout, f"did not come to {what}")
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
+        if type.lower() == "ready" and (left := next((c for c in _current(obj) if c.reason == "Updating"), None)):
+            click.echo(f"it is not up to date yet ({left.message}); --for condition=Updated waits for that", err=True)
+
+
+def _gone(obj: KindObject | None) -> bool:
+    return obj is None
+
+
+def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
+    """Whether a condition has this status at the object's generation.
+
+    Raises NotFound for an object that is gone, Standstill for a pool that cannot become Ready or Updated as it stands.
+    """
+    if obj is None:
+        raise NotFound("it was deleted while waiting")
+    current = _current(obj)
+    if type.lower() in _OF_POOLS and status.lower() == "true":
+        for fact in current:
+            if fact.type.lower() in _OF_POOLS and fact.status == "False" and fact.reason in STANDSTILL:
+                raise Standstill(f"{obj.SINGULAR}/{obj.metadata.name}: {fact.type} is False: {_why(fact)}")
+    return any(c.type.lower() == type.lower() and c.status.lower() == status.lower() for c in current)
+
+
+def _current(obj: KindObject | None) -> list[Condition]:
+    """The conditions that were observed at the object's own generation."""
+    conditions: list[Condition] = getattr(getattr(obj, "status", None), "conditions", [])
+    return [c for c in conditions if obj is not None and c.observed_generation >= obj.metadata.generation]
+
+
+def _why(condition: Condition) -> str:
+    return f"{condition.reason}: {condition.message}".rstrip(": ")
 
 
 async def _until(
     client: AsyncClient, key: ObjectKey, holds: Callable[[KindObject | None], bool], seconds: float, complaint: str
-) -> None:
+) -> KindObject | None:
+    """The object once it holds; ends the process with exit code 1 when that takes too long."""
+    obj: KindObject | None = None
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -181,10 +227,13 @@ async def _until(
                 except NotFound:
                     obj = None
                 if holds(obj):
-                    return
+                    return obj
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        click.echo(f"error: timed out: {KINDS[key.kind].SINGULAR}/{key.name} {complaint} after {seconds:g} s", err=True)
+        unmet = [c for c in _current(obj) if c.type.lower() in _OF_POOLS and c.status == "False"]
+        why = "".join(f"; {c.type} is False: {_why(c)}" for c in unmet)
+        name = f"{KINDS[key.kind].SINGULAR}/{key.name}"
+        click.echo(f"error: timed out: {name} {complaint} after {seconds:g} s{why}", err=True)
         sys.exit(1)
 
 

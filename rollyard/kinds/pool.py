@@ -14,6 +14,9 @@ from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
 
+STANDSTILL = frozenset({"CrashLoop", "SubmitRefused", "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
+"""Reasons of Ready and Updated that hold until somebody changes something; other reasons may pass by themselves."""
+
 P = TypeVar("P", bound=KindObject)
 
 
