@@ -47,6 +47,11 @@ def as_datetime(unix: float) -> datetime:
     return datetime.fromtimestamp(int(unix), UTC)
 
 
+def as_text(unix: float) -> str:
+    """UTC for people: `2026-11-22 11:02:03 UTC`."""
+    return f"{as_datetime(unix):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def as_exact_datetime(unix: float) -> datetime:
     """UTC, for what takes less than a second."""
     return datetime.fromtimestamp(unix, UTC)

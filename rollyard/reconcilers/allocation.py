@@ -14,10 +14,10 @@ from rollyard.controller.recorder import Recorder
 from rollyard.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation, AllocationStatus
-from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, set_condition
+from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, get_condition, set_condition
 from rollyard.reconcilers.plan import COMPLETING, GONE, AllocationPlan, plan_allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
-from rollyard.reconcilers.submitter import Submitter
+from rollyard.reconcilers.submitter import SUBMITTED, Submitter
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents
 from rollyard.slurm.base import Driver, Job, Snapshot
@@ -231,6 +231,9 @@ class AllocationReconciler:
         conditions = set_condition(
             status.conditions, "Ready", status.ready, reason, message, generation=generation, now=now
         )
+        if status.job_id is not None and get_condition(conditions, SUBMITTED) is not None:  # also one that was adopted
+            said = f"as job {status.job_id}"
+            conditions = set_condition(conditions, SUBMITTED, True, "Submitted", said, generation=generation, now=now)
         if allocation.spec.drain:
             message = "takes nothing new and ends when what is in hand is done"
             conditions = set_condition(conditions, "Draining", True, "Drain", message, generation=generation, now=now)

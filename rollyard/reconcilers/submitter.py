@@ -14,16 +14,16 @@ import secrets
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rollyard.clock import Clock, as_datetime
+from rollyard.clock import Clock, as_datetime, as_text
 from rollyard.controller.crash_points import crash_point
 from rollyard.controller.recorder import Recorder
 from rollyard.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import Condition, ObjectKey, get_condition, set_condition
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
-from rollyard.slurm.base import BatchScript, Driver
+from rollyard.slurm.base import BatchScript, Driver, JobIds
 from rollyard.store.base import Store
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ MOST_TASKS = 500
 REFUSED = "FAILED"
 """Job state of a submit that Slurm refused."""
 INTENT_MARGIN_SECONDS = 1.0
+OVERDUE_SECONDS = 3.0
+"""A submit that takes longer is told in the allocation's condition."""
+SUBMITTED = "Submitted"
+"""Type of that condition; there is none where Slurm answered at once."""
 
 
 _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
@@ -126,8 +130,9 @@ class Submitter:
         if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
             return True
         ours = [a for a in intended if a is not None]
+        began = self._clock.time()
         try:
-            ids = await self._driver.submit(script)
+            ids = await self._call(script, ours)
         except SubmitRefused as error:
             if len(ours) > 1 and _TOO_MANY.search(str(error)):
                 half = len(ours) // 2
@@ -139,21 +144,58 @@ class Submitter:
                 await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
                 await self.refuse(allocation, f"SubmitRefused: {error}")
             return False
-        except SlurmUnreachable:
+        except SlurmUnreachable as error:
             log.warning("whether %d allocations were submitted is for a later snapshot to tell", len(ours))
+            why = f"{error}; whether the submit of {as_text(began)} made a job is for a look at the queue to tell"
+            await asyncio.gather(*(self._note(a, None, "AnswerLost", why) for a in ours))
             raise
         finally:
             self.answered |= {a.metadata.uid: self._clock.time() for a in ours}
         crash_point("after-submit")
         submitted = list(zip(ours, ids, strict=True))
         # What could not be recorded is adopted, from the next snapshot, by its owner.
-        await _all(self._write(allocation, {"job_id": id}) for allocation, id in submitted)
+        await _all(self._record(allocation, id) for allocation, id in submitted)
         crash_point("after-record")
         self._feed.refresh()
         await _all(
             self._recorder.say(allocation, "Submitted", f"submitted as job {id}") for allocation, id in submitted
         )
+        if isinstance(ids, JobIds) and ids.complaint:
+            await _all(
+                self._recorder.say(allocation, "SubmitComplained", f"job {id} is there, but {ids.complaint}", "Warning")
+                for allocation, id in submitted
+            )
         return True
+
+    async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
+        """One submit; when it takes long, `ours` are told while it does, and are as they stand then."""
+        began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
+        try:
+            await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
+            if not call.done():
+                why = f"sbatch has not answered since {as_text(began)}"
+                ours[:] = await asyncio.gather(*(self._note(a, False, "Submitting", why) for a in ours))
+            return await call
+        finally:
+            call.cancel()
+
+    async def _note(self, allocation: Allocation, status: bool | None, reason: str, message: str) -> Allocation:
+        """Say in a condition how its submit goes; one that was changed meanwhile stays as it is."""
+        try:
+            return await self._write(allocation, {"conditions": self._submitted(allocation, status, reason, message)})
+        except (Conflict, NotFound):
+            return allocation
+
+    async def _record(self, allocation: Allocation, id: str) -> None:
+        update: dict[str, Any] = {"job_id": id}
+        if get_condition(allocation.status.conditions, SUBMITTED) is not None:
+            update["conditions"] = self._submitted(allocation, True, "Submitted", f"as job {id}")
+        await self._write(allocation, update)
+
+    def _submitted(self, allocation: Allocation, status: bool | None, reason: str, message: str) -> list[Condition]:
+        generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
+        conditions = allocation.status.conditions
+        return set_condition(conditions, SUBMITTED, status, reason, message, generation=generation, now=now)
 
     def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
         """Folders and script; the id of the burst where there is more than one. Blocks."""
@@ -182,7 +224,11 @@ class Submitter:
     async def refuse(self, allocation: Allocation, why: str) -> None:
         """What cannot be submitted as it is written ends here; the pool says why."""
         now = as_datetime(self._clock.time())
-        await self._write(allocation, {"job_state": REFUSED, "reason": why, "end_time": now})
+        conditions = allocation.status.conditions
+        if get_condition(conditions, SUBMITTED) is not None:
+            conditions = self._submitted(allocation, False, "Refused", why)
+        update = {"job_state": REFUSED, "reason": why, "end_time": now, "conditions": conditions}
+        await self._write(allocation, update)
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = allocation.model_copy(update={"status": allocation.status.model_copy(update=update)})

@@ -157,6 +157,13 @@ class Site:
     nodes: Mapping[str, Node]
 
 
+class JobIds(list[str]):
+    """Ids that Slurm gave to what was submitted: they count, whatever else it says."""
+
+    complaint: str = ""
+    """What it said beside them, such as `sbatch ended with exit code 1: ...`; empty where all went well."""
+
+
 class Driver(Protocol):
     name: str
     """Shown by doctor: local, cli, slurmrestd, pyslurm."""
@@ -169,7 +176,7 @@ class Driver(Protocol):
         ...
 
     async def submit(self, script: BatchScript) -> list[str]:
-        """The job's id, or those of the tasks in order where the script asks for an array.
+        """The job's id, or those of the tasks in order where the script asks for an array; JobIds where it complains too.
 
         Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether it was taken.
         """

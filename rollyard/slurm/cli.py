@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rollyard.errors import SlurmError, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import BatchScript, Job, JobState, Site, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobIds, JobState, Site, Snapshot
 from rollyard.slurm.script import JOB_PREFIX, directives
 from rollyard.slurm.site_text import read_site
 
@@ -65,14 +65,16 @@ class CliDriver:
     async def submit(self, script: BatchScript) -> list[str]:
         command = ("sbatch", "--parsable", f"--chdir={script.directory}")
         code, out, err = await self._run(command, self._env, script.text)
-        if code != 0:
-            words = _words(err)
+        id, words = _printed_id(out), _words(err)
+        if id is None:
+            if code == 0:
+                raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is no job id")
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
-        id = out.strip().partition(";")[0]
-        if not id.isdecimal():
-            raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is no job id")
         array = directives(script.text).get("array")
-        return [id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)]
+        ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
+        if code != 0:  # a plug-in that failed afterwards, an answer that broke off: the job is there all the same
+            ids.complaint = f"sbatch ended with exit code {code}: {words}"
+        return ids
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
         # --batch: to our own process, not to what it started.
@@ -147,6 +149,12 @@ class CliDriver:
                 await process.wait()
         assert process.returncode is not None
         return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _printed_id(text: str) -> str | None:
+    """What `sbatch --parsable` prints for a job that it made: `7`, or `7;cluster`, on a line of its own."""
+    found = re.findall(r"^(\d+)(?:;\S*)?$", text, re.MULTILINE)
+    return found[-1] if found else None
 
 
 def read_queue(text: str) -> dict[str, Job]:

@@ -27,7 +27,7 @@ from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.service import Rollouts
 from rollyard.rollouts.step import Granted, step
-from rollyard.slurm.base import BatchScript, Job, Snapshot
+from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
 from rollyard.slurm.local import LocalDriver
 from rollyard.store.base import RolloutFilter, Transaction
 from rollyard.store.sqlite import SqliteStore
@@ -49,6 +49,11 @@ class Line:
         self.answers.set()
         self.lose_answers = 0
         """So many submits go through, but their answer does not come back."""
+        self.complaint = ""
+        """What Slurm says beside the ids of a submit."""
+        self.submitted = asyncio.Event()
+        """Submits that went through answer only then."""
+        self.submitted.set()
         self.submits = 0
         self.stale: Snapshot | None = None
         """What every look-up answers while it is set."""
@@ -65,7 +70,9 @@ class Line:
     async def submit(self, script: BatchScript) -> list[str]:
         self._check()
         self.submits += 1
-        ids = await self.driver.submit(script)
+        ids = JobIds(await self.driver.submit(script))
+        ids.complaint = self.complaint
+        await self.submitted.wait()
         if self.lose_answers:
             self.lose_answers -= 1
             raise SlurmUnreachable("the connection broke")

@@ -10,6 +10,7 @@ import pytest
 from reconciler_site import Site
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import get_condition
 from rollyard.slurm.base import Job, JobState
 from rollyard.slurm.local import LocalDriver
 
@@ -127,6 +128,33 @@ async def test_a_submit_whose_answer_is_lost_is_adopted_and_not_repeated(site: S
     allocations = await site.running(2)
     assert site.line.submits == 1, "two jobs, one array"
     assert [a.status.intents for a in allocations] == [1, 1]
+
+
+async def test_ids_that_come_with_an_error_are_kept_and_the_error_is_told(site: Site) -> None:
+    site.line.complaint = "sbatch ended with exit code 1: no X11"
+    await site.apply(replicas=2)
+    await site.running(2)
+    assert site.line.submits == 1
+    said = {e.message for e in await site.events("SubmitComplained")}
+    assert said == {f"job 1_{task} is there, but sbatch ended with exit code 1: no X11" for task in (0, 1)}
+
+
+async def test_a_submit_that_is_not_answered_is_told_while_it_lasts(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.reconcilers.submitter.OVERDUE_SECONDS", 0.1)
+    site.line.submitted.clear()
+    await site.apply(replicas=1)
+
+    async def told(status: str, words: str) -> bool:
+        found = [get_condition(a.status.conditions, "Submitted") for a in await site.allocations()]
+        return [c is not None and c.status == status and words in c.message for c in found] == [True]
+
+    await site.until(lambda: told("False", "sbatch has not answered since 20"))
+    site.line.submitted.set()
+    await site.until(lambda: told("True", "as job 1"))
+    await site.running(1)
+    assert site.line.submits == 1
 
 
 async def test_a_look_up_begun_before_a_submit_answered_does_not_declare_its_job_gone(site: Site) -> None:
