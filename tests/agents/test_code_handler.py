@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from rollyard.agents.checkers import Checkers
 from rollyard.agents.tasks.base import Score
-from rollyard.agents.tasks.code import CodeHandler, same
+from rollyard.agents.tasks.case_driver import encode
+from rollyard.agents.tasks.code import CodeHandler
+from rollyard.agents.values import passed
 from rollyard.errors import Invalid
 from rollyard.kinds.rollout import Task
 from rollyard.sandbox.sandbox import Sandbox
 
 HANDLER = CodeHandler()
 SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+async def fresh_checkers() -> AsyncIterator[None]:
+    """Children belong to the loop of one test."""
+    HANDLER._checkers = Checkers("rollyard.agents.values")
+    yield
+    await HANDLER._checkers.close()
+
+
 SQUARES = [{"call": f"f({n})", "expect": str(n * n)} for n in (2, 3)]
 
 
@@ -35,6 +50,12 @@ async def test_only_all_cases_give_the_reward(sandbox: Sandbox) -> None:
     assert await score(sandbox, "def f(n):\n    return 4\n") == Score(0.0, {"passed": 1.0, "cases": 2.0})
 
 
+def poison(data: str) -> str:
+    """A solution that writes results itself and ends the driver."""
+    write = f"open('/tmp/check/results.json', 'wb').write({data})"
+    return f"import os, signal\n{write}\nos.kill(os.getppid(), signal.SIGKILL)\n"
+
+
 HOSTILE = {
     "leaves at once": "import os\nos._exit(0)\n",
     "leaves in the call": "import sys\ndef f(n):\n    sys.exit(0)\n",
@@ -52,6 +73,12 @@ HOSTILE = {
     "writes no results": (
         "import os, signal\nopen('/tmp/check/results.json', 'w').write('{\"a\": [')\nos.kill(os.getppid(), signal.SIGKILL)\n"
     ),
+    "writes a list of lists": poison("b'[' + b'[],' * 5_000_000 + b'[]]'"),
+    "writes colliding integers": poison(
+        "('{' + ','.join(str(k * (2**61 - 1)) for k in range(500_000)) + '}').encode()"
+    ),
+    "writes a long number": poison("b'9' * 200_000 + b'\\n0\\n'"),
+    "writes nested lists": poison("b'[' * 200_000 + b'\\n0\\n'"),
     "makes the results a folder": "import os\nos.makedirs('/tmp/check/results.json')\n",
     "answers with an equal": "class A:\n    def __eq__(self, o):\n        return True\ndef f(n):\n    return A()\n",
     "answers with a lying text": "class A:\n    def __repr__(self):\n        return '4 or 9'\ndef f(n):\n    return A()\n",
@@ -114,33 +141,60 @@ async def test_files_are_there_before_the_agent_and_the_solution_is_taken_after(
     assert await HANDLER.collect(of, sandbox) == {}, "no text"
 
 
+def line(value: object) -> bytes:
+    return json.dumps(encode(value)).encode()
+
+
 @pytest.mark.parametrize(
     ("expect", "found", "equal"),
     [
-        ("0.3", repr(0.1 + 0.2), True),
-        ("0.3", "0.31", False),
-        ("1", "1.0", True),
-        ("1", "True", False),
-        ("True", "1", False),
-        ("True", "1.0", False),
-        ("1.0", "True", False),
-        ("True", "True", True),
-        ("[1, 2]", "(1, 2)", False),
-        ("[0.3, (1,)]", "[0.30000000000000004, (1,)]", True),
-        ("{'a': 0.3}", "{'a': 0.30000000000000004}", True),
-        ("{1, 2}", "{2, 1}", True),
-        ("'1'", "1", False),
-        ("None", "None", True),
-        ("1.5", str(10**400), False),
-        ("1.5", "__import__('os')", False),
-        ("1.5", "[" * 10_000, False),
-        ("1.5", "1" * 10_000, False),
-        ("1.5", "nan", False),
-        ("{1: 2}", "{[]: 2}", False),
+        ("0.3", line(0.1 + 0.2), True),
+        ("0.3", line(0.31), False),
+        ("1", line(1.0), True),
+        ("1", line(True), False),
+        ("True", line(1), False),
+        ("True", line(1.0), False),
+        ("1.0", line(True), False),
+        ("True", line(True), True),
+        ("[1, 2]", line((1, 2)), False),
+        ("[0.3, (1,)]", line([0.1 + 0.2, (1,)]), True),
+        ("{'a': 0.3}", line({"a": 0.1 + 0.2}), True),
+        ("{'b': 1, 'a': 2}", line({"a": 2, "b": 1}), True),
+        ("{'a': 1}", line({"a": 1, "b": 2}), False),
+        ("{1: 2}", line({1.0: 2}), True),
+        ("{1, 2}", line({2, 1}), True),
+        ("{1, 2}", line({2, 3}), False),
+        ("{1, 2}", line([1, 2]), False),
+        ("{(1, 'é\U0001f600')}", line(frozenset({(1, "é\U0001f600")})), True),
+        ("'1'", line(1), False),
+        ("b'a'", line(b"a"), True),
+        ("b'a'", line("a"), False),
+        ("1+2j", line(1 + 2j), True),
+        ("None", line(None), True),
+        ("[]", line(None), False),
+        ("['tuple']", line(("tuple",)), False),
+        ("1.5", line(10**400), False),
+        ("1.5", line(object()), False),
+        ("1.5", line(float("nan")), False),
+        ("1.5", b"", False),
+        ("1.5", b"1.5 1.5", False),
+        ("1.5", b"__import__('os')", False),
+        ("1.5", b"[" * 100_000, False),
+        ("1.5", b"1" * 10_000, False),
+        ("1.5", b"\xff", False),
+        ("{1: 2}", b'{"dict": [[[], 2]]}', False),
+        ("{1: 2}", b'{"dict": 5}', False),
+        ("{1: 2}", b'{"dict": [1]}', False),
+        ("{1}", b'{"set": [1, 1]}', False),
     ],
 )
-def test_values_are_compared_with_their_types(expect: str, found: str, equal: bool) -> None:
-    assert same(expect, found) is equal
+def test_values_are_compared_with_their_types(expect: str, found: bytes, equal: bool) -> None:
+    assert passed(json.dumps([expect]).encode(), found + b"\n") == {"passed": float(equal)}
+
+
+@pytest.mark.parametrize("lines", [b"", b"1", b"1\n", b"1\n1\n1\n", b"1\n" + b"1" * (1 << 19) + b"\n"])
+def test_results_that_the_driver_has_not_written_are_none(lines: bytes) -> None:
+    assert passed(b'["1", "1"]', lines) == {"passed": 0.0, "bad_results": 1.0}
 
 
 def test_a_wrong_task_names_its_field() -> None:

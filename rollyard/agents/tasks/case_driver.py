@@ -4,22 +4,25 @@ It runs on the image's own python3 (3.7 or later), so it imports nothing of ours
 
     python3 -I case_driver.py JOB RESULTS
 
-JOB is {"solution": path, "calls": [...], "case_seconds": s, "seconds": s for all}; RESULTS a list with the repr of each
-call's value, null where there is none.
+JOB is {"solution": path, "calls": [...], "case_seconds": s, "seconds": s for all}; RESULTS gets a line for each call: its
+value as plain JSON, empty where there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import select
 import signal
 import sys
 import time
 import types
+from typing import Any
 
-MAX_BYTES = 1 << 17
+MAX_BYTES = 1 << 18
+"""A value's most; a literal of 16,000 characters has fewer, however it is escaped."""
 
 
 def main(job_file: str, results_file: str) -> None:
@@ -29,21 +32,21 @@ def main(job_file: str, results_file: str) -> None:
     results = []
     for call in job["calls"]:
         results.append(carry_out(call, job["solution"], min(end, time.monotonic() + job["case_seconds"])))
-    with open(results_file, "w") as file:
-        json.dump(results, file)
+    with open(results_file, "wb") as file:
+        file.write(b"".join(line + b"\n" for line in results))
 
 
-def carry_out(call: str, path: str, deadline: float) -> str | None:
-    """repr of the call's value; None when there is none in time."""
+def carry_out(call: str, path: str, deadline: float) -> bytes:
+    """The call's value as a line of JSON, unread; empty when there is none in time."""
     if time.monotonic() >= deadline:
-        return None
+        return b""
     out, into = os.pipe()
     try:
         pid = os.fork()
     except OSError:  # what earlier calls left behind uses up the sandbox's processes
         os.close(out)
         os.close(into)
-        return None
+        return b""
     if pid == 0:
         try:
             os.close(out)
@@ -57,11 +60,7 @@ def carry_out(call: str, path: str, deadline: float) -> str | None:
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, str) else None
+    return line
 
 
 def answer(call: str, path: str, into: int) -> None:
@@ -77,13 +76,13 @@ def answer(call: str, path: str, into: int) -> None:
     sys.argv = [path]
     with open(path, "rb") as file:
         exec(compile(file.read(), path, "exec"), module.__dict__)
-    line = json.dumps(repr(eval(call, module.__dict__))).encode() + b"\n"
+    line = json.dumps(encode(eval(call, module.__dict__))).encode() + b"\n"
     while line:
         line = line[os.write(into, line) :]
 
 
 def read_line(fd: int, deadline: float) -> bytes:
-    """Up to the first line end: a daemon that the solution left may hold the pipe open for ever."""
+    """The first line, empty when it is no whole one: a daemon that the solution left may hold the pipe open for ever."""
     found = b""
     while len(found) < MAX_BYTES and b"\n" not in found:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -91,7 +90,29 @@ def read_line(fd: int, deadline: float) -> bytes:
         if not chunk:
             break
         found += chunk
-    return found.partition(b"\n")[0]
+    line, whole, _ = found.partition(b"\n")
+    return line if whole and len(line) <= MAX_BYTES else b""
+
+
+def encode(value: Any) -> Any:
+    """Plain JSON of what a Python literal can be; of anything else its repr, which is equal to no literal."""
+    if value is None or isinstance(value, (str, float)):
+        return value
+    if hasattr(type(value), "__index__"):  # numpy's integers are no int
+        return value if isinstance(value, bool) else operator.index(value)
+    if isinstance(value, list):
+        return [encode(one) for one in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(one) for one in value]}
+    if isinstance(value, (set, frozenset)):
+        return {"set": [encode(one) for one in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(value[key])] for key in value]}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    return {"repr": repr(value)}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
 """Task kind `code`: write a file; hidden cases score it in a fresh sandbox.
 
-The expected values never enter any sandbox: there the calls are only carried out, and what came out is compared here. So
-a solution can print, exit, fork, or write where results go; the best it can forge is the right value.
+The expected values never enter any sandbox: there the calls are only carried out, and what came out is compared out here,
+in a process of its own under limits. So a solution can print, exit, fork, or write where results go; the best it can forge
+is the right value.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rollyard.agents import prompts
+from rollyard.agents.checkers import Checkers, Overrun
 from rollyard.agents.tasks.base import Artifact, Message, Score
 from rollyard.errors import SandboxStartFailed, TaskError
 from rollyard.kinds.rollout import Task, Turn
@@ -25,13 +24,20 @@ from rollyard.sandbox.sandbox import Sandbox
 
 FOLDER = "/tmp/check"
 DRIVER = Path(__file__).with_name("case_driver.py")
-PROBE = "python3 -I -c 'import json, os, select, signal, sys, time, types'"
+PROBE = "python3 -I -c 'import json, operator, os, select, signal, sys, time, types, typing'"
 PROBE_SECONDS = 30.0
 MAX_RESULTS_BYTES = 16 << 20
+BYTES_A_CHARACTER = 12
+"""Of a literal, in its JSON at most: an emoji is two escapes of six."""
+SPARE_BYTES = 1 << 20
+"""For values that are longer than what was expected, and wrong."""
 
 
 class CodeHandler:
     eval_needs_sandbox = True
+
+    def __init__(self) -> None:
+        self._checkers = Checkers("rollyard.agents.values")
 
     def image(self, task: Task) -> str | None:
         return read_code(task).image
@@ -65,13 +71,25 @@ class CodeHandler:
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0})
         assert sandbox is not None
         await self.init(task, sandbox)
-        found = await _carry_out(code, artifact["solution"], sandbox, seconds)
-        passed = await asyncio.to_thread(_passed, code.cases, found)
-        return Score(float(passed == len(code.cases)), {"passed": float(passed), "cases": float(len(code.cases))})
+        results = await _carry_out(code, artifact["solution"], sandbox, seconds)
+        metrics = await self._passed(code.cases, results)
+        return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
+
+    async def _passed(self, cases: Sequence[Case], results: bytes | None) -> dict[str, float]:
+        """How many calls came to what was expected. Results that cannot be judged are the solution's doing: none."""
+        if results is None:
+            return {"passed": 0.0, "bad_results": 1.0}
+        try:
+            return {"passed": 0.0, **await self._checkers.ask(json.dumps([c.expect for c in cases]).encode(), results)}
+        except Overrun as why:
+            return {"passed": 0.0, str(why): 1.0}
 
 
-async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> Sequence[str | None]:
-    """What each call came to, as its repr. A sandbox that cannot even run the driver is a wrong task."""
+async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
+    """What the calls came to, a line each, unread; None when the solution left nothing of a size to read.
+
+    Raises TaskError for a sandbox that cannot even run the driver.
+    """
     probe = await sandbox.bash(PROBE, PROBE_SECONDS)
     if probe.timed_out:
         raise SandboxStartFailed(f"python3 did not start within {PROBE_SECONDS:g} s")
@@ -87,35 +105,8 @@ async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
     await sandbox.write_file(f"{FOLDER}/job.json", json.dumps({**job, "seconds": total}).encode())
     command = shlex.join(["python3", "-I", f"{FOLDER}/driver.py", f"{FOLDER}/job.json", f"{FOLDER}/results.json"])
     await sandbox.bash(command, min(total + 10.0, seconds))
-    nothing = [None] * len(code.cases)
+    limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
     try:
-        results = json.loads(await sandbox.read_file(f"{FOLDER}/results.json", MAX_RESULTS_BYTES))
-    except (OSError, ValueError, RecursionError):  # the solution ended the driver, or wrote there itself
-        return nothing
-    return results if isinstance(results, list) and len(results) == len(code.cases) else nothing
-
-
-def _passed(cases: Sequence[Case], found: Sequence[Any]) -> int:
-    """How many came to what was expected; parsing takes a while when a solution answers at length."""
-    return sum(isinstance(text, str) and same(case.expect, text) for case, text in zip(cases, found, strict=True))
-
-
-def same(expect: str, found: str) -> bool:
-    """Whether a repr is the expected literal: types count, floats may differ by rounding."""
-    try:
-        return _equal(ast.literal_eval(expect), ast.literal_eval(found))
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError, OverflowError):  # 10**400 is no float
-        return False
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, float) or isinstance(b, float):
-        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
-        return numbers and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    return bool(a == b)
+        return await sandbox.read_file(f"{FOLDER}/results.json", limit)
+    except OSError:  # the solution ended the driver, or wrote there itself
+        return None

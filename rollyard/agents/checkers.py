@@ -1,0 +1,119 @@
+"""Child processes that judge what agents wrote, side by side, each with limits of its own.
+
+What an agent wrote can keep any parser or algebra system busy for ever, or fill the memory. So the node agent hands the
+bytes on unread: a child reads them, under limits of CPU time and memory that the kernel keeps. The limit is CPU time
+because a busy machine must not turn a right answer into a slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import struct
+import sys
+from typing import Any
+
+from rollyard.errors import NodeFault
+
+START_SECONDS = 120.0
+"""An algebra system takes seconds to import on a busy machine."""
+
+
+class Overrun(Exception):
+    """The child died of the question: of its CPU limit, or twice in other ways. `str()` is a metric's name."""
+
+
+class _Died(Exception):
+    pass
+
+
+class Checkers:
+    """Children that run one module, started when they are needed, at most one for each core."""
+
+    def __init__(self, module: str, most: int | None = None) -> None:
+        """`module` is a program around `checker_child.serve`."""
+        self._module = module
+        self._turns = asyncio.Semaphore(most or len(os.sched_getaffinity(0)))
+        self._idle: list[asyncio.subprocess.Process] = []
+
+    async def ask(self, *parts: bytes) -> dict[str, Any]:
+        """What the child makes of `parts`.
+
+        Raises Overrun, and NodeFault when no child starts. A child that died by itself may have been killed from outside,
+        so another is asked before that is held against the question. A caller that is cancelled leaves no child at work.
+        """
+        async with self._turns:
+            for _ in range(2):
+                child = await self._take()
+                try:
+                    reply = await _exchange(child, parts)
+                except _Died:
+                    if await child.wait() == -signal.SIGXCPU:
+                        raise Overrun("timed_out") from None
+                    continue
+                except BaseException:
+                    _kill(child)
+                    raise
+                verdict, leaving = reply
+                if not leaving:
+                    self._idle.append(child)
+                return dict(verdict)
+        raise Overrun("checker_killed")
+
+    async def close(self) -> None:
+        """End the children that wait for a question. Without it they end with this process."""
+        while self._idle:
+            child = self._idle.pop()
+            _kill(child)
+            await child.wait()
+
+    async def _take(self) -> asyncio.subprocess.Process:
+        while self._idle:
+            child = self._idle.pop()
+            if child.returncode is None:
+                return child
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", self._module, stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                ready = await _line(child)
+        except (TimeoutError, _Died):
+            _kill(child)
+            raise NodeFault(
+                f"the process that checks answers ({self._module}) did not start; see this node agent's log"
+            ) from None
+        except BaseException:
+            _kill(child)
+            raise
+        assert ready == "ready", ready
+        return child
+
+
+async def _exchange(child: asyncio.subprocess.Process, parts: tuple[bytes, ...]) -> Any:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(struct.pack(f"!{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts))
+        await child.stdin.drain()
+    except ConnectionError:
+        raise _Died from None
+    return await _line(child)
+
+
+async def _line(child: asyncio.subprocess.Process) -> Any:
+    """The next message of a child of ours; raises _Died at its end."""
+    assert child.stdout is not None
+    line = await child.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise _Died
+    return json.loads(line)
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)

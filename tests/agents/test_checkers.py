@@ -1,0 +1,90 @@
+"""Checker processes: limited, side by side, and gone with whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollyard.agents.checkers import Checkers, Overrun
+from rollyard.errors import NodeFault
+
+CHILD = """
+import os, signal, sys, time
+from rollyard.agents.checker_child import serve
+def check(what, *more):
+    if what == b"burn":
+        while True: pass
+    if what == b"fill":
+        return {"bytes": len(bytearray(1 << 40))}
+    if what == b"die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == b"die once":
+        if not os.path.exists(more[0]):
+            open(more[0], "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    if what == b"grow":
+        globals()["kept"] = bytearray(b"1" * (300 << 20))
+    if what == b"print":
+        print('{"forged": 1}')
+    return {"pid": os.getpid(), "length": sum(map(len, more))}
+serve(check, 1.0, 1 << 30)
+"""
+
+
+@pytest.fixture
+async def checkers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Checkers]:
+    (tmp_path / "child_of_a_test.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = Checkers("child_of_a_test", 3)
+    yield made
+    await made.close()
+
+
+def children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+async def test_questions_of_any_size_are_answered_by_one_child(checkers: Checkers) -> None:
+    first = await checkers.ask(b"")
+    assert await checkers.ask(b"print", b"x" * (8 << 20), b"y") == {**first, "length": (8 << 20) + 1}
+    assert children() == {first["pid"]}
+
+
+async def test_what_takes_too_long_is_ended_and_the_others_do_not_wait_for_it(checkers: Checkers) -> None:
+    burning = [asyncio.create_task(checkers.ask(b"burn")) for _ in range(2)]
+    assert "pid" in await checkers.ask(b"")
+    assert not any(task.done() for task in burning)
+    for task in burning:
+        with pytest.raises(Overrun, match="timed_out"):
+            await task
+
+
+async def test_memory_has_a_limit_and_a_child_that_grew_is_replaced(checkers: Checkers) -> None:
+    assert await checkers.ask(b"fill") == {"too_large": 1.0}
+    grown = await checkers.ask(b"grow")
+    assert (await checkers.ask(b""))["pid"] != grown["pid"]
+
+
+async def test_a_child_killed_from_outside_is_not_held_against_the_question(checkers: Checkers, tmp_path: Path) -> None:
+    assert "pid" in await checkers.ask(b"die once", str(tmp_path / "seen").encode())
+    with pytest.raises(Overrun, match="checker_killed"):
+        await checkers.ask(b"die")
+    assert "pid" in await checkers.ask(b"")
+
+
+async def test_a_cancelled_question_leaves_no_process(checkers: Checkers) -> None:
+    asked = asyncio.create_task(checkers.ask(b"burn"))
+    async with asyncio.timeout(60):
+        while not children():
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        while children():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_child_that_does_not_start_is_a_fault_of_ours() -> None:
+    with pytest.raises(NodeFault, match="nosuch"):
+        await Checkers("nosuch.module").ask(b"")
