@@ -33,6 +33,7 @@ RollyardError
 ├── Standstill               a pool does not come to what is waited for unless somebody changes something
 ├── ContextExceeded          the conversation does not fit the model: Truncated, not an error of anyone
 └── TaskError                the task or its evaluator is wrong: Failed
+    └── HandlerFailed        the task handler's code raised an exception of its own, or returned what it may not
 """
 
 from __future__ import annotations
@@ -203,4 +204,8 @@ class ContextExceeded(RollyardError):
 
 
 class TaskError(RollyardError):
+    pass
+
+
+class HandlerFailed(TaskError):
     pass

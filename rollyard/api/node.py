@@ -80,6 +80,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     agent = NodeAgent(hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait)
     agent.places = _places(hello, pool, allocation)
+    agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
         await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
 from aiohttp import web
 
 from rollyard.api.named_pool import rollout_pool
+from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.status import invalid
 from rollyard.api.streams import lasts
@@ -20,11 +21,12 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.tasks import check_task
-from rollyard.rollouts.dispatch import served_in
-from rollyard.rollouts.freshness import POLICY, waiting
+from rollyard.kinds.tasks import BUILT_IN, check_task
+from rollyard.rollouts.agents import NodeAgent
+from rollyard.rollouts.freshness import POLICY
 from rollyard.rollouts.results import decompress, trajectory, view
 from rollyard.rollouts.submission import MAX_PER_REQUEST
+from rollyard.rollouts.waiting import explain, unknown_kind
 from rollyard.store.base import RolloutFilter, RolloutRecord
 
 MAX_WAIT_SECONDS = 60.0
@@ -50,8 +52,8 @@ def _namespace(request: web.Request) -> str:
 async def _submit(request: web.Request) -> web.Response:
     services, namespace = request.app[SERVICES], _namespace(request)
     requests = _read_requests(await request.read())
-    await _check_pools(services, namespace, requests)
-    _check_tasks(services, requests)
+    pools = await _check_pools(services, namespace, requests)
+    _check_tasks(services, requests, pools)
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}
@@ -81,19 +83,26 @@ def _read_requests(body: bytes) -> list[RolloutRequest]:
     return requests
 
 
-async def _check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> None:
-    for name in {r.pool for r in requests}:
-        pool = await rollout_pool(services, namespace, name)
+async def _check_pools(
+    services: Services, namespace: str, requests: Sequence[RolloutRequest]
+) -> dict[str, RolloutPool]:
+    pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
+    for name, pool in pools.items():
+        if POLICY not in pool.spec.inference:
+            message = (
+                f"RolloutPool {name!r} has no role {POLICY!r}, which an agent samples from; "
+                f"add `inference: {{{POLICY}: <InferencePool>}}` to its spec"
+            )
+            raise Invalid(message, causes=[Cause("pool", message)])
         if any(r.min_weights_version is not None or r.weights is not None for r in requests if r.pool == name):
             await _check_versions(services, pool)
+    return pools
 
 
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
     """Only of engines that Rollyard starts is it known which weights they serve."""
-    inference = pool.spec.inference.get(POLICY)
+    inference = pool.spec.inference[POLICY]
     asked = "min_weights_version, group_version and max_staleness"
-    if inference is None:
-        raise Invalid(f"pool {pool.metadata.name!r} has no role {POLICY!r} in spec.inference; leave out {asked}")
     with contextlib.suppress(NotFound):
         key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=inference)
         found = await services.store.get(key)
@@ -103,13 +112,25 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
             )
 
 
-def _check_tasks(services: Services, requests: Sequence[RolloutRequest]) -> None:
+def _check_tasks(services: Services, requests: Sequence[RolloutRequest], pools: Mapping[str, RolloutPool]) -> None:
     known = services.task_kinds | services.agents.kinds()
     for i, request in enumerate(requests):
-        if request.task.kind not in known:
-            message = f"unknown task kind {request.task.kind!r}; there are {', '.join(sorted(known))}"
+        kind, message = request.task.kind, None
+        if kind not in known:
+            message = f"unknown task kind {kind!r}; there are {', '.join(sorted(known))}"
+        elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
+            message = unknown_kind(kind, request.pool, agents)
+        if message is not None:
             raise Invalid(message, causes=[Cause(f"{i}.task.kind", message)])
         check_task(request.task)
+
+
+def _all_agents(services: Services, pool: RolloutPool) -> list[NodeAgent]:
+    """All node agents that the pool has, where that is certain: none is on its way, drains, or is to be replaced."""
+    status, agents = pool.status, services.agents.of_pool((pool.metadata.namespace, pool.metadata.name))
+    settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
+    sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
+    return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []
 
 
 async def _list(request: web.Request) -> web.Response:
@@ -129,7 +150,7 @@ async def _list(request: web.Request) -> web.Response:
     )
     records = await services.rollouts.find(filter)
     following = records[-1].seq if len(records) == limit else None
-    return web.json_response({"rollouts": [await _view(services, r) for r in records], "next": following})
+    return web.json_response({"rollouts": await _views(services, records), "next": following})
 
 
 async def _get(request: web.Request) -> web.Response:
@@ -138,7 +159,8 @@ async def _get(request: web.Request) -> web.Response:
     if wait:
         lasts(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
-    body = {"rollout": await _view(services, record), "trajectory": None}
+    (rollout,) = await _views(services, [record])
+    body = {"rollout": rollout, "trajectory": None}
     if record.status.terminal:
         body["trajectory"] = await _trajectory(services, record)
     return web.json_response(body)
@@ -147,7 +169,7 @@ async def _get(request: web.Request) -> web.Response:
 async def _cancel(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
-    return web.json_response(await _view(services, record))
+    return web.json_response(_view(services, record))
 
 
 async def _counts(request: web.Request) -> web.Response:
@@ -183,25 +205,24 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         if record is None:
             await response.write(b": nothing yet\n\n")
             continue
-        data = await _trajectory(services, record) if whole else await _view(services, record)
+        data = await _trajectory(services, record) if whole else _view(services, record)
         await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {json.dumps(data)}\n\n".encode())
     return response
 
 
-async def _view(services: Services, record: RolloutRecord) -> dict[str, Any]:
+async def _views(services: Services, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:
+    queues: dict[str, list[RolloutRecord]] = {}
+    for record in records:
+        if record.status is Status.QUEUED:
+            queues.setdefault(record.pool, []).append(record)
+    views = {pool: await queue_view(services, found[0].namespace, pool, found) for pool, found in queues.items()}
+    return [_view(services, r, explain(r, views[r.pool]) if r.pool in views else None) for r in records]
+
+
+def _view(services: Services, record: RolloutRecord, waiting: str | None = None) -> dict[str, Any]:
     lease = services.rollouts.leases.get(record.namespace, record.id)
     stage = lease.stage if lease is not None and lease.fence == record.fence else None
-    return view(record, stage, await _waiting(services, record)).model_dump(mode="json")
-
-
-async def _waiting(services: Services, record: RolloutRecord) -> str | None:
-    if record.min_weights_version is None or record.status is not Status.QUEUED:
-        return None
-    try:
-        pool = await pool_of(services, record.namespace, record.pool)
-    except NotFound:
-        return None
-    return waiting(record, pool.spec.inference.get(POLICY, ""), served_in(services.endpoints, pool))
+    return view(record, stage, waiting).model_dump(mode="json")
 
 
 async def _trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:

@@ -246,6 +246,11 @@ class Endpoints:
         found = (s for s in self._states.values() if s.pool == pool and (s.takes or not ready))
         return {s.endpoint.id: s.endpoint.weights_version for s in found}
 
+    def taking(self, pool: PoolKey) -> tuple[int, int]:
+        """Endpoints that take new work, and how many of them have room for one session more."""
+        found = [s for s in self.of_pool(pool) if s.takes]
+        return len(found), sum(s.admission.takes(self.sessions(s.endpoint.id)) for s in found)
+
     def serving(self, uid: str, id: str) -> Serving:
         """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
         state, now = self.of_allocation(uid), self._clock.monotonic()

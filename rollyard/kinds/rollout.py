@@ -345,7 +345,7 @@ class RolloutView(Wire):
     outdated: int = 0
     """Attempts that were given up because their weights had become too old; they count as no retries."""
     waiting: str | None = None
-    """What it waits for in the queue besides its turn."""
+    """While it is queued: what it waits for and since when, as `Word: sentence (since ...)`. The word is from a fixed set."""
 
 
 class Trajectory(Wire):

@@ -55,6 +55,8 @@ class CodeTask(Wire):
 
 
 _MODELS: dict[str, type[MathTask] | type[CodeTask]] = {"math": MathTask, "code": CodeTask}
+BUILT_IN = frozenset(_MODELS)
+"""Task kinds that every node agent has."""
 
 
 def check_task(task: Task) -> None:

@@ -138,6 +138,10 @@ class Hello(Message):
     """Stage -> stage workers; empty at the first hello."""
     places: int = 0
     """Sandboxes that fit into the allocation, by its first `Welcome`; 0 before that, and where it does not say so."""
+    kinds: list[str] = []
+    """Task kinds this node agent has handlers for; empty from one that says it in `Want` alone."""
+    failed_kinds: dict[str, str] = {}
+    """Task kind -> why its handler cannot be loaded here."""
 
 
 class Want(Message):

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from rollyard.agents.tasks.base import TaskHandler, load_handlers
+from rollyard.agents.tasks.installed import load_handlers
 from rollyard.client.link import Link
 from rollyard.client.node import NodeLine
 from rollyard.errors import Fenced, NoEndpoint
@@ -61,7 +61,10 @@ class NodeAgent:
         self._identity = link.identity()
         self._line = NodeLine(link, http, self._hello, self._hear)
         self._uploads = Uploads(link, http)
-        self._handlers: dict[str, TaskHandler] = load_handlers()
+        self._handlers = load_handlers()
+        for kind, why in self._handlers.failed.items():
+            log.error("task kind %s is not offered here: its handler cannot be loaded: %s", kind, why)
+        log.info("task kinds: %s", ", ".join(sorted(self._handlers.loaded)))
         self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
         self._policies: dict[Key, LeasedPolicy] = {}
         self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
@@ -198,7 +201,14 @@ class NodeAgent:
     def _hello(self) -> Hello:
         held = [work.ref for work, _ in self._works.values()]
         widths = _widths(self._shop.pools) if self._shop else {}
-        return Hello(identity=self._identity, held=held, widths=widths, places=self._places)
+        return Hello(
+            identity=self._identity,
+            held=held,
+            widths=widths,
+            places=self._places,
+            kinds=sorted(self._handlers.loaded),
+            failed_kinds=dict(self._handlers.failed),
+        )
 
     def _changed(self) -> None:
         self._poke.set()
@@ -229,7 +239,7 @@ class NodeAgent:
         early = self._early()
         late = len(self._works) - early
         evals = max(0, pools[Stage.EVAL].limit - late)
-        return Want(init=pools.room(early), eval=evals, kinds=sorted(self._handlers), grants=self._grants)
+        return Want(init=pools.room(early), eval=evals, kinds=sorted(self._handlers.loaded), grants=self._grants)
 
     def _early(self) -> int:
         """Rollouts that are not in EVAL yet: what they do takes a sandbox, now or soon."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rollyard.agents.loop import AgentRun, run_agent
 from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
+from rollyard.agents.tasks.installed import Handlers
 from rollyard.agents.tools import Tools
 from rollyard.agents.toolset import SCHEMAS
 from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError, TooLarge
@@ -41,7 +42,7 @@ class Workshop:
 
     pools: StagePools
     sandboxes: Sandboxes
-    handlers: dict[str, TaskHandler]
+    handlers: Handlers
     uploads: Uploads
     template: Callable[[str], asyncio.Future[ChatTemplate]]
     """Tokenizer folder -> its chat template, loaded once."""
@@ -85,9 +86,7 @@ class Work:
 
     async def _outcome(self) -> Outcome:
         try:
-            handler = self._shop.handlers.get(self._lease.task.kind)
-            if handler is None:
-                raise TaskError(f"there is no handler for task kind {self._lease.task.kind!r} on this node")
+            handler = self._handler()
             if self.stage is Stage.EVAL:
                 run = await self._shop.uploads.stored_run(self.ref)
             else:
@@ -99,6 +98,14 @@ class Work:
             return self._failed(TaskError(str(error)))
         except (SandboxError, TaskError, NodeFault, EndpointError) as error:
             return self._failed(error)
+
+    def _handler(self) -> TaskHandler:
+        handlers, kind = self._shop.handlers, self._lease.task.kind
+        if kind in handlers.failed:
+            raise TaskError(f"the handler of task kind {kind!r} cannot be loaded here: {handlers.failed[kind]}")
+        if kind not in handlers.loaded:
+            raise TaskError(f"there is no handler for task kind {kind!r} on this node")
+        return handlers.loaded[kind]
 
     def _failed(self, error: RollyardError) -> Outcome:
         return failed(self._so_far, self.stage, error, self._shop.node).model_copy(update={"timings": self._times()})

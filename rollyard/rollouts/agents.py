@@ -24,6 +24,9 @@ class NodeAgent:
     want_init: int = 0
     want_eval: int = 0
     kinds: frozenset[str] = frozenset()
+    """Task kinds that it has handlers for; empty until it has said so."""
+    failed_kinds: Mapping[str, str] = field(default_factory=dict)
+    """Task kind -> why its handler cannot be loaded there."""
     places: int = 0
     """Sandboxes that fit into its allocation; its widths are left alone where that is not known."""
     widths: dict[Stage, int] = field(default_factory=dict)

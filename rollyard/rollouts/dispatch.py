@@ -85,8 +85,14 @@ class _Room:
         pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
-        own = RolloutRequest.model_validate_json(record.request).budgets  # read only where it may decide
-        return left >= sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
+        return left >= needed_seconds(record, stages)  # reads the request: only where it may decide
+
+
+def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
+    """Budgets of the stages to come: the pool's, or the rollout's own where they are tighter."""
+    own = RolloutRequest.model_validate_json(record.request).budgets
+    pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
+    return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
 
 
 class Dispatcher:

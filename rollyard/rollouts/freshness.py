@@ -106,11 +106,11 @@ def _moved(record: Demanding, served: Served) -> Verdict | None:
 
 
 def waiting(record: RolloutRecord, pool: str, served: Served) -> str | None:
-    """What it waits for besides its turn; None where that is nothing. `pool`: the InferencePool."""
+    """Why no endpoint is good enough for it; None where one is. `pool`: the InferencePool."""
     least = record.min_weights_version
     if record.status is not Status.QUEUED or record.stage is Stage.EVAL or least is None or least in served.minima:
         return None
-    return f"WeightsVersion: {lacking(pool, least, served)}"
+    return lacking(pool, least, served)
 
 
 def lacking(pool: str, least: str, served: Served) -> str:

@@ -258,6 +258,13 @@ class Store(Protocol):
         """Records by stage and status; terminal ones under the stage they ended in."""
         ...
 
+    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+        """seq -> how many of its stage stand before it in a pool's queue; of the first `limit` of each stage.
+
+        What is in back-off at `now` stands in no queue.
+        """
+        ...
+
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         """Mean over the records that have a reward; None when none has."""
         ...

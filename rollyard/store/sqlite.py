@@ -129,6 +129,9 @@ class SqliteStore:
     ) -> dict[tuple[Stage, Status], int]:
         return await self._readers.call(lambda db: queries.counts(db, namespace, pool, group))
 
+    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+        return await self._readers.call(lambda db: queries.queue_places(db, namespace, pool, now, limit))
+
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         return await self._readers.call(lambda db: queries.reward_mean(db, namespace, pool, group))
 

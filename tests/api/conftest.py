@@ -60,7 +60,7 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
                 log_file=lambda namespace, name: tmp_path / name,
                 check_allocation=lambda pool: ((), ()),
                 submission=lambda pool, allocations: pytest.fail("nothing is submitted here"),
-                task_kinds=frozenset(),
+                task_kinds=frozenset({"code", "math", "quiz"}),
             )
             if not (await store.list_objects("InferencePool", "default"))[0]:
                 await store.create(_pool(model_dir, spec))
@@ -72,7 +72,7 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             stack.callback(beside.cancel)
             host, port = runner.addresses[0][:2]
             admin = signer.issue(Role.ADMIN, "admin")
-            api = Api(f"http://{host}:{port}", admin, endpoints, sessions, rollouts, model_dir)
+            api = Api(f"http://{host}:{port}", admin, endpoints, sessions, rollouts, model_dir, agents, store)
             headers = {"Authorization": f"Bearer {admin}"}
             api.http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
             yield api

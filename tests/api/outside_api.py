@@ -15,7 +15,9 @@ from rollyard.gateway.outside import OutsideSessions
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.session import SessionRecord
 from rollyard.kinds.wire import Endpoint
+from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.service import Rollouts
+from rollyard.store.base import Store
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
@@ -34,6 +36,8 @@ class Api:
     sessions: OutsideSessions
     rollouts: Rollouts
     model: Path
+    agents: Agents
+    store: Store
     http: aiohttp.ClientSession = field(init=False)
 
     def serve(self, id: str, url: str, version: str = "v1") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from rollyard.agents.tasks.base import TaskHandler
+from rollyard.agents.tasks.installed import Handlers
 from rollyard.agents.tasks.math import MathHandler
 from rollyard.errors import TooLarge
 from rollyard.kinds.rollout import Outcome, RunResult, Status
@@ -17,6 +18,9 @@ LEASE = Lease.model_validate(
         "budgets": {}, "task": {"kind": "math", "problem": "1+1", "answer": "2"},
     }
 )  # fmt: skip
+
+
+HANDLERS = Handlers({"math": MathHandler()}, {})
 
 
 class Full:
@@ -39,9 +43,7 @@ class Ran(Work):
 
 async def test_a_run_above_the_limit_fails_and_is_not_repeated() -> None:
     uploads, nothing = Full(), cast(Any, None)
-    shop = Workshop(
-        nothing, nothing, {"math": MathHandler()}, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n"
-    )
+    shop = Workshop(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
     await Ran(shop, LEASE, lambda: None).pursue()
     (told,) = uploads.told
     assert told.status is Status.FAILED

@@ -125,12 +125,9 @@ def test_what_it_waits_for_is_said() -> None:
     assert waiting(record(), "policy", served()) is None
     assert waiting(leased(min_weights_version="v9"), "policy", served()) is None
     late = waiting(queued, "policy", served("v2", current="v2"))
-    assert (
-        late
-        == "WeightsVersion: no endpoint of InferencePool policy is ready with 'v3' or a later version; it serves v2"
-    )
+    assert late == "no endpoint of InferencePool policy is ready with 'v3' or a later version; it serves v2"
     unknown = waiting(record(min_weights_version="v9"), "policy", served("v3"))
-    assert unknown == "WeightsVersion: InferencePool policy has served no version 'v9' yet; it serves v3"
+    assert unknown == "InferencePool policy has served no version 'v9' yet; it serves v3"
 
 
 # step

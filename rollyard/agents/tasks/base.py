@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from rollyard.errors import TaskError
 from rollyard.kinds.rollout import Task, Turn
 from rollyard.sandbox.sandbox import Sandbox
 
-ENTRY_POINTS = "rollyard.tasks"
 Artifact = dict[str, str]
 """Name -> text: all that EVAL gets to see of RUN."""
 Message = dict[str, Any]
@@ -21,6 +18,7 @@ Message = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Score:
     reward: float
+    """Finite."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -28,8 +26,8 @@ class TaskHandler(Protocol):
     """One task kind; found by the entry point group `rollyard.tasks`, made once a process without arguments.
 
     What goes wrong here is told by exceptions: SandboxError and NodeFault are ours (a new attempt); TaskError, and
-    whatever else is raised, says that the task or its handler is wrong (Failed). What the agent did wrong is a Score,
-    never an exception.
+    whatever else is raised, says that the task or its handler is wrong (Failed, at once; `guard.py` sees to it). What the
+    agent did wrong is a Score, never an exception.
     """
 
     eval_needs_sandbox: bool
@@ -64,14 +62,3 @@ class TaskHandler(Protocol):
         going over the budget is a fault of ours, and a solution that hangs is the agent's doing: a Score.
         """
         ...
-
-
-def load_handlers() -> dict[str, TaskHandler]:
-    """Every installed handler by task kind. Raises TaskError for a plug-in that cannot be loaded."""
-    found: dict[str, TaskHandler] = {}
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            found[entry.name] = entry.load()()
-        except (ImportError, AttributeError, TypeError) as error:
-            raise TaskError(f"task handler {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
-    return found

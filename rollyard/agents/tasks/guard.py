@@ -1,0 +1,140 @@
+"""The one place where a plug-in's code is called: what it raises and returns is checked here, and nowhere else.
+
+A task handler is somebody else's code. Its own exception, or an answer of the wrong shape, ends the rollout Failed with the
+handler's line, and is never taken for a fault of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollyard.agents.tasks.base import Artifact, Message, Score, TaskHandler
+from rollyard.agents.toolset import SCHEMAS
+from rollyard.errors import EndpointError, HandlerFailed, Invalid, NodeFault, RollyardError, SandboxError, TaskError
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.sandbox.sandbox import Sandbox
+
+OURS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
+"""These say what they say, also from within a handler."""
+METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
+MAX_MESSAGE_CHARS = 2000
+
+
+class GuardedHandler:
+    """A task handler as everybody else calls it. Each call raises HandlerFailed for what is the handler's own fault."""
+
+    def __init__(self, kind: str, handler: TaskHandler) -> None:
+        """Raises TypeError for what is no handler."""
+        lacking = [name for name in METHODS if not callable(getattr(handler, name, None))]
+        if not isinstance(getattr(handler, "eval_needs_sandbox", None), bool):
+            lacking.append("eval_needs_sandbox (True or False)")
+        if lacking:
+            raise TypeError(f"{type(handler).__name__} is no task handler: it lacks {', '.join(lacking)}")
+        self._kind = kind
+        self._handler = handler
+        self.eval_needs_sandbox = handler.eval_needs_sandbox
+
+    def image(self, task: Task) -> str | None:
+        with self._guard("image"):
+            image = self._handler.image(task)
+        self._check("image", image, image is None or isinstance(image, str), "a path, or None")
+        return image
+
+    def tools(self, task: Task) -> list[str]:
+        with self._guard("tools"):
+            tools = self._handler.tools(task)
+        right = _all(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
+        self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
+        return tools
+
+    def prompt(self, task: Task) -> list[Message]:
+        with self._guard("prompt"):
+            prompt = self._handler.prompt(task)
+        right = _all(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str)) and bool(prompt)
+        self._check("prompt", prompt, right, "a list of messages such as {'role': 'user', 'content': '...'}")
+        return prompt
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        with self._guard("init"):
+            await self._handler.init(task, sandbox)
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        with self._guard("collect"):
+            artifact = await self._handler.collect(task, sandbox)
+        right = isinstance(artifact, dict) and all(_text(k) and _text(v) for k, v in artifact.items())
+        self._check("collect", artifact, right, "a dict of name -> text")
+        return artifact
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        with self._guard("evaluate"):
+            score = await self._handler.evaluate(task, artifact, sandbox, turns, seconds)
+        self._check("evaluate", score, isinstance(score, Score), "a Score")
+        self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
+        right = isinstance(score.metrics, Mapping) and all(
+            isinstance(name, str) and _number(value) for name, value in score.metrics.items()
+        )
+        self._check("evaluate", score.metrics, right, "a Score whose metrics are name -> finite number")
+        return Score(float(score.reward), {name: float(value) for name, value in score.metrics.items()})
+
+    @contextlib.contextmanager
+    def _guard(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit, asyncio.CancelledError) as raised:
+            error = first_cause(raised)
+            if isinstance(error, OURS):
+                raise error from None
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            what = explained(error, type(self._handler).__module__)
+            raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
+
+    def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
+        if not right:
+            shown = repr(found)[:200]
+            raise HandlerFailed(f"{call}() of task kind {self._kind!r} must return {expected}, and returned {shown}")
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error itself; of a task group's, the first one of ours, else the first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [first_cause(inner) for inner in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, RollyardError)), causes[0])
+
+
+def explained(error: BaseException, module: str) -> str:
+    """`KeyError: 'topic' (/path/quiz.py:14)`: the innermost line in this module, else of all."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
+    where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        where = f" ({error.filename}:{error.lineno})"
+    return f"{type(error).__name__}: {str(error)[:MAX_MESSAGE_CHARS]}{where}"
+
+
+def _all(found: Any, right: Any) -> bool:
+    return isinstance(found, list | tuple) and all(right(one) for one in found)
+
+
+def _number(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False
+
+
+def _text(value: Any) -> bool:
+    """Text that can be stored: half of a surrogate pair cannot."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,63 @@
+"""What `rollouts.waiting` explains from: the queue of a pool, put together from the store and from who is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollyard.api.services import Services
+from rollyard.errors import NotFound
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.rollouts.dispatch import served_in
+from rollyard.rollouts.waiting import LOOK_AHEAD, QueueView, Supply
+from rollyard.store.base import GroupVersions, RolloutRecord
+
+
+async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
+    """For these records, which are queued in this pool."""
+    now = services.clock.time()
+    pool = await _found(services, "RolloutPool", namespace, name)
+    if not isinstance(pool, RolloutPool):
+        return QueueView(name, now, None)
+    listed, _ = await services.store.list_objects("Allocation", namespace)
+    allocations = [a for a in listed if isinstance(a, Allocation)]
+    return QueueView(
+        name,
+        now,
+        pool,
+        [await _supply(services, namespace, role, of, allocations) for role, of in pool.spec.inference.items()],
+        _of(pool, allocations),
+        [a for a in services.agents.of_pool((namespace, name)) if not a.draining],
+        served_in(services.endpoints, pool),
+        await _groups(services, namespace, records),
+        await services.store.queue_places(namespace, name, now, LOOK_AHEAD),
+    )
+
+
+async def _supply(
+    services: Services, namespace: str, role: str, name: str, allocations: Sequence[Allocation]
+) -> Supply:
+    pool = await _found(services, "InferencePool", namespace, name)
+    if not isinstance(pool, InferencePool):
+        return Supply(name, role, None)
+    return Supply(name, role, pool, _of(pool, allocations), *services.endpoints.taking((namespace, name)))
+
+
+def _of(pool: KindObject, allocations: Sequence[Allocation]) -> list[Allocation]:
+    return [a for a in allocations if a.spec.pool.uid == pool.metadata.uid]
+
+
+async def _groups(services: Services, namespace: str, records: Sequence[RolloutRecord]) -> dict[str, GroupVersions]:
+    bound = {r.group for r in records if r.group is not None and r.weights is not None and r.weights.same}
+    if not bound:
+        return {}
+    return await services.store.transact(lambda tx: {group: tx.group_versions(namespace, group) for group in bound})
+
+
+async def _found(services: Services, kind: str, namespace: str, name: str) -> KindObject | None:
+    try:
+        return await services.store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
+    except NotFound:
+        return None

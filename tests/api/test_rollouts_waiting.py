@@ -1,0 +1,124 @@
+"""What a submit refuses where it could only wait or fail, and what the API says of everything that waits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from outside_api import Api, Serve
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.pool import Replicas
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.wire import Identity
+from rollyard.rollouts.agents import NodeAgent
+
+KEY = ("default", "swe")
+
+
+async def pool(api: Api, **spec: Any) -> None:
+    given = {"replicas": 1, "inference": {"policy": "policy"}, **spec}
+    body = {"apiVersion": "rollyard.dev/v1alpha1", "kind": "RolloutPool", "metadata": {"name": "swe"}, "spec": given}
+    path = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
+    status, answer = await api.ask("POST", path, body)
+    assert status == 201, answer
+
+
+async def change(api: Api, **spec: Any) -> None:
+    path = f"{api.url}/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools/swe"
+    headers = {"Content-Type": "application/merge-patch+json"}
+    async with api.http.patch(path, json={"spec": spec}, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def submit(api: Api, *ids: str, kind: str = "math", **more: Any) -> tuple[int, Any]:
+    task = {"kind": kind, "problem": "?", "answer": "1"}
+    return await api.ask("POST", "/v1/rollouts", [{"id": id, "pool": "swe", "task": task, **more} for id in ids])
+
+
+async def waiting(api: Api) -> dict[str, str]:
+    """Word of each that waits, the same in the list and alone."""
+    status, listed = await api.ask("GET", "/v1/rollouts")
+    assert status == 200, listed
+    found = {r["id"]: r["waiting"] for r in listed["rollouts"]}
+    for id, sentence in found.items():
+        _, alone = await api.ask("GET", f"/v1/rollouts/{id}")
+        assert alone["rollout"]["waiting"] == sentence
+    return {id: str(sentence).partition(":")[0] for id, sentence in found.items() if sentence is not None}
+
+
+async def settled(api: Api, replicas: int) -> None:
+    """As its reconciler says when all its allocations are ready."""
+    found = await _stored(api)
+    size = Replicas(desired=replicas, requested=replicas, observed=replicas, ready=replicas)
+    update = {"replicas": size, "observed_generation": found.metadata.generation}
+    await api.store.update(found.model_copy(update={"status": found.status.model_copy(update=update)}), "status")
+
+
+async def _stored(api: Api) -> RolloutPool:
+    found = await api.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
+    assert isinstance(found, RolloutPool)
+    return found
+
+
+def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> NodeAgent:
+    identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
+    agent = NodeAgent(identity, KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed)
+    api.agents.connect(agent)
+    return agent
+
+
+async def test_nothing_waits_without_a_word(serving: Serve) -> None:
+    async with serving() as api:
+        await pool(api, replicas=0)
+        assert (await submit(api, "a", "b"))[0] == 202
+        assert await waiting(api) == {"a": "NoReplicas", "b": "NoReplicas"}
+        await change(api, suspend=True)
+        assert await waiting(api) == {"a": "PoolSuspended", "b": "PoolSuspended"}
+        await change(api, suspend=False, replicas=1)
+        assert set((await waiting(api)).values()) == {"PoolNotReady"}, "of the InferencePool, which has no endpoint"
+        api.serve("e1", "http://127.0.0.1:1/v1")
+        found = (await api.ask("GET", "/v1/rollouts/b"))[1]["rollout"]["waiting"]
+        assert found.startswith("PoolNotReady: no node agent of RolloutPool swe is there yet; "), found
+        await api.store.create(await _allocation(api))
+        assert set((await waiting(api)).values()) == {"AllocationPending"}
+        connect(api, "math")
+        found = (await api.ask("GET", "/v1/rollouts/b"))[1]["rollout"]["waiting"]
+        assert found.startswith("InQueue: 1 rollouts for INIT are before it in RolloutPool swe (since "), found
+        await api.ask("DELETE", "/v1/rollouts/b")
+        assert await waiting(api) == {"a": "InQueue"}, "what has ended waits for nothing"
+
+
+async def _allocation(api: Api) -> KindObject:
+    uid = (await _stored(api)).metadata.uid
+    spec = {"pool": {"kind": "RolloutPool", "name": "swe", "uid": uid}, "index": 0, "templateHash": "h", "template": {}}
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    status = {"jobState": "PENDING", "jobId": "7", "reason": "Resources", "intents": 1, "intendedAt": now}
+    return Allocation.model_validate({"metadata": {"name": "swe-rp-0"}, "spec": spec, "status": status})
+
+
+async def test_a_kind_that_no_node_agent_knows_is_refused_where_that_is_certain(serving: Serve) -> None:
+    async with serving() as api:
+        await pool(api, replicas=2)
+        assert (await submit(api, "early", kind="quiz"))[0] == 202, "nobody is there who could say"
+        connect(api, "code", "math", uid="u1")
+        await settled(api, 2)
+        assert (await submit(api, "half", kind="quiz"))[0] == 202, "one has not said it yet"
+        connect(api, "code", "math", uid="u2", quiz="ImportError: no haiku (/x/quiz.py:1)")
+        status, answer = await submit(api, "late", kind="quiz")
+        assert (status, answer["details"]["causes"][0]["field"]) == (422, "0.task.kind")
+        assert "ImportError: no haiku (/x/quiz.py:1)" in answer["message"]
+        assert await waiting(api) == {"early": "UnknownTaskKind", "half": "UnknownTaskKind"}
+        assert (await submit(api, "built-in"))[0] == 202
+        connect(api, "code", "math", "quiz", uid="u3")
+        assert (await submit(api, "now", kind="quiz"))[0] == 202
+
+
+async def test_a_pool_without_a_policy_is_refused_at_submit(serving: Serve) -> None:
+    async with serving() as api:
+        await pool(api, inference={})
+        status, answer = await submit(api, "a")
+        assert status == 422
+        assert "RolloutPool 'swe' has no role 'policy'" in answer["message"]
+        assert "add `inference: {policy: <InferencePool>}` to its spec" in answer["message"]

@@ -1,0 +1,253 @@
+"""No rollout waits without a word: each row of the table, from objects as they stand."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.kinds.wire import Identity
+from rollyard.rollouts.agents import NodeAgent
+from rollyard.rollouts.freshness import Served
+from rollyard.rollouts.submission import expand
+from rollyard.rollouts.waiting import LOOK_AHEAD, ROWS, QueueView, Supply, explain
+from rollyard.store.base import GroupVersions, RolloutRecord
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
+AT = "2026-01-01T11:00:00Z"
+"""Of conditions and jobs."""
+SINCE_AT, SINCE_QUEUED = "(since 2026-01-01 11:00:00 UTC)", "(since 2026-01-01 10:00:00 UTC)"
+
+
+def record(**more: Any) -> RolloutRecord:
+    asked = {k: more.pop(k) for k in ("budgets", "min_weights_version", "group_version", "group") if k in more}
+    task = {"kind": "math", "problem": "?", "answer": "1"}
+    request = RolloutRequest.model_validate({"id": "a", "pool": "swe", "task": task, **asked})
+    (made,) = expand("default", request, NOW - 7200)
+    return RolloutRecord(**({f: getattr(made, f) for f in made.__slots__} | {"seq": 7} | more))
+
+
+def rollout_pool(status: dict[str, Any] | None = None, **spec: Any) -> RolloutPool:
+    given = {"replicas": 1, "inference": {"policy": "policy"}, **spec}
+    return RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": given, "status": status or {}})
+
+
+def inference_pool(status: dict[str, Any] | None = None, **spec: Any) -> InferencePool:
+    given = {"replicas": 1, "model": {"path": "/m"}, "engine": {"embedded": {}}, **spec}
+    return InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": given, "status": status or {}})
+
+
+def condition(type: str, status: str, reason: str = "Because", message: str = "") -> dict[str, Any]:
+    return {"type": type, "status": status, "lastTransitionTime": AT, "reason": reason, "message": message}
+
+
+def conditions(*found: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"conditions": list(found), **more}
+
+
+def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocation:
+    spec = {"pool": {"kind": pool, "name": "p", "uid": "u"}, "index": 0, "templateHash": "h", "template": {}}
+    meta = {"name": name, "creationTimestamp": AT}
+    return Allocation.model_validate({"metadata": meta, "spec": spec, "status": status})
+
+
+def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> NodeAgent:
+    identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
+    made = NodeAgent(identity, ("default", "swe"), lambda message: None, init, eval, frozenset(kinds), failed)
+    made.ends = ends
+    return made
+
+
+SERVING = Supply("policy", "policy", inference_pool(), ready=1, with_room=1)
+"""An InferencePool that has room."""
+
+
+def view(**more: Any) -> QueueView:
+    """All is well, unless a test says otherwise."""
+    given = {"pool": rollout_pool(), "supplies": [SERVING], "agents": [agent("code", "math", ends=NOW + 1e6)]}
+    return QueueView(**({"name": "swe", "now": NOW, "places": {7: 0}} | given | more))
+
+
+def lacking(status: dict[str, Any] | None = None, *allocations: Allocation, **spec: Any) -> dict[str, Any]:
+    """A RolloutPool without a node agent."""
+    return {"agents": [], "pool": rollout_pool(status, **spec), "allocations": list(allocations)}
+
+
+def unserved(status: dict[str, Any] | None = None, *allocations: Allocation, **spec: Any) -> dict[str, Any]:
+    """An InferencePool without an endpoint that takes work."""
+    return {"supplies": [Supply("policy", "policy", inference_pool(status, **spec), allocations)]}
+
+
+V7 = WeightsRecord(version="v7", path="/w", number=1, since=datetime(2026, 1, 1, tzinfo=UTC))
+V7_SERVED = Served(WeightsStatus(current=V7, history=[V7]), {"e": "v7"}, frozenset({"v7"}))
+PENDING = {"jobState": "PENDING", "jobId": "123", "intents": 1, "intendedAt": AT}
+RUNNING = {"jobState": "RUNNING", "jobId": "123", "node": "n1", "startTime": AT}
+NOT_READY = condition("Ready", "False", "CrashLoop", "0 of 1 allocations ready; 3 failed in a row")
+FULL = condition("Admitting", "False", "EndpointsFull", "e1: its cache is 97% full")
+UNREADABLE = condition("SlurmReachable", "False", "NoAnswer", "Slurm cannot be read since 11:00 (no answer)")
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("PoolNotFound", {}, {"pool": None}, f"RolloutPool swe does not exist; apply it, or cancel the rollout {SINCE_QUEUED}"),
+    (
+        "PoolSuspended", {}, {"pool": rollout_pool(conditions(condition("Suspended", "True")), suspend=True)},
+        f"RolloutPool swe is suspended; `rollyard resume rp/swe` lets it go on {SINCE_AT}",
+    ),
+    (
+        "InferencePoolNotFound", {}, {"supplies": [Supply("policy", "policy", None)]},
+        f"role policy names InferencePool 'policy', which does not exist; apply it {SINCE_QUEUED}",
+    ),
+    (
+        "InferencePoolSuspended", {}, unserved(conditions(condition("Suspended", "True")), suspend=True),
+        f"InferencePool policy is suspended; `rollyard resume ip/policy` lets it go on {SINCE_AT}",
+    ),
+    (
+        "UnknownTaskKind", {}, {"agents": [agent("code"), agent("code", "stem")]},
+        "no node agent of RolloutPool swe has a handler for task kind 'math'; they have code, stem. "
+        f"Install it in their Python, then restart them {SINCE_QUEUED}",
+    ),
+    (
+        "UnknownTaskKind", {}, {"agents": [agent("code", math="ImportError: no such name")]},
+        "the handler of task kind 'math' cannot be loaded by the node agents of RolloutPool swe: "
+        f"ImportError: no such name {SINCE_QUEUED}",
+    ),
+    (
+        "Backoff", {"not_before": NOW + 60, "attempt": 2, "error": RolloutError(reason="SandboxLost", message="it died")},
+        {}, f"attempt 2 begins at 2026-01-01 12:01:00 UTC after SandboxLost: it died {SINCE_QUEUED}",
+    ),
+    (
+        "WeightsVersion", {"min_weights_version": "v9"}, {"served": V7_SERVED},
+        f"InferencePool policy has served no version 'v9' yet; it serves v7 {SINCE_QUEUED}",
+    ),
+    (
+        "SlurmUnreachable", {}, lacking(conditions(UNREADABLE)),
+        f"RolloutPool swe needs an allocation, and Slurm cannot be read since 11:00 (no answer) {SINCE_AT}",
+    ),
+    (
+        "NoReplicas", {}, lacking(replicas=0),
+        f"RolloutPool swe has 0 replicas; `rollyard scale rp/swe --replicas 1` gives it one {SINCE_QUEUED}",
+    ),
+    (
+        "NoReplicas", {}, unserved(replicas=0),
+        f"InferencePool policy has 0 replicas; `rollyard scale ip/policy --replicas 1` gives it one {SINCE_QUEUED}",
+    ),
+    (
+        "NoReplicas", {}, lacking(conditions(condition("ScalingLimited", "True", "GpuHoursSpent", "9 GPU-hours are spent"))),
+        f"RolloutPool swe has no allocation: 9 GPU-hours are spent {SINCE_AT}",
+    ),
+    (
+        "SubmitUnanswered", {}, lacking(None, allocation("swe-rp-0", intents=1, intendedAt=AT)),
+        f"RolloutPool swe needs an allocation, and sbatch does not answer for swe-rp-0 {SINCE_AT}",
+    ),
+    (
+        "AllocationPending", {}, lacking(conditions(NOT_READY), allocation("swe-rp-0", reason="AssocMaxJobsLimit", **PENDING)),
+        "RolloutPool swe waits for job 123 of allocation swe-rp-0, which is pending: AssocMaxJobsLimit (the account allows "
+        f"no more running jobs) {SINCE_AT}",
+    ),
+    (
+        "AllocationPending", {},
+        unserved(None, allocation("policy-ip-0", "InferencePool", reason="Priority", startTime=NOW + 60, **PENDING)),
+        "InferencePool policy waits for job 123 of allocation policy-ip-0, which is pending: Priority (other jobs are "
+        f"before it); Slurm expects it to start at 2026-01-01 12:01:00 UTC {SINCE_AT}",
+    ),
+    (
+        "AllocationFailed", {}, unserved(conditions(NOT_READY, failures=3)),
+        f"InferencePool policy is not ready: CrashLoop: 0 of 1 allocations ready; 3 failed in a row {SINCE_AT}",
+    ),
+    (
+        "AllocationStarting", {}, lacking(None, allocation("swe-rp-0", **RUNNING)),
+        "RolloutPool swe is starting: job 123 of allocation swe-rp-0 runs on n1, and its node agent is not connected "
+        f"{SINCE_AT}",
+    ),
+    (
+        "AllocationStarting", {},
+        unserved(None, allocation("p-0", **RUNNING, **conditions(condition("Ready", "False", "Starting", "Loading")))),
+        "InferencePool policy is starting: job 123 of allocation p-0 runs on n1, and its model server takes no rollouts "
+        f"yet: Loading {SINCE_AT}",
+    ),
+    (
+        "Submitting", {}, lacking(None, allocation("swe-rp-0")),
+        f"RolloutPool swe is about to submit allocation swe-rp-0 {SINCE_AT}",
+    ),
+    (
+        "PoolNotReady", {}, unserved(conditions(condition("Ready", "False", "NoEndpointReady", "http://x: refused"))),
+        f"InferencePool policy is not ready: NoEndpointReady: http://x: refused {SINCE_AT}",
+    ),
+    (
+        "PoolNotReady", {}, lacking(),
+        f"no node agent of RolloutPool swe is there yet; `rollyard describe rp/swe` says more {SINCE_QUEUED}",
+    ),
+    (
+        "WalltimeTooShort", {"budgets": {"init_seconds": 50, "run_seconds": 500, "eval_seconds": 50}},
+        {"agents": [agent("math", ends=NOW + 300), agent("math", ends=NOW + 200)]},
+        "its budgets need 605 s of walltime, and the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
+        "no successor is submitted yet (since 2026-01-01 11:54:55 UTC)",
+    ),
+    (
+        "WalltimeTooShort", {"budgets": {"init_seconds": 50, "run_seconds": 500, "eval_seconds": 50}},
+        {
+            "agents": [agent("math", ends=NOW + 300)],
+            "allocations": [allocation("old", ready=True, **RUNNING), allocation("new", reason="Resources", **PENDING)],
+        },
+        "its budgets need 605 s of walltime, and the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
+        "RolloutPool swe waits for job 123 of allocation new, which is pending: Resources (nodes that it could run on are "
+        "busy) (since 2026-01-01 11:54:55 UTC)",
+    ),
+    (
+        "EndpointsFull", {},
+        {"supplies": [Supply("policy", "policy", inference_pool(conditions(FULL)), ready=1)]},
+        "each model server of InferencePool policy has as many rollouts as it takes: e1: its cache is 97% full "
+        f"{SINCE_AT}",
+    ),
+    (
+        "GroupVersion", {"group": "g", "group_version": "same"},
+        {"served": V7_SERVED, "groups": {"g": GroupVersions(frozenset({"v6"}))}},
+        f"its group is sampled from v6, and no endpoint with it is ready {SINCE_QUEUED}",
+    ),
+    ("InQueue", {}, {"places": {7: 12}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
+    (
+        "InQueue", {}, {"places": dict.fromkeys(range(8, 8 + LOOK_AHEAD), 0)},
+        f"more than 10000 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}",
+    ),
+    ("InQueue", {}, {"agents": [agent("math", init=1)]}, f"it is next, and about to be handed out {SINCE_QUEUED}"),
+    ("InQueue", {}, {}, f"it is next; all INIT places of the 1 node agents of RolloutPool swe are taken {SINCE_QUEUED}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "asked", "seen", "sentence"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
+def test_what_it_waits_for_is_said(word: str, asked: dict[str, Any], seen: dict[str, Any], sentence: str) -> None:
+    assert explain(record(**asked), view(**seen)) == f"{word}: {sentence}"
+
+
+def test_a_pool_that_goes_is_said() -> None:
+    pool = json.loads(rollout_pool().model_dump_json(by_alias=True))
+    pool["metadata"]["deletionTimestamp"] = AT
+    found = explain(record(), view(pool=RolloutPool.model_validate(pool)))
+    assert found == f"PoolDeleting: RolloutPool swe is being deleted {SINCE_AT}"
+
+
+def test_each_row_is_tried() -> None:
+    assert {word for word, _ in ROWS} == {case[0] for case in CASES} | {"PoolDeleting"}
+
+
+def test_scoring_waits_for_no_model_server() -> None:
+    found = explain(record(stage=Stage.EVAL), view(**unserved(suspend=True)))
+    assert found is not None
+    assert found.startswith("InQueue: ")
+
+
+def test_a_node_agent_that_has_not_said_its_kinds_may_know_this_one() -> None:
+    found = explain(record(), view(agents=[agent("code"), agent()]))
+    assert found is not None
+    assert found.startswith("InQueue: ")
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.QUEUED])
+def test_what_is_not_queued_waits_for_nothing(status: Status) -> None:
+    assert explain(record(status=status), view(pool=None)) is None
