@@ -31,6 +31,9 @@ class SessionPlacement:
             return lacking(pool[1], least, served)
         return f"no endpoint of InferencePool {pool[1]} is ready and has room"
 
+    def stranded(self) -> Mapping[str, bool]:
+        return self._endpoints.stranded()
+
     def complain(self, endpoint: str, session: str, why: str) -> None:
         self._endpoints.complain(endpoint, f"session {session}", why)
 

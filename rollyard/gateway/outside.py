@@ -80,6 +80,7 @@ class Outside:
             endpoint=self.policy.endpoint.id,
             calls=session.calls,
             in_flight=session.in_flight,
+            waiting=self.policy.waiting if session.in_flight else "",
             tokens=session.tokens,
             truncated=session.truncated,
             created_at=self.created_at,
@@ -217,7 +218,7 @@ class OutsideSessions:
     async def run(self) -> None:
         """Drop what is not used, and leave endpoints that are to be left; for ever."""
         while True:
-            moves = dict(self._placement.to_move())
+            moves, stranded = dict(self._placement.to_move()), self._placement.stranded()
             for id, found in list(self._found.items()):
                 if self._found.get(id) is not found:
                     continue  # dropped while another moved
@@ -226,6 +227,8 @@ class OutsideSessions:
                 elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
                     moves[found.policy.endpoint.id] -= 1
                     await found.policy.settle()
+                elif found.open and found.session.in_flight:
+                    found.policy.leave(stranded)
             await asyncio.sleep(SWEEP_SECONDS)
 
     def end_calls(self) -> None:

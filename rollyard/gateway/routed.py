@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from rollyard.errors import AnswerRefused, EndpointLost
@@ -14,6 +14,7 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.answer import OnProgress
 from rollyard.tokens.client import TokenClient
+from rollyard.tokens.in_flight import InFlight
 from rollyard.tokens.sampled import Sampled
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,10 @@ class Placement(Protocol):
         """Endpoint id -> live sessions that should go on elsewhere."""
         ...
 
+    def stranded(self) -> Mapping[str, bool]:
+        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
+        ...
+
     def complain(self, endpoint: str, session: str, why: str) -> None:
         """The session could not use it."""
         ...
@@ -76,6 +81,9 @@ class RoutedPolicy:
         self._moved = moved
         self._least = least
         self._moving = asyncio.Lock()
+        self._in_flight = InFlight()
+        self.waiting = ""
+        """Why its calls have no endpoint to go on at, in words; empty where they have one."""
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
@@ -87,7 +95,14 @@ class RoutedPolicy:
         """
         try:
             return await self._tokens.complete_with_failover(
-                self._checkout, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress, MAX_MOVES
+                self._checkout,
+                prompt_ids,
+                sampling,
+                sampling.max_tokens,
+                self._stop_ids,
+                on_progress,
+                MAX_MOVES,
+                self._in_flight,
             )
         except EndpointLost as error:
             raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
@@ -99,6 +114,14 @@ class RoutedPolicy:
         async with self._moving:
             self._take(self._another(""))
 
+    def leave(self, out: Collection[str]) -> None:
+        """Requests at endpoints that are out go on elsewhere with the ids they have, if there is an elsewhere."""
+        if not self._moving.locked():
+            stays = self.endpoint.id in out and not self._take(self._another(""))
+            self.waiting = f"endpoint {self.endpoint.id} does not answer, and {self._lacking()}" if stays else ""
+        if self.endpoint.id not in out and (ended := self._in_flight.end_quiet(out)):
+            log.info("session %s: %d requests go on at %s in the middle", self._session, ended, self.endpoint.id)
+
     async def _checkout(self, failed: str | None) -> Endpoint:
         began = time.monotonic()  # and not once it is the call's turn: calls at once wait together
         async with self._moving:  # calls at once lose the same endpoint once
@@ -107,14 +130,18 @@ class RoutedPolicy:
             if failed is not None:
                 self._placement.complain(failed, self._session, "a session could not use it")
             while not self._take(self._another(failed or "")):
+                self.waiting = self._lacking()
                 if time.monotonic() - began > WAIT_SECONDS:
-                    why = self._placement.lacking(self._pool, self._least)
-                    raise unavailable(f"{why}, for {WAIT_SECONDS:g} s now; repeat the call")
+                    raise unavailable(f"{self.waiting}, for {WAIT_SECONDS:g} s now; repeat the call")
                 await asyncio.sleep(LOOK_SECONDS)
+            self.waiting = ""
             return self.endpoint
 
     def _another(self, failed: str) -> Endpoint | None:
         return self._placement.another(self._pool, self.endpoint.id, failed, self._least)
+
+    def _lacking(self) -> str:
+        return self._placement.lacking(self._pool, self._least)
 
     def _take(self, found: Endpoint | None) -> bool:
         if found is None:

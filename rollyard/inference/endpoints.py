@@ -306,6 +306,11 @@ class Endpoints:
             moves |= to_move(self._places(pool))
         return moves
 
+    def stranded(self) -> dict[str, bool]:
+        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
+        out = [s for s in self._states.values() if s.out and self.sessions(s.endpoint.id)]
+        return {s.endpoint.id: any(other.takes for other in self.of_pool(s.pool)) for s in out}
+
     # inside
 
     def _places(self, pool: PoolKey) -> list[Place]:

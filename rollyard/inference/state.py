@@ -15,6 +15,8 @@ SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
+OUT = ("Ejected", "Unhealthy")
+"""Words of ours and of an engine's supervisor for one that has fallen silent; others say that it loads or ends in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,11 @@ class EndpointState:
     def takes(self) -> bool:
         """Whether new work may go there at all."""
         return self.ready and not self.drain
+
+    @property
+    def out(self) -> bool:
+        """It does not answer: a request that waits there should go on elsewhere."""
+        return not self.ready and (self.trust.ejected or self.said.partition(":")[0] in OUT)
 
     def share(self, now: float) -> float:
         """Of its capacity, what it may have of the load: from one step to all of them."""

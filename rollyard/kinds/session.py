@@ -49,6 +49,8 @@ class SessionView(Wire):
     calls: int
     """Model calls that were answered."""
     in_flight: int
+    waiting: str = ""
+    """Why the calls in flight have no model server to go on at; empty where they have one."""
     tokens: int
     """In all segments, prompts included."""
     truncated: bool

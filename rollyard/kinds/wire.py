@@ -242,6 +242,8 @@ class Repin(Message):
     type: Literal["repin"] = "repin"
     lease: LeaseRef
     role: str
+    now: bool = False
+    """The endpoint does not answer: ask at once. A request that waits there goes on at the other with the ids it has."""
 
 
 class Drain(Message):

@@ -113,10 +113,10 @@ class NodeAgent:
                 self._drop(lost, "the server gave it to another")
             case Cancel(lease=ref):
                 self._drop([ref], "cancelled")
-            case Repin(lease=ref, role=role):
+            case Repin(lease=ref, role=role, now=now):
                 policy = self._policies.get((ref.namespace, ref.id, ref.fence))
                 if policy is not None and role == ROLE:
-                    policy.repin()
+                    policy.repin(now=now)
             case Drain():
                 self._drain = True
                 self._changed()

@@ -11,17 +11,19 @@ from collections.abc import Iterator, Sequence
 import aiohttp
 
 from rollyard.client.link import Backoff, Link
-from rollyard.errors import ContextExceeded, NoEndpoint, Unavailable
+from rollyard.errors import ContextExceeded, NoEndpoint, RollyardError, Unavailable
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint, LeaseRef, NewEndpoint
 from rollyard.tokens.answer import OnProgress
 from rollyard.tokens.client import TokenClient
+from rollyard.tokens.in_flight import InFlight
 from rollyard.tokens.sampled import Sampled
 
 log = logging.getLogger(__name__)
 
 ROLE = "policy"
 MAX_MOVES = 10
+LOOK_SECONDS = 0.2
 PARKED_SECONDS = 300.0
 """Longer than this a rollout does not keep its sandbox while there is no endpoint."""
 
@@ -50,10 +52,15 @@ class LeasedPolicy:
         self.limit: asyncio.Timeout | None = None
         """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
         self._repin = False
+        self._in_flight = InFlight()
+        self._sampling = 0
+        self._leaving: asyncio.Task[None] | None = None
 
-    def repin(self) -> None:
-        """Ask before the next turn whether there is a better endpoint by now."""
+    def repin(self, *, now: bool = False) -> None:
+        """Ask before the next turn whether there is a better endpoint by now; `now`: in the middle of a turn too."""
         self._repin = True
+        if now and self._sampling and (self._leaving is None or self._leaving.done()):
+            self._leaving = asyncio.create_task(self._leave())
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
@@ -67,9 +74,28 @@ class LeasedPolicy:
             limit = min(limit, self._context - len(prompt_ids))
         if limit < 1:
             raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {self._context}")
-        return await self._tokens.complete_with_failover(
-            self._checkout, prompt_ids, sampling, limit, self._stop_ids, on_progress, max_moves=MAX_MOVES
-        )
+        self._sampling += 1
+        try:
+            return await self._tokens.complete_with_failover(
+                self._checkout, prompt_ids, sampling, limit, self._stop_ids, on_progress, MAX_MOVES, self._in_flight
+            )
+        finally:
+            self._sampling -= 1
+            if not self._sampling and self._leaving is not None:
+                self._leaving.cancel()
+
+    async def _leave(self) -> None:
+        """Requests at an endpoint that is out go on elsewhere with the ids they have, once each has fallen silent there."""
+        before = self.endpoint.id
+        try:
+            await self._checkout(None)
+        except RollyardError as error:  # the lease is void, or the server cannot be asked: it will say so again
+            log.info("staying at endpoint %s: %s", before, error)
+            return
+        while left := self._in_flight.at() - {self.endpoint.id}:
+            if ended := self._in_flight.end_quiet(left):
+                log.warning("endpoint %s is out: %d requests go on at %s", before, ended, self.endpoint.id)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
         async with self._moving:  # calls of one agent at once lose the same endpoint once

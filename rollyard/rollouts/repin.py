@@ -1,7 +1,7 @@
-"""Tells node agents which live sessions had better go on at another endpoint: those of one that drains, or has too many.
+"""Tells node agents which live sessions should go on at another endpoint: those of one that is out, drains, or has too many.
 
-A hint alone. The rollout asks between two turns, the server chooses then and writes it down; so nothing is counted before
-it is true, and a node agent that does not know the word stays where it is.
+A hint alone. The rollout asks between two turns, or at once where its endpoint is out; the server chooses then and writes it
+down. So nothing is counted before it is true, and a node agent that does not know the word stays where it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from rollyard.telemetry import REPINS
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS, HURRY_SECONDS = 5.0, 1.0
+"""Between two looks; while an endpoint with sessions is out, the shorter one."""
+AGAIN_SECONDS = 2.0
+"""Between two words to a lease on an endpoint that is out: it may not have begun to sample when it was told."""
 SETTLED_SECONDS = 60.0
 """Between two hints to one lease: a session that moved has paid for it, and one that drains has been told."""
 
@@ -28,6 +31,8 @@ class Skew(Protocol):
     """Who knows what is too much; `inference.Endpoints` does."""
 
     def to_move(self) -> dict[str, int]: ...
+
+    def stranded(self) -> dict[str, bool]: ...
 
 
 class Repinner:
@@ -39,6 +44,8 @@ class Repinner:
         self._leases = leases
         self._skew = skew
         self._wake = asyncio.Event()
+        self._stuck: set[str] = set()
+        """Endpoints that are out, whose sessions wait because no other is ready."""
 
     def wake(self) -> None:
         self._wake.set()
@@ -48,7 +55,7 @@ class Repinner:
         while True:
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
             self.look()
@@ -56,6 +63,13 @@ class Repinner:
 
     def look(self) -> None:
         """One round of hints."""
+        stranded = self._skew.stranded()
+        for endpoint, elsewhere in stranded.items():
+            if elsewhere:
+                self._hurry(endpoint)
+            elif endpoint not in self._stuck and (waiting := len(self._leases.on(endpoint))):
+                log.warning("%d sessions wait on endpoint %s, which is out: no other is ready", waiting, endpoint)
+        self._stuck = {endpoint for endpoint, elsewhere in stranded.items() if not elsewhere}
         for endpoint, excess in self._skew.to_move().items():
             told = 0
             for key, lease in self._leases.on(endpoint):
@@ -65,13 +79,18 @@ class Repinner:
             if told:
                 log.info("%d of the sessions on endpoint %s are told to look for another", told, endpoint)
 
-    def _tell(self, endpoint: str, key: Key, lease: LiveLease) -> bool:
+    def _tell(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
         now, agent = self._clock.monotonic(), self._agents.get(lease.holder)
-        if agent is None or now - lease.told_at < SETTLED_SECONDS:
+        if agent is None or now - lease.told_at < (AGAIN_SECONDS if hurry else SETTLED_SECONDS):
             return False
         lease.told_at = now
         ref = LeaseRef(namespace=key[0], id=key[1], fence=lease.fence, stage=lease.stage)
         for role in (role for role, id in lease.endpoints.items() if id == endpoint):
-            agent.send(Repin(lease=ref, role=role))
+            agent.send(Repin(lease=ref, role=role, now=hurry))
         REPINS.inc()
         return True
+
+    def _hurry(self, endpoint: str) -> None:
+        told = sum(self._tell(endpoint, key, lease, hurry=True) for key, lease in self._leases.on(endpoint))
+        if told:
+            log.info("endpoint %s is out: %d of its sessions are told to go on elsewhere at once", endpoint, told)

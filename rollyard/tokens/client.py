@@ -18,6 +18,7 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.answer import Answer, Asked, OnProgress, TooLong
 from rollyard.tokens.events import events
+from rollyard.tokens.in_flight import InFlight, Request
 from rollyard.tokens.probe import Way, Ways
 from rollyard.tokens.sampled import Sampled, StreamLost
 
@@ -72,8 +73,9 @@ class TokenClient:
         max_tokens: int,
         stop_ids: Sequence[int],
         on_progress: OnProgress | None = None,
+        in_flight: InFlight | None = None,
     ) -> Sampled:
-        """One turn from one endpoint.
+        """One turn from one endpoint. Whoever has `in_flight` may end it, which is a StreamLost.
 
         Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused for a request that the endpoint does not
         take, AnswerRefused for an answer that cannot be trained on, and ContextExceeded when the prompt leaves
@@ -90,13 +92,13 @@ class TokenClient:
             if max_tokens < 1:
                 raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {way.context}")
         try:
-            return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress)
+            return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
         except TooLong as error:
             # some engines refuse a prompt that fits when what may be sampled behind it does not
             room = error.limit - len(prompt_ids) if error.limit is not None else 0
             if not 0 < room < max_tokens:
                 raise
-            return await self._ask(endpoint, way, prompt_ids, sampling, room, stop_ids, on_progress)
+            return await self._ask(endpoint, way, prompt_ids, sampling, room, stop_ids, on_progress, in_flight)
 
     async def _ask(
         self,
@@ -107,12 +109,15 @@ class TokenClient:
         max_tokens: int,
         stop_ids: Sequence[int],
         on_progress: OnProgress | None,
+        in_flight: InFlight | None,
     ) -> Sampled:
         asked = Asked(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
-        answer = Answer(endpoint, way.dialect, asked, on_progress)
+        request = Request(endpoint.id, on_progress)
+        answer = Answer(endpoint, way.dialect, asked, request)
         body = way.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
         try:
-            await self._stream(endpoint, way, body, answer)
+            async with (in_flight or InFlight()).during(request):
+                await self._stream(endpoint, way, body, answer)
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
             if not answer.finished:
                 raise answer.lost(type(error).__name__) from error
@@ -146,6 +151,7 @@ class TokenClient:
         stop_ids: Sequence[int],
         on_progress: OnProgress | None = None,
         max_moves: int = 4,
+        in_flight: InFlight | None = None,
     ) -> Sampled:
         """One turn, from as many endpoints as it takes; each goes on with the ids sampled so far.
 
@@ -163,6 +169,7 @@ class TokenClient:
                     max_tokens - n,
                     stop_ids,
                     on_progress,
+                    in_flight,
                 )
                 return so_far.followed_by(rest)
             except ContextExceeded:

@@ -19,6 +19,7 @@ from rollyard.kinds.engine import Patience
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.wire import AllocationFile, Endpoint, EndpointFile, LeaseRef
 from rollyard.node_agent.policy import LeasedPolicy
+from rollyard.tokens import in_flight
 from rollyard.tokens.client import TokenClient
 
 QUICK = Patience(connect_seconds=0.3, first_token_seconds=0.3, idle_seconds=0.3)
@@ -58,6 +59,9 @@ def engine(way: str, prompts: list[list[int]]) -> web.Application:
         await answer.write(chunk(prompt, [first, first + 1]))
         if way == "idle":
             await asyncio.sleep(30)
+        for more in range(20) if way == "slow" else ():
+            await asyncio.sleep(0.02)
+            await answer.write(chunk(prompt, [more]))
         if way == "broken":
             assert request.transport is not None
             request.transport.abort()
@@ -194,3 +198,47 @@ async def test_told_to_it_asks_again_once_before_its_next_turn(tmp_path: Path) -
             await leased.sample(prompt, Sampling(max_tokens=9))
     assert (len(here), there) == (2, [[1, 2, 3], [1, 2, 3, 4]])
     assert [a["failed"] for a in yard.asked] == ["", ""]
+
+
+async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_that_has_fallen_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "QUIET_SECONDS", 0.2)
+    yard, here, there = Yard(), list[list[int]](), list[list[int]]()
+    async with listening(engine("idle", here)) as one, listening(engine("well", there)) as two:
+        patient = endpoint("first", one).model_copy(update={"patience": Patience()})
+        async with policy(yard, patient, tmp_path) as leased:
+            streamed = asyncio.Event()
+            turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))
+            await streamed.wait()
+            leased.repin(now=True)
+            async with asyncio.timeout(10):
+                while leased._leaving is None or not leased._leaving.done():
+                    await asyncio.sleep(0.01)
+            assert not turn.done(), "nobody knows a better one: it waits where it is"
+            yard.next = [endpoint("second", two)]
+            leased.repin(now=True)
+            async with asyncio.timeout(10):
+                sampled = await turn
+    assert (sampled.token_ids, sampled.weights_versions) == ([1, 2, 3, 4, 5], ["first"] * 2 + ["second"] * 3)
+    assert (here, there) == ([[7]], [[7, 1, 2]])
+    assert {a["failed"] for a in yard.asked} == {""}, "the server knows it, and needs no complaint"
+
+
+async def test_a_turn_that_still_streams_ends_where_it_began_whatever_the_server_thinks_of_its_endpoint(
+    tmp_path: Path,
+) -> None:
+    yard, here, there = Yard(), list[list[int]](), list[list[int]]()
+    async with (
+        listening(engine("slow", here)) as one,
+        listening(engine("well", there)) as two,
+        policy(yard, endpoint("first", one), tmp_path) as leased,
+    ):
+        streamed = asyncio.Event()
+        turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))
+        await streamed.wait()
+        yard.next = [endpoint("second", two)]
+        leased.repin(now=True)
+        assert set((await turn).weights_versions) == {"first"}
+        await leased.sample([7, 8], Sampling(max_tokens=50))
+    assert (here, there) == ([[7]], [[7, 8]])

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
-from rollyard.inference.endpoints import Endpoints
+from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
 from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -37,7 +37,7 @@ from rollyard.kinds.wire import (
 from rollyard.rollouts.agents import Agents, NodeAgent
 from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.repin import Repinner
+from rollyard.rollouts.repin import AGAIN_SECONDS, Repinner
 from rollyard.rollouts.service import Rollouts
 from rollyard.rollouts.submission import MAX_TASK_BYTES, expand
 from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
@@ -509,6 +509,30 @@ async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Y
     assert {(m.lease.id, m.lease.fence, m.role) for m in told} == {(le.id, le.fence, "policy") for le in node.leases}
     assert len(told) == 4
     assert yard.leases.sessions("e1") == 4, "it is counted when it has moved, and not before"
+
+
+async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_once(yard: Yard) -> None:
+    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
+    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    yard.engine("e1")
+    await yard.rollouts.submit("default", [request("g", n=2)])
+    node = yard.node(init=2)
+    await until(lambda: len(node.leases) == 2)
+    repinner = Repinner(yard.clock, yard.agents, yard.leases, yard.endpoints)
+
+    def told() -> int:
+        repinner.look()
+        return len([m for m in node.sent if isinstance(m, Repin) and m.now])
+
+    assert told() == 0
+    yard.clock.turn(STALE_SECONDS + 1)
+    yard.endpoints.expire()
+    assert yard.endpoints.stranded() == {"e1": False}
+    assert told() == 0, "there is nowhere to go"
+    yard.engine("e2")
+    assert [told(), told()] == [2, 2]
+    yard.clock.turn(AGAIN_SECONDS)
+    assert told() == 4, "until it has moved: one that was about to sample did not hear it"
 
 
 async def test_a_rollout_that_was_handed_back_goes_where_its_prefix_is(yard: Yard) -> None:

@@ -1,0 +1,126 @@
+"""A model server that is suspended in the middle of calls: they go on at another with the ids they have, and at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+from e2e_yard import MODEL, Yard, requests
+from recompute import differences
+from standstill import freeze
+
+from rollyard.client.client import AsyncClient
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
+from rollyard.kinds.rollout import Sampling, Stage
+from rollyard.kinds.session import SessionOpened, SessionRequest
+
+KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
+ENDLESS = Sampling(max_tokens=3000, temperature=1000, seed=1)
+"""So hot that hardly a turn comes to an end by itself."""
+PATIENT = {"patience": {"idleSeconds": 900, "firstTokenSeconds": 900}}
+"""No caller leaves a silent server by its own clock."""
+
+
+@contextlib.contextmanager
+def frozen(yard: Yard, endpoint: str) -> Iterator[None]:
+    """The engine and what supervises it, as `scontrol suspend` leaves a job."""
+    (engine,) = yard.engines(endpoint)
+    supervisor = int((Path("/proc") / str(engine) / "stat").read_text().rpartition(")")[2].split()[1])
+    pids = [supervisor, engine]
+    try:
+        for pid in pids:
+            freeze(pid)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+async def endpoints(client: AsyncClient) -> dict[str, EndpointStatus]:
+    pool = await client.get(KEY)
+    assert isinstance(pool, InferencePool)
+    return {endpoint.id: endpoint for endpoint in pool.status.endpoints}
+
+
+async def first_piece(stream: openai.AsyncStream) -> str:  # type: ignore[type-arg]
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            return str(chunk.choices[0].delta.content)
+    raise AssertionError("the stream has no text")
+
+
+async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy=PATIENT)
+        await yard.ready(client)
+        ids = await client.submit(requests(16, 0, sampling=ENDLESS, agent={"max_turns": 1}))
+        opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
+
+        async def rollouts_there() -> list[str]:
+            found = [r async for r in client.rollouts() if r.stage is Stage.RUN]
+            return [r.id for r in found if r.endpoints["policy"] == opened.endpoint]
+
+        await yard.until(rollouts_there)
+        http = openai.DefaultAsyncHttpxClient(verify=client.context.tls())
+        async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.key, http_client=http) as ai:
+            question = [{"role": "user", "content": "What is 3 * 4?"}]
+            stream = await ai.chat.completions.create(model="any", messages=question, stream=True)  # type: ignore[call-overload]
+            told = [await first_piece(stream)]
+            with frozen(yard, opened.endpoint):
+                await yard.until(rollouts_there)  # their calls hang there, or will
+                async with asyncio.timeout(90):
+                    told += [chunk.choices[0].delta.content or "" async for chunk in stream]
+                ended = await yard.gather(client, ids, 90)
+                assert not (await endpoints(client))[opened.endpoint].ready, "it is still suspended"
+        record = await client.close_session(opened.id)
+    assert record.session.endpoint != opened.endpoint
+    (segment,) = record.trajectory.segments
+    (turn,) = record.trajectory.turns
+    assert (sum(segment.loss_mask), "".join(told)) == (turn.response_length, turn.text.strip())
+    assert {t.attempt for t in ended} == {1}
+    for trajectory in ended:
+        assert sum(sum(s.loss_mask) for s in trajectory.segments) == sum(t.response_length for t in trajectory.turns)
+    # were an id recorded twice or lost, what follows it would not be what the model says there
+    assert max(differences([record.trajectory, *ended], MODEL)) < 0.02
+    versions = {v for t in [record.trajectory, *ended] for s in t.segments for v in s.weights_version if v}
+    assert len(versions) == 1
+
+
+async def test_a_call_that_has_nowhere_to_go_waits_and_says_so(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, demo={"replicas": 0}, policy={"replicas": 1, **PATIENT})
+
+        async def one_ready() -> bool:
+            return any(e.ready for e in (await endpoints(client)).values())
+
+        await yard.until(one_ready)
+        opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
+        http = openai.DefaultAsyncHttpxClient(verify=client.context.tls())
+        async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.key, http_client=http) as ai:
+            question = [{"role": "user", "content": "What is 3 * 4?"}]
+            stream = await ai.chat.completions.create(model="any", messages=question, stream=True)  # type: ignore[call-overload]
+            await first_piece(stream)
+            with frozen(yard, opened.endpoint):
+
+                async def says_so() -> bool:
+                    return "does not answer" in await waiting(client, opened)
+
+                await yard.until(says_so)
+            async with asyncio.timeout(60):
+                async for _ in stream:
+                    pass
+        record = await client.close_session(opened.id)
+    assert record.session.waiting == ""
+    assert sum(record.trajectory.segments[0].loss_mask) == record.trajectory.turns[0].response_length
+    assert max(differences([record.trajectory], MODEL)) < 0.02
+
+
+async def waiting(client: AsyncClient, opened: SessionOpened) -> str:
+    return (await client.session(opened.id)).session.waiting
