@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollyard.engines.embedded import product
 from rollyard.engines.embedded.cache import KVCache
 from rollyard.engines.embedded.config import read_config
 from rollyard.engines.embedded.model import Model, Span
@@ -18,6 +22,7 @@ from rollyard.engines.embedded.tensors import Array
 from rollyard.engines.embedded.weights import load_weights
 
 CAPACITY = 512
+PROVEN_ANEW = "test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them"
 Build = Callable[..., Path]
 
 
@@ -114,15 +119,48 @@ def test_rope_theta_is_read_in_the_older_spelling(random_model: Build) -> None:
     assert read_config(folder).rope_theta == 500_000.0
 
 
-def test_batch_mates_change_no_bit(policy: Model, cache: KVCache) -> None:
-    lengths = [5, 60, 200, 17, 129]
+@pytest.mark.parametrize("alone", [False, True], ids=["blocks", "row-by-row"])
+def test_batch_mates_change_no_bit(policy: Model, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    if alone:  # as on a machine on which no height of blocks holds
+        monkeypatch.setattr(product, "block_heights", lambda inputs, outputs: (1,))
+    lengths = [5, 60, 200, 17, 129, 33, 90, 8, 300, 2, 71, 44, 16]
+    cache = KVCache(policy.config, len(lengths), CAPACITY)
     prompts = [ids(n, policy.config.vocab_size, seed=n) for n in lengths]
     together = run(policy, cache, *(Span(i, 0, prompt) for i, prompt in enumerate(prompts)))
     stepped = run(policy, cache, *(Span(i, n, [9]) for i, n in enumerate(lengths)))
+    fewer = run(policy, cache, *(Span(i, n + 1, [7]) for i, n in enumerate(lengths[:3])))
+    mixed = run(policy, cache, Span(4, 130, [5, 6, 7]), *(Span(i, n + 1, [7]) for i, n in enumerate(lengths[:3])))
+    assert np.array_equal(mixed[1:], fewer)
     for i, prompt in enumerate(prompts):
-        alone = KVCache(policy.config, 1, CAPACITY)
-        assert (run(policy, alone, Span(0, 0, prompt)) == together[i]).all()
-        assert (run(policy, alone, Span(0, lengths[i], [9])) == stepped[i]).all()
+        own = KVCache(policy.config, 1, CAPACITY)
+        assert np.array_equal(run(policy, own, Span(0, 0, prompt))[0], together[i])
+        assert np.array_equal(run(policy, own, Span(0, lengths[i], [9]))[0], stepped[i])
+
+
+def test_blocks_in_which_a_place_shows_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = np.matmul
+
+    def uneven(rows: Array, matrix: Array) -> Array:
+        """The last rows of a product add in another order."""
+        whole: Array = matmul(rows, matrix)
+        if rows.shape[-2] > 2:
+            whole[..., -2:, :] = matmul(rows[..., -2:, ::-1], matrix[::-1])
+        return whole
+
+    assert product.block_heights.__wrapped__(128, 96)[-1] > 1
+    monkeypatch.setattr(np, "matmul", uneven)
+    assert product.block_heights.__wrapped__(128, 96) == (1,)
+
+
+@pytest.mark.parametrize("kernels", ["Haswell", "Prescott", "Sandybridge"])
+def test_no_choice_of_blas_kernels_lets_batch_mates_show(kernels: str) -> None:
+    """OpenBLAS picks its kernels by the CPU, when it is loaded: another CPU's need another process."""
+    tests = ["test_embedded_model.py::test_batch_mates_change_no_bit", f"test_weights.py::{PROVEN_ANEW}[Pause]"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += [str(Path(__file__).parent / test) for test in tests]
+    ran = subprocess.run(command, env=os.environ | {"OPENBLAS_CORETYPE": kernels}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "3 passed" in ran.stdout
 
 
 def test_prompts_and_single_tokens_share_a_batch(policy: Model, cache: KVCache) -> None:

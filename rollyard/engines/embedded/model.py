@@ -1,7 +1,8 @@
 """The forward pass: rows of several sequences, prompts and single tokens mixed, go through each layer together.
 
 Everything but attention works on all rows at once. Attention goes sequence by sequence over exactly the positions that
-sequence has, so that what a sequence computes does not depend on which others share the batch.
+sequence has, and products give a row the same bits among any others, so that what a sequence computes does not depend
+on which others share the batch. It may differ in its last bits by whether a token came in a prompt or by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from rollyard.engines.embedded.cache import KVCache
 from rollyard.engines.embedded.config import Config
+from rollyard.engines.embedded.product import product
 from rollyard.engines.embedded.tensors import Array
 from rollyard.engines.embedded.weights import LayerWeights, Weights
 
@@ -53,11 +55,11 @@ class Model:
                 )
                 x = x + _mlp(layer, _normed(x, self.config.rms_norm_eps))
         last = _normed(x[rows.last], self.config.rms_norm_eps)
-        return _product(last, self._weights.head)
+        return product(last, self._weights.head)
 
     def _attention(self, layer: LayerWeights, x: Array, rows: _Rows, keys: Array, values: Array) -> Array:
         c = self.config
-        qkv = _product(x, layer.qkv).reshape(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        qkv = product(x, layer.qkv).reshape(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         qk = _normed(qkv[:, : c.heads + c.kv_heads], c.rms_norm_eps) * layer.qk_norm
         qk = (qk.view(np.complex64) * self._rotation[rows.positions, None]).view(np.float32)
         k, v = qk[:, c.heads :], qkv[:, c.heads + c.kv_heads :]
@@ -72,7 +74,7 @@ class Model:
             keys[span.slot, :, :, span.start : span.end] = k[run].transpose(1, 2, 0)
             values[span.slot, :, span.start : span.end] = v[run].swapaxes(0, 1)
             mixed[run] = _attend_run(queries[run], keys[span.slot], values[span.slot], span, future)
-        return _product(mixed.reshape(len(x), -1), layer.out)
+        return product(mixed.reshape(len(x), -1), layer.out)
 
 
 class _Rows:
@@ -98,8 +100,8 @@ class _Rows:
 def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence[Span]) -> Array:
     """queries [spans, kv heads, group, head_dim], one token a span; the same shape comes back.
 
-    The softmax is taken for all at once over scores padded with -inf. Its sums are float64, so that the order in which
-    padding makes numpy add does not show in the float32 result.
+    The exponentials are taken for all at once over scores padded with -inf. Sums go over a span's own positions: numpy
+    adds in an order that depends on how many there are.
     """
     scores = np.full((*queries.shape[:3], max(span.end for span in spans)), -np.inf, np.float32)
     for i, span in enumerate(spans):
@@ -107,9 +109,12 @@ def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     mixed = np.empty_like(queries)
+    sums = np.empty((*queries.shape[:3], 1), np.float32)
     for i, span in enumerate(spans):
-        np.matmul(scores[i, :, :, : span.end], values[span.slot, :, : span.end], out=mixed[i])
-    mixed /= scores.sum(axis=-1, keepdims=True, dtype=np.float64)
+        own = scores[i, :, :, : span.end]
+        np.matmul(own, values[span.slot, :, : span.end], out=mixed[i])
+        np.add.reduce(own, axis=-1, keepdims=True, out=sums[i])
+    mixed /= sums
     return mixed
 
 
@@ -132,8 +137,8 @@ def _attend_run(queries: Array, keys: Array, values: Array, span: Span, future: 
 
 
 def _mlp(layer: LayerWeights, x: Array) -> Array:
-    gate, up = np.split(_product(x, layer.gate_up), 2, axis=-1)
-    return _product(gate / (1 + np.exp(-gate)) * up, layer.down)
+    gate, up = np.split(product(x, layer.gate_up), 2, axis=-1)
+    return product(gate / (1 + np.exp(-gate)) * up, layer.down)
 
 
 def _normed(x: Array, eps: float) -> Array:
@@ -141,10 +146,3 @@ def _normed(x: Array, eps: float) -> Array:
     square = np.vecdot(x, x) / np.float32(x.shape[-1])
     normed: Array = x / np.sqrt(square + np.float32(eps))[..., None]
     return normed
-
-
-def _product(x: Array, matrix: Array) -> Array:
-    """x @ matrix. One row is computed as two: BLAS takes another path, and other rounding, for a lone vector."""
-    if len(x) == 1:
-        return (np.repeat(x, 2, axis=0) @ matrix)[:1]
-    return x @ matrix
