@@ -107,6 +107,69 @@ async def test_the_stopping_token_is_among_the_ids_and_not_in_the_text(http: aio
     assert cut["text"] == "".join(free["logprobs"]["tokens"][: length - 1])
 
 
+WORDY = {"seed": 4, "temperature": 9.0, "max_tokens": 60, "ignore_eos": True}
+"""Any token, one as likely as the other."""
+
+
+def spanning(choice: dict[str, Any], first: int) -> tuple[str, int]:
+    """A text from within one token to within the next that comes once, and how many tokens it takes to say it."""
+    pieces = choice["logprobs"]["tokens"]
+    for at in range(first, len(pieces) - 1):
+        one, other = pieces[at], pieces[at + 1]
+        stop = one[1:] + other[:-1]
+        if min(len(one), len(other)) > 2 and stop.isascii() and choice["text"].count(stop) == 1:
+            return stop, at + 2
+    raise AssertionError(pieces)
+
+
+async def test_a_stop_string_ends_at_the_token_that_completes_it(http: aiohttp.ClientSession) -> None:
+    free = (await ask(http, **WORDY))["choices"][0]
+    stop, tokens = spanning(free, 5)
+    for asked in (stop, ["never said", stop, free["text"][free["text"].index(stop) + 1 :]]):
+        answer = await ask(http, **WORDY, stop=asked)
+        cut = answer["choices"][0]
+        assert cut["token_ids"] == free["token_ids"][:tokens]
+        assert cut["logprobs"]["token_logprobs"] == free["logprobs"]["token_logprobs"][:tokens]
+        assert cut["text"] == free["text"][: free["text"].index(stop)]
+        assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
+        assert answer["usage"]["completion_tokens"] == tokens
+    kept = (await ask(http, **WORDY, stop=[stop], include_stop_str_in_output=True))["choices"][0]
+    assert kept["text"] == cut["text"] + stop
+    assert kept["token_ids"] == cut["token_ids"]
+
+
+async def test_of_two_stop_strings_the_one_that_ends_first_counts(http: aiohttp.ClientSession) -> None:
+    free = (await ask(http, **WORDY))["choices"][0]
+    later, _ = spanning(free, 5)
+    earlier = later[:-1]
+    cut = (await ask(http, **WORDY, stop=[later, earlier]))["choices"][0]
+    assert cut["stop_reason"] == earlier
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_stream_never_says_the_beginning_of_a_stop_string(http: aiohttp.ClientSession, kept: bool) -> None:
+    free = (await ask(http, **WORDY))["choices"][0]
+    stop, _ = spanning(free, 12)
+    fields = WORDY | {"stop": [stop, "x" * 40], "include_stop_str_in_output": kept}
+    whole = (await ask(http, **fields))["choices"][0]
+    body = {"model": "policy", "prompt": PROMPT, "stream": True, "return_token_ids": True, **fields}
+    async with http.post("/v1/completions", json=body) as response:
+        choices = [piece["choices"][0] for piece in await chunks(response)]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert [i for choice in choices for i in choice["token_ids"]] == whole["token_ids"]
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", stop)
+
+
+async def test_what_might_have_become_a_stop_string_is_said_at_the_end(http: aiohttp.ClientSession) -> None:
+    free = (await ask(http, **WORDY))["choices"][0]
+    never = free["text"][-30:] + "and no more"
+    body = {"model": "policy", "prompt": PROMPT, "stream": True, "return_token_ids": True, "stop": never, **WORDY}
+    async with http.post("/v1/completions", json=body) as response:
+        choices = [piece["choices"][0] for piece in await chunks(response)]
+    assert "".join(choice["text"] for choice in choices) == free["text"]
+    assert choices[-1]["finish_reason"] == "length"
+
+
 async def test_the_models_own_end_has_no_stop_reason(http: aiohttp.ClientSession, model_dir: Path) -> None:
     eos = json.loads((model_dir / "config.json").read_text())["eos_token_id"]
     prompt = "<|im_start|>user\nWhat is 3 * 4?<|im_end|>\n<|im_start|>assistant\n"
@@ -143,7 +206,8 @@ async def test_max_tokens_is_cut_to_the_context(http: aiohttp.ClientSession) -> 
         ({"prompt": []}, 400, "empty"),
         ({"prompt": [[1], [2]]}, 400, "prompt"),
         ({"n": 2}, 400, "`n` is not supported"),
-        ({"stop": ["x"]}, 400, "`stop` is not supported"),
+        ({"stop": ["x", ""]}, 400, "`stop` cannot hold an empty string"),
+        ({"stop": [7]}, 400, "`stop.0`: Input should be a valid string"),
         ({"guided_json": {}}, 400, "the fields are model, prompt"),
         ({"temperature": -1}, 400, "greater than or equal to 0"),
         ({"top_p": 0}, 400, "greater than 0"),

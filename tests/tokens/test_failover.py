@@ -116,3 +116,16 @@ async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) ->
     conversation.add_sampled(sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason)
     (segment,) = conversation.segments()
     assert segment.token_ids == [*prompt, *streamed]
+
+
+async def test_a_stop_text_ends_a_turn_of_the_embedded_engine(start_engine: Any, model_dir: Path) -> None:
+    template = ChatTemplate.load(model_dir)
+    prompt = Conversation(template, [{"role": "user", "content": "What is 12 * 34?"}]).prompt_ids()
+    sampling = Sampling(seed=1, temperature=9.0)
+    async with aiohttp.ClientSession() as http, endpoint("one", start_engine().socket) as one:
+        client = TokenClient(http)
+        free = (await client.complete(one, prompt, sampling, 40, [])).token_ids
+        stop = template.decode(free[8:10])
+        asked = sampling.model_copy(update={"stop": [stop]})
+        ended = await client.complete(one, prompt, asked, 40, template.stop_ids)
+    assert (ended.token_ids, ended.finish_reason) == (free[:10], "stop")

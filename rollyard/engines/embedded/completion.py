@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, from_json
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from rollyard.engines.embedded.generation import Generation, Progress, Stops
 from rollyard.engines.embedded.sampling import Draw, SamplingParams
+from rollyard.engines.embedded.text import StopWatch, TextStream
 from rollyard.errors import ApiError, BadRequest, NotFound
 
 MAX_LOGPROBS = 20
@@ -24,7 +24,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
-    "stop": (None, [], ""),
     "suffix": (None, ""),
     "min_p": (None, 0),
     "min_tokens": (None, 0),
@@ -56,6 +55,8 @@ class CompletionRequest(BaseModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
+    stop: list[str] = []
+    include_stop_str_in_output: bool = False
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -77,7 +78,21 @@ class CompletionRequest(BaseModel):
         match fields.get("prompt"):
             case [list() | str() as only]:
                 fields["prompt"] = only
+        if isinstance(stop := fields.get("stop"), str):
+            fields["stop"] = [stop]
         return fields
+
+    @field_validator("stop")
+    @classmethod
+    def _stop(cls, stop: list[str]) -> list[str]:
+        if "" in stop:
+            raise ValueError("`stop` cannot hold an empty string")
+        return stop
+
+    @property
+    def held_back(self) -> int:
+        """Characters of a stream that may turn out to be the beginning of a stop string."""
+        return max(map(len, self.stop), default=1) - 1
 
 
 def read_request(body: bytes) -> CompletionRequest:
@@ -128,6 +143,7 @@ class Served:
             ),
             max_tokens=min(request.max_tokens, self.max_model_len - len(prompt)),
             stops=Stops(eos[0] if eos else None, frozenset((*eos[1:], *request.stop_token_ids))),
+            stop_strings=StopWatch(request.stop, self.text_stream(request)) if request.stop else None,
         )
 
     def _check(self, request: CompletionRequest, prompt: list[int]) -> None:
@@ -143,6 +159,9 @@ class Served:
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             raise BadRequest(f"The prompt holds ids out of the vocabulary; they go from 0 to {self.vocab_size - 1}.")
 
+    def text_stream(self, request: CompletionRequest) -> TextStream:
+        return TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
+
     def token_text(self, token: int) -> str:
         text = self._texts.get(token)
         if text is None:
@@ -157,8 +176,10 @@ class Answer:
         self._served = served
         self._request = request
         self._generation = generation
-        self._decoding = DecodeStream(skip_special_tokens=request.skip_special_tokens)
+        self._decoding = served.text_stream(request)
         self._length = 0
+        """Characters decoded so far."""
+        self._held = ""
         self._first = True
         self._created = int(time.time())
 
@@ -207,15 +228,25 @@ class Answer:
         }
 
     def _text(self, steps: Sequence[Progress]) -> str:
-        """The token that stopped the generation is among the ids and not in the text."""
-        tokens = [step.draw.token for step in steps if step.draw and step.finish_reason != "stop"]
-        pieces = [self._decoding.step(self._served.tokenizer, token) for token in tokens]
-        text = "".join(piece for piece in pieces if piece)
-        self._length += len(text)
+        """What can be sent. A token that stopped the generation is among the ids and not in the text; nor is a stop
+        string, unless that is asked for, and what its last token says behind it."""
+        last, asked = steps[-1], self._request
+        tokens = [step.draw.token for step in steps if step.draw]
+        if last.finish_reason == "stop" and not isinstance(last.stop_reason, str):
+            tokens = tokens if asked.include_stop_str_in_output else tokens[:-1]
+        new = "".join(self._decoding.add(token) for token in tokens)
+        self._length += len(new)
+        text, self._held = self._held + new, ""
+        if isinstance(last.stop_reason, str):
+            end = text.index(last.stop_reason) + len(last.stop_reason) * asked.include_stop_str_in_output
+            return text[:end]
+        if last.finish_reason is None:
+            sent = max(0, len(text) - asked.held_back)
+            text, self._held = text[:sent], text[sent:]
         return text
 
     def _logprobs(self, draws: Sequence[Draw]) -> dict[str, Any]:
-        """Offsets go on from the text sent so far, so this comes before `_text`."""
+        """Offsets go on from the text decoded so far, so this comes before `_text`."""
         texts, offsets, tops, offset = [], [], [], self._length
         for draw in draws:
             texts.append(self._served.token_text(draw.token))

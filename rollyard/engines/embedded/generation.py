@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollyard.engines.embedded.sampling import Draw, SamplingParams
+from rollyard.engines.embedded.text import StopWatch
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -26,7 +27,8 @@ class Progress:
 
     draw: Draw | None
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    """The token or the stop string that was met; None for the tokenizer's own end."""
     version: str = ""
     """Of the weights that made the draw; empty where nobody has named them."""
 
@@ -40,6 +42,7 @@ class Generation:
     max_tokens: int
     """At least 1, and no more than fit the context behind the prompt."""
     stops: Stops = Stops()
+    stop_strings: StopWatch | None = None
     submitted_at: float = 0.0
     """Monotonic seconds."""
     slot: int = -1
@@ -65,4 +68,6 @@ class Generation:
             return Progress(draw, "stop", version=version)
         if draw.token in self.stops.others:
             return Progress(draw, "stop", draw.token, version)
+        if self.stop_strings and (met := self.stop_strings.add(draw.token)):
+            return Progress(draw, "stop", met, version)
         return Progress(draw, "length" if self.drawn >= self.max_tokens else None, version=version)

@@ -1,0 +1,47 @@
+"""Text as it comes, token by token, and the stop strings that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class TextStream:
+    """Decodes one sequence of tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._decoding = DecodeStream(skip_special_tokens=skip_special_tokens)
+
+    def add(self, token: int) -> str:
+        """The text that is complete with this token; empty within a character of several tokens."""
+        try:
+            return self._decoding.step(self._tokenizer, token) or ""
+        except Exception as error:  # the library has no narrower one
+            if "Invalid prefix" not in str(error):
+                raise
+            # with some decoders a token changes the text before it, from which the stream does not recover
+            self._decoding = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+            return self._decoding.step(self._tokenizer, token) or ""
+
+
+class StopWatch:
+    """Looks for stop strings in a sequence's text."""
+
+    def __init__(self, stops: Sequence[str], text: TextStream) -> None:
+        """`stops`: at least one, none of them empty."""
+        self._stops = stops
+        self._text = text
+        self._longest = max(map(len, stops))
+        self._tail = ""
+        """What may be the beginning of a stop string."""
+
+    def add(self, token: int) -> str | None:
+        """The stop string that the token completes: the one that ends first, as vLLM chooses."""
+        text = self._tail + self._text.add(token)
+        self._tail = text[max(0, len(text) - self._longest + 1) :]
+        found = [(text.find(stop) + len(stop), i) for i, stop in enumerate(self._stops) if stop in text]
+        return self._stops[min(found)[1]] if found else None
