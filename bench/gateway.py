@@ -90,7 +90,9 @@ async def _serve(routes: dict[str, Callable[[web.Request], object]], app: web.Ap
     outer = app or web.Application()
     for path, handler in routes.items():
         outer.router.add_get(path, handler)  # type: ignore[arg-type]
-    runner = web.AppRunner(outer, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        outer, handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=0.1
+    )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
     host, port = runner.addresses[0][:2]

@@ -7,6 +7,7 @@ RollyardError
 │   ├── Forbidden            403  the token's role may not do this
 │   ├── NotFound             404
 │   ├── MethodNotAllowed     405
+│   ├── RequestTimeout       408  the body stopped arriving
 │   ├── Conflict             409  written on an older version; read again and repeat
 │   │   ├── AlreadyExists    409
 │   │   └── Fenced           409  the caller's lease or binding was given to another; it must stop
@@ -86,6 +87,10 @@ class MethodNotAllowed(ApiError):
     code, reason = 405, "MethodNotAllowed"
 
 
+class RequestTimeout(ApiError):
+    code, reason = 408, "RequestTimeout"
+
+
 class Conflict(ApiError):
     code, reason = 409, "Conflict"
 
@@ -131,8 +136,8 @@ def from_reason(
 ) -> ApiError:
     """The error that a `Status` body stands for; an unknown reason falls back to its HTTP code."""
     classes = (
-        BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, AlreadyExists, Fenced, Expired,
-        TooLarge, UnsupportedMediaType, Invalid, TooManyRequests, Unavailable,
+        BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, Conflict, AlreadyExists, Fenced,
+        Expired, TooLarge, UnsupportedMediaType, Invalid, TooManyRequests, Unavailable,
     )  # fmt: skip
     for cls in classes:
         if cls.reason == reason:

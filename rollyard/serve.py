@@ -19,10 +19,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import aiohttp
-from aiohttp import web
 
 from rollyard.advertise import advertised
 from rollyard.api.app import build
+from rollyard.api.listener import listen
 from rollyard.api.placement import SessionPlacement
 from rollyard.api.services import Services
 from rollyard.clock import SystemClock
@@ -56,7 +56,7 @@ from rollyard.store.lock import JobRun
 from rollyard.store.sqlite import SqliteStore
 from rollyard.telemetry import STAGE_WORKERS, set_up_logging
 from rollyard.trust.ca import Authority
-from rollyard.trust.endpoint_file import write_endpoint
+from rollyard.trust.endpoint_file import read_endpoint, write_endpoint
 from rollyard.trust.kubeconfig import write_kubeconfig
 from rollyard.trust.secrets import write_secret
 from rollyard.trust.tls import client_ssl_context, server_ssl_context
@@ -163,7 +163,8 @@ class Server:
         """Open, recover, listen, and only then say where we are."""
         host, port = _address(options.listen)
         data = options.data.resolve()
-        store = await SqliteStore.open(data, SystemClock(), options.job_run())
+        told = read_endpoint(data / "endpoint.json")
+        store = await SqliteStore.open(data, SystemClock(), options.job_run(), told.epoch if told is not None else 0)
         stack.push_async_callback(store.close)
         driver = Guarded(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)
@@ -171,19 +172,16 @@ class Server:
         stack.push_async_callback(server.sessions.shut_down)
         write_secret(data / "ca.pem", server.authority.ca_pem)
         await server.rollouts.recover()
-        runner = web.AppRunner(
-            build(server.services()), shutdown_timeout=STOP_SECONDS, handler_cancellation=True, access_log=None
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
         name = advertised(options.advertise, host)
         pem = server.authority.server_certificate([name, "127.0.0.1", "localhost"])
-        await web.TCPSite(runner, host, port, ssl_context=server_ssl_context(pem)).start()
+        port = await listen(
+            build(server.services()), host, port, server_ssl_context(pem), stack, stop_seconds=STOP_SECONDS
+        )
         if driver.name != "local" and name in LOOPBACK:
             log.warning(
                 "serving on loopback: only nodes that are this machine get through; see --listen and --advertise"
             )
-        server.announce(f"https://{name}:{runner.addresses[0][1]}")
+        server.announce(f"https://{name}:{port}")
         return server
 
     def services(self) -> Services:

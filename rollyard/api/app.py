@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from rollyard.api import (
@@ -10,36 +12,45 @@ from rollyard.api import (
     endpoints,
     engine,
     kinds,
+    listener,
     logs,
     metrics,
     node,
+    query,
     rollouts,
     script,
     sessions,
     status,
     streams,
+    submits,
     top,
     transfer,
     weights,
 )
 from rollyard.api.services import SERVICES, Services
-from rollyard.kinds.wire import MAX_RESULT_BYTES
+from rollyard.gateway.incoming import asked_later
 
 
 def build(services: Services) -> web.Application:
     """An aiohttp application; who runs it brings TLS."""
     check = auth.authenticate(services.signer, services.clock)
-    app = web.Application(middlewares=[status.errors_as_status, check], client_max_size=MAX_RESULT_BYTES)
+    app = web.Application(middlewares=[status.errors_as_status, check, query.known_parameters])
     app[SERVICES] = services
+    listener.set_up(app)
     streams.set_up(app)
     for family in (
         discovery, logs, script, endpoints, top, weights, transfer, kinds, rollouts, sessions, node, engine, metrics,
     ):  # fmt: skip
-        app.add_routes(family.routes())
+        app.add_routes(_asked_later(family.routes()))
     sessions.set_up(app, services)
+    submits.set_up(app)
     transfer.set_up(app)
-    app.add_routes([web.get("/healthz", _healthz)])
+    app.add_routes(_asked_later([web.get("/healthz", _healthz)]))
     return app
+
+
+def _asked_later(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
+    return [web.RouteDef(r.method, r.path, r.handler, {**r.kwargs, "expect_handler": asked_later}) for r in routes]
 
 
 async def _healthz(_: web.Request) -> web.Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from rollyard.api.listener import known
 from rollyard.api.status import Handler
 from rollyard.clock import Clock
 from rollyard.errors import Forbidden, Unauthorized
@@ -33,6 +34,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
                 f"{request.path} needs a token of role {needed.value}; this one is of role {claims.role.value}"
             )
         request[CLAIMS] = claims
+        known(request)
         return await handler(request)
 
     return check

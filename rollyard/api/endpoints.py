@@ -13,6 +13,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from rollyard.api.kinds import BASE, change, merge_patch, object_key, parse_pool, read_body
+from rollyard.api.query import takes
 from rollyard.api.services import SERVICES
 from rollyard.api.status import invalid
 from rollyard.errors import BadRequest, Invalid, NotFound
@@ -45,7 +46,7 @@ async def _add(request: web.Request) -> web.Response:
     try:
         wanted = ExternalEndpoint.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, "the endpoint") from None
+        raise invalid(error, ExternalEndpoint, "the endpoint") from None
     new = True
 
     def added(current: KindObject) -> Pool:
@@ -59,6 +60,7 @@ async def _add(request: web.Request) -> web.Response:
     return web.json_response(_dumped(wanted), status=201 if new else 200)
 
 
+@takes("url")
 async def _remove(request: web.Request) -> web.Response:
     """It drains: its sessions go on elsewhere with their next turn."""
     url = request.query.get("url", "")

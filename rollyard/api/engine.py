@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pydantic
 from aiohttp import web
 
+from rollyard.api import bodies
 from rollyard.api.auth import subject
 from rollyard.api.binding import bind
 from rollyard.api.services import SERVICES
@@ -29,9 +30,9 @@ def routes() -> list[web.RouteDef]:
 async def _register(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
-        hello = EngineHello.model_validate_json(await request.read())
+        hello = EngineHello.model_validate(await bodies.read_message(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, "the registration") from None
+        raise invalid(error, EngineHello, "the registration") from None
     identity = hello.identity
     subject(request, identity.uid)
     host = urlsplit(hello.url).hostname
@@ -72,9 +73,9 @@ def _order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = 
 async def _heartbeat(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
-        beat = EngineHeartbeat.model_validate_json(await request.read())
+        beat = EngineHeartbeat.model_validate(await bodies.read_message(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, "the heartbeat") from None
+        raise invalid(error, EngineHeartbeat, "the heartbeat") from None
     subject(request, beat.identity.uid)
     id = endpoint_id(beat.identity)
     known = services.endpoints.heartbeat(id, beat)

@@ -10,12 +10,12 @@ from typing import Any
 
 from aiohttp import web
 
-from rollyard.api import table
+from rollyard.api import bodies, query, table
 from rollyard.api.selectors import Predicate, selector
 from rollyard.api.services import SERVICES
 from rollyard.api.status import status_body
 from rollyard.api.streams import lasts
-from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, UnsupportedMediaType
+from rollyard.errors import ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound, TooLarge, UnsupportedMediaType
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
 from rollyard.kinds.registry import BY_PLURAL, Pool
 from rollyard.kinds.validation import validate_object
@@ -24,6 +24,10 @@ from rollyard.store.base import Store, WatchEvent
 BASE = f"/apis/{API_VERSION}"
 DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
 WRITE_RETRIES = 5
+MAX_BODY_BYTES = 3 << 20
+"""As Kubernetes' API server has it."""
+MAX_OBJECT_BYTES = 3 << 19
+"""As etcd has it."""
 WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
 """What the caller should know though nothing is refused."""
 
@@ -96,34 +100,43 @@ def _quoted(text: str) -> str:
     return re.sub(r'(["\\])', r"\\\1", re.sub(r"[\x00-\x1f\x7f]+", " ", text))
 
 
-async def read_body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.read())
-    except ValueError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
+async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
+    """A JSON object; `empty`: or nothing. Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType."""
+    data = await bodies.read(request, MAX_BODY_BYTES)
+    body = await bodies.beside(bodies.parse, data) if data or not empty else {}
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
 
 
+def part(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """A mapping within a body, empty where it is left out or null. Raises BadRequest."""
+    found = body.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise BadRequest(f"{name} must be a JSON object")
+    return found or {}
+
+
 def _dry(request: web.Request) -> bool:
-    words = request.query.getall("dryRun", [])
-    if words not in ([], ["All"]):
-        raise BadRequest("dryRun must be All")
-    return bool(words)
+    return "dryRun" in request.query
 
 
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """A user's object for this path; `status` is ours and left out. Raises Invalid, BadRequest."""
+    """A user's object for this path; `status` is ours and left out. Takes a while for a large one.
+
+    Raises Invalid, BadRequest, TooLarge.
+    """
     kind = writable(request)
     name = kind.model_fields["kind"].default
     if body.get("kind", name) != name:
         raise BadRequest(f"this path takes {name}, the body says {body['kind']!r}")
-    metadata = {"namespace": request.match_info["namespace"], **(body.get("metadata") or {})}
+    metadata = {"namespace": request.match_info["namespace"], **part(body, "metadata")}
     obj = validate_object({"apiVersion": API_VERSION, "kind": name, **body, "metadata": metadata, "status": {}})
     if obj.metadata.namespace != request.match_info["namespace"]:
         raise BadRequest("metadata.namespace differs from the namespace in the path")
     assert isinstance(obj, Pool)
+    if (size := len(obj.model_dump_json(by_alias=True, exclude_none=True))) > MAX_OBJECT_BYTES:
+        raise TooLarge(f"{name} {obj.metadata.name!r} has {size} bytes; an object may have at most {MAX_OBJECT_BYTES}")
     return obj
 
 
@@ -132,7 +145,7 @@ async def _list(request: web.Request) -> web.StreamResponse:
     word = kind.model_fields["kind"].default
     namespace = request.match_info.get("namespace")
     passes = selector(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
-    if request.query.get("watch") in ("1", "true"):
+    if query.flag(request, "watch"):
         return await _watch(request, kind, namespace, passes)
     found, version = await _store(request).list_objects(word, namespace)
     items = [o for o in found if passes(o)]
@@ -153,7 +166,7 @@ async def _watch(
 ) -> web.StreamResponse:
     store, word = _store(request), kind.model_fields["kind"].default
     since = request.query.get("resourceVersion", "0")
-    seconds = min(_number(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
+    seconds = min(query.whole(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
     lasts(request)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
@@ -184,19 +197,12 @@ async def _watch(
     return response
 
 
-def _number(request: web.Request, name: str, default: int) -> int:
-    try:
-        return int(request.query.get(name, default))
-    except ValueError:
-        raise BadRequest(f"{name} must be a whole number") from None
-
-
 async def _get(request: web.Request) -> web.Response:
     return _answer(request, await _store(request).get(object_key(request)))
 
 
 async def _create(request: web.Request) -> web.Response:
-    obj = parse_pool(request, await read_body(request))
+    obj = await bodies.beside(parse_pool, request, await read_body(request))
     check_site(request, obj)
     meta = obj.metadata
     fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
@@ -207,7 +213,7 @@ async def _create(request: web.Request) -> web.Response:
 
 
 async def _replace(request: web.Request) -> web.Response:
-    obj = parse_pool(request, await read_body(request))
+    obj = await bodies.beside(parse_pool, request, await read_body(request))
     if obj.metadata.name != request.match_info["name"]:
         raise BadRequest("metadata.name differs from the name in the path; objects cannot be renamed")
     current = await _store(request).get(object_key(request))
@@ -243,11 +249,12 @@ async def _patch(request: web.Request) -> web.Response:
         )
     writable(request)
     patch = await read_body(request)
-    version = (patch.get("metadata") or {}).get("resourceVersion")
+    version = part(patch, "metadata").get("resourceVersion")
 
     def patched(current: KindObject) -> Pool:
         merged = merge_patch(current.dump(), patch)
-        merged["metadata"]["resourceVersion"] = version or current.metadata.resource_version
+        metadata = {**part(merged, "metadata"), "resourceVersion": version or current.metadata.resource_version}
+        merged = {**merged, "metadata": metadata}
         return parse_pool(request, merged)
 
     return _answer(request, await change(request, patched, tries=1 if version else WRITE_RETRIES))
@@ -259,7 +266,7 @@ async def change(request: web.Request, wanted: Callable[[KindObject], Pool], tri
         tries -= 1
         current = await _store(request).get(object_key(request))
         try:
-            return await _write(request, current, wanted(current))
+            return await _write(request, current, await bodies.beside(wanted, current))
         except Conflict:
             if tries <= 0:
                 raise
@@ -282,8 +289,8 @@ async def _delete(request: web.Request) -> web.Response:
     kind, key = _kind(request), object_key(request)
     if key.kind == "Event":
         raise Forbidden("events go by themselves")
-    options = await read_body(request) if request.can_read_body and await request.read() else {}
-    uid = (options.get("preconditions") or {}).get("uid")
+    options = await read_body(request, empty=True)
+    uid = part(options, "preconditions").get("uid")
     if _dry(request) or options.get("dryRun") == ["All"]:
         return _answer(request, await _store(request).get(key))
     last = await _store(request).delete(key, uid=uid)
@@ -301,8 +308,8 @@ async def _get_scale(request: web.Request) -> web.Response:
 
 async def _put_scale(request: web.Request) -> web.Response:
     writable(request)
-    replicas = (((await read_body(request)).get("spec")) or {}).get("replicas")
-    if not isinstance(replicas, int) or replicas < 0:
+    replicas = part(await read_body(request), "spec").get("replicas")
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
         raise Invalid("spec.replicas must be a whole number, at least 0")
 
     def scaled(current: KindObject) -> Pool:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 
+from rollyard.api import bodies
 from rollyard.api.auth import CLAIMS, subject
 from rollyard.api.binding import bind
+from rollyard.api.query import takes
 from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.streams import lasts
@@ -18,6 +20,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, places
 from rollyard.kinds.wire import (
+    MAX_RESULT_BYTES,
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE,
     Endpoint,
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 CLOSE_FENCED, CLOSE_HELLO_EXPECTED = 4409, 4408
 DEFAULT_MAX_ATTEMPTS = 3
+MAX_MESSAGE_BYTES = 1 << 20
+"""One message on the WebSocket: a heartbeat of ten thousand leases."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -57,7 +62,7 @@ def routes() -> list[web.RouteDef]:
 async def _connect(request: web.Request) -> web.WebSocketResponse:
     services = request.app[SERVICES]
     lasts(request)
-    socket = web.WebSocketResponse(heartbeat=15.0, max_msg_size=16 << 20)
+    socket = web.WebSocketResponse(heartbeat=15.0, max_msg_size=MAX_MESSAGE_BYTES)
     await socket.prepare(request)
     try:
         hello = from_node(await socket.receive_str(timeout=HELLO_SECONDS))
@@ -158,7 +163,7 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
 
 async def _put_run(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    header, frame = split_upload(await request.read())
+    header, frame = split_upload(bytes(await bodies.read(request, MAX_RESULT_BYTES)))
     versions = frozenset(header.weights_versions)
     await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame, versions)
     return web.Response(status=204)
@@ -166,7 +171,7 @@ async def _put_run(request: web.Request) -> web.Response:
 
 async def _put_result(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    header, frame = split_upload(await request.read())
+    header, frame = split_upload(bytes(await bodies.read(request, MAX_RESULT_BYTES)))
     await services.rollouts.finish(header, request[CLAIMS].subject, frame, await _max_attempts(services, header.lease))
     return web.Response(status=204)
 
@@ -180,6 +185,7 @@ async def _max_attempts(services: Services, lease: LeaseRef) -> int:
         return DEFAULT_MAX_ATTEMPTS
 
 
+@takes("namespace", "id", "fence")
 async def _get_run(request: web.Request) -> web.Response:
     services, query = request.app[SERVICES], request.query
     namespace, id = query.get("namespace", "default"), query.get("id", "")
@@ -198,7 +204,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     """
     services = request.app[SERVICES]
     try:
-        wanted = NewEndpoint.model_validate_json(await request.read())
+        wanted = NewEndpoint.model_validate(await bodies.read_message(request))
     except ValueError as error:
         raise BadRequest(f"not a NewEndpoint: {error}") from None
     uid = request[CLAIMS].subject

@@ -8,14 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pydantic
 from aiohttp import web
 
+from rollyard.api import bodies
 from rollyard.api.named_pool import rollout_pool
+from rollyard.api.query import cursor, flag, seconds, takes, whole
 from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.status import invalid
 from rollyard.api.streams import lasts
+from rollyard.api.submits import read_requests
 from rollyard.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
@@ -25,7 +26,6 @@ from rollyard.kinds.tasks import BUILT_IN, check_task
 from rollyard.rollouts.agents import NodeAgent
 from rollyard.rollouts.freshness import POLICY
 from rollyard.rollouts.results import decompress, trajectory, view
-from rollyard.rollouts.submission import MAX_PER_REQUEST
 from rollyard.rollouts.waiting import explain, unknown_kind
 from rollyard.store.base import RolloutFilter, RolloutRecord
 
@@ -49,38 +49,19 @@ def _namespace(request: web.Request) -> str:
     return request.query.get("namespace", "default")
 
 
+@takes("namespace")
 async def _submit(request: web.Request) -> web.Response:
     services, namespace = request.app[SERVICES], _namespace(request)
-    requests = _read_requests(await request.read())
+    requests = await read_requests(request)
     pools = await _check_pools(services, namespace, requests)
-    _check_tasks(services, requests, pools)
+    _check_kinds(services, requests, pools)
+    await bodies.beside(_check_tasks, requests)
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}
         for r, new in accepted
     ]
     return web.json_response({"rollouts": rows}, status=202)
-
-
-def _read_requests(body: bytes) -> list[RolloutRequest]:
-    """One request, a list, or {"rollouts": [...]}. Raises BadRequest, Invalid with the path of each wrong field."""
-    try:
-        data = json.loads(body)
-    except ValueError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
-    if isinstance(data, dict) and data.keys() == {"rollouts"}:
-        data = data["rollouts"]
-    if not isinstance(data, list):
-        data = [data]
-    try:
-        requests = pydantic.TypeAdapter(list[RolloutRequest]).validate_python(data)
-    except pydantic.ValidationError as error:
-        raise invalid(error, "the request") from None
-    if not requests:
-        raise Invalid("send at least one rollout")
-    if (n := sum(r.n for r in requests)) > MAX_PER_REQUEST:
-        raise Invalid(f"one request may have at most {MAX_PER_REQUEST} rollouts, this one has {n}; send several")
-    return requests
 
 
 async def _check_pools(
@@ -112,7 +93,7 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
             )
 
 
-def _check_tasks(services: Services, requests: Sequence[RolloutRequest], pools: Mapping[str, RolloutPool]) -> None:
+def _check_kinds(services: Services, requests: Sequence[RolloutRequest], pools: Mapping[str, RolloutPool]) -> None:
     known = services.task_kinds | services.agents.kinds()
     for i, request in enumerate(requests):
         kind, message = request.task.kind, None
@@ -121,8 +102,16 @@ def _check_tasks(services: Services, requests: Sequence[RolloutRequest], pools: 
         elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
             message = unknown_kind(kind, request.pool, agents)
         if message is not None:
-            raise Invalid(message, causes=[Cause(f"{i}.task.kind", message)])
-        check_task(request.task)
+            raise Invalid(message, causes=[Cause(f"rollouts[{i}].task.kind", message)])
+
+
+def _check_tasks(requests: Sequence[RolloutRequest]) -> None:
+    for i, request in enumerate(requests):
+        try:
+            check_task(request.task)
+        except Invalid as error:
+            causes = [Cause(f"rollouts[{i}].{c.field}", c.message, c.reason) for c in error.causes]
+            raise Invalid(f"rollouts[{i}]: {error}", causes=causes) from None
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[NodeAgent]:
@@ -133,9 +122,10 @@ def _all_agents(services: Services, pool: RolloutPool) -> list[NodeAgent]:
     return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []
 
 
+@takes("namespace", "pool", "group", "status", "after", "limit")
 async def _list(request: web.Request) -> web.Response:
     services, query = request.app[SERVICES], request.query
-    limit = min(_int(request, "limit", DEFAULT_LIMIT), MAX_LIMIT)
+    limit = min(whole(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
     try:
         statuses = tuple(Status(word) for word in query.get("status", "").split(",") if word)
     except ValueError:
@@ -145,7 +135,7 @@ async def _list(request: web.Request) -> web.Response:
         pool=query.get("pool"),
         group=query.get("group"),
         status=statuses,
-        after_seq=_int(request, "after", 0),
+        after_seq=whole(request, "after", 0),
         limit=limit,
     )
     records = await services.rollouts.find(filter)
@@ -153,9 +143,10 @@ async def _list(request: web.Request) -> web.Response:
     return web.json_response({"rollouts": await _views(services, records), "next": following})
 
 
+@takes("namespace", "wait")
 async def _get(request: web.Request) -> web.Response:
     services, id = request.app[SERVICES], request.match_info["id"]
-    wait = min(_float(request, "wait", 0.0), MAX_WAIT_SECONDS)
+    wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     if wait:
         lasts(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
@@ -166,12 +157,14 @@ async def _get(request: web.Request) -> web.Response:
     return web.json_response(body)
 
 
+@takes("namespace")
 async def _cancel(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
     return web.json_response(_view(services, record))
 
 
+@takes("namespace", "pool", "group")
 async def _counts(request: web.Request) -> web.Response:
     """How far a pool or a group is: queued, in each stage, by terminal status, and the mean reward so far."""
     services, query = request.app[SERVICES], request.query
@@ -187,13 +180,14 @@ async def _counts(request: web.Request) -> web.Response:
     return web.json_response(counts)
 
 
+@takes("namespace", "pool", "group", "after", "trajectories")
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Server-sent events, one a terminal record; resumes after the cursor in `after` or Last-Event-ID."""
     services, query = request.app[SERVICES], request.query
-    after = _int(request, "after", 0)
+    after = whole(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
-        after = int(last) if last.isdigit() else after
-    whole = query.get("trajectories", "0") == "1"
+        after = cursor(last, "Last-Event-ID")
+    trajectories = flag(request, "trajectories")
     lasts(request)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
@@ -205,7 +199,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         if record is None:
             await response.write(b": nothing yet\n\n")
             continue
-        data = await _trajectory(services, record) if whole else _view(services, record)
+        data = await _trajectory(services, record) if trajectories else _view(services, record)
         await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {json.dumps(data)}\n\n".encode())
     return response
 
@@ -230,20 +224,6 @@ async def _trajectory(services: Services, record: RolloutRecord) -> dict[str, An
         return trajectory(record, None)
     frame = await services.store.read_blob(record.result)
     return await asyncio.to_thread(lambda: trajectory(record, decompress(frame)))
-
-
-def _int(request: web.Request, name: str, default: int) -> int:
-    try:
-        return int(request.query.get(name, default))
-    except ValueError:
-        raise BadRequest(f"{name} must be a whole number") from None
-
-
-def _float(request: web.Request, name: str, default: float) -> float:
-    try:
-        return float(request.query.get(name, default))
-    except ValueError:
-        raise BadRequest(f"{name} must be a number of seconds") from None
 
 
 async def pool_of(services: Services, namespace: str, name: str) -> RolloutPool:

@@ -10,6 +10,7 @@ import asyncio
 
 from aiohttp import web
 
+from rollyard.api import bodies
 from rollyard.api.kinds import BASE, answer, check_site, object_key, parse_pool, read_body, writable
 from rollyard.api.services import SERVICES
 from rollyard.errors import BadRequest, NotFound
@@ -30,7 +31,7 @@ async def _of_stored(request: web.Request) -> web.Response:
 
 
 async def _of_body(request: web.Request) -> web.Response:
-    wanted = parse_pool(request, await read_body(request))
+    wanted = await bodies.beside(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:
         raise BadRequest("metadata.name differs from the name in the path")

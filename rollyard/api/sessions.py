@@ -5,8 +5,11 @@ from __future__ import annotations
 import pydantic
 from aiohttp import web
 
+from rollyard.api import bodies
 from rollyard.api.auth import GATEWAY
+from rollyard.api.listener import known
 from rollyard.api.named_pool import inference_pool
+from rollyard.api.query import takes
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.status import invalid
 from rollyard.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
@@ -42,13 +45,14 @@ def set_up(app: web.Application, services: Services) -> None:
     app.on_shutdown.append(end)
 
 
+@takes("namespace")
 async def _open(request: web.Request) -> web.Response:
     """201 with a new session, 200 with the one that there is."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     try:
-        wanted = SessionRequest.model_validate_json(await request.read())
+        wanted = SessionRequest.model_validate(await bodies.read_message(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, "the session") from None
+        raise invalid(error, SessionRequest, "the session") from None
     pool = await _pool(services, namespace, wanted)
     try:
         found, new = await services.sessions.open(namespace, wanted, services.clock.time())
@@ -93,21 +97,25 @@ def _hope(pool: InferencePool) -> str:
     )
 
 
+@takes("namespace")
 async def _list(request: web.Request) -> web.Response:
     found = request.app[SERVICES].sessions.all(request.query.get("namespace", "default"))
     return web.json_response({"sessions": [one.view().model_dump(mode="json") for one in found]})
 
 
+@takes("namespace")
 async def _get(request: web.Request) -> web.Response:
     return await _record(request, _id(request))
 
 
+@takes("namespace")
 async def _close(request: web.Request) -> web.Response:
     id = _id(request)
     request.app[SERVICES].sessions.close(id)
     return await _record(request, id)
 
 
+@takes("namespace")
 async def _delete(request: web.Request) -> web.Response:
     """Answers how it was in the end, without its trajectory, which is gone."""
     ended = request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
@@ -132,6 +140,7 @@ def _id(request: web.Request) -> str:
 def _called(services: Services, request: web.Request, named: str | None) -> Session:
     """The session of a model call, by its key, or by name for who may do everything. Raises Refusal."""
     claims = _claims(services, request)
+    known(request)
     if claims.role is Role.ADMIN:
         if named is None:
             raise no_session(

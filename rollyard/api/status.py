@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pydantic
 from aiohttp import web
+from pydantic import BaseModel
 
-from rollyard.errors import ApiError, BadRequest, Cause, Expired, Invalid, MethodNotAllowed, NotFound, TooLarge
+from rollyard.errors import ApiError, BadRequest, Expired, Invalid, MethodNotAllowed, NotFound, TooLarge
+from rollyard.kinds.validation import Problem, problems_of
 
+SMALL_BYTES = 64 << 10
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -38,27 +41,41 @@ def error_response(error: ApiError) -> web.Response:
     return web.json_response(status_body(error), status=error.code, headers=headers)
 
 
-def invalid(error: pydantic.ValidationError, what: str) -> Invalid:
-    """A body that its model refuses, field by field."""
-    causes = [Cause(".".join(str(p) for p in e["loc"]), e["msg"]) for e in error.errors()]
-    listed = "; ".join(f"{c.field}: {c.message}" if c.field else c.message for c in causes)
-    return Invalid(f"{what} is invalid: {listed}", causes=causes)
+def invalid(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
+    """A body that its model refuses, field by field, in the words that manifests are refused in."""
+    return refused(problems_of(model, error), what)
+
+
+def refused(problems: Sequence[Problem], what: str) -> Invalid:
+    listed = "; ".join(map(str, problems))
+    return Invalid(f"{what} is invalid: {listed}", causes=[p.cause() for p in problems])
 
 
 @web.middleware
 async def errors_as_status(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The outermost boundary of a request: whatever went wrong becomes a Status."""
     try:
-        return await handler(request)
+        response = await handler(request)
     except ApiError as error:
-        return error_response(error)
+        response = error_response(error)
     except web.HTTPException as error:
-        return error_response(_from_aiohttp(error, request))
+        response = error_response(_from_aiohttp(error, request))
     except Exception as error:
         gone = request.transport is None or request.transport.is_closing()
         if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its answer
             log.exception("%s %s failed", request.method, request.path)
-        return error_response(ApiError("internal error; the server's log says more"))
+        response = error_response(ApiError("internal error; the server's log says more"))
+    if response.status >= 400 and not response.prepared and request.can_read_body:
+        _close_behind(request, response)
+    return response
+
+
+def _close_behind(request: web.Request, response: web.StreamResponse) -> None:
+    """A body that nobody wants is not taken, but for a small one that a good client sends in the same breath."""
+    size = request.content_length
+    if response.status in (401, 408) or size is None or size > SMALL_BYTES:
+        response.force_close()
+        request.protocol.close()
 
 
 def _from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:

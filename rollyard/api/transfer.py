@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.api.kinds import BASE
+from rollyard.api.query import ANY, takes
 from rollyard.api.services import SERVICES
 from rollyard.errors import ApiError, NotFound, Unavailable, from_reason
 from rollyard.inference.state import EndpointState
@@ -40,6 +41,7 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+@takes(ANY)
 async def _relay(request: web.Request) -> web.StreamResponse:
     endpoint = _state(request).endpoint
     headers = {name: request.headers[name] for name in PASSED if name in request.headers}

@@ -36,7 +36,7 @@ async def _post(request: web.Request) -> web.Response:
     try:
         update = WeightsUpdate.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, "the update") from None
+        raise invalid(error, WeightsUpdate, "the update") from None
     services, tries = request.app[SERVICES], WRITE_RETRIES
     while True:
         pool, tries = await _pool(request), tries - 1

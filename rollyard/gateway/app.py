@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic_core import from_json
 
+from rollyard.errors import ApiError, TooLarge
 from rollyard.gateway.asked import Said
 from rollyard.gateway.chat import ChatExchange
 from rollyard.gateway.completions import CompletionExchange
 from rollyard.gateway.dialect import Exchange, openai_error
+from rollyard.gateway.incoming import ask, asked_later, encoding_of, inflate
 from rollyard.gateway.messages import MessagesExchange
 from rollyard.gateway.refusal import Refusal, bad_request, too_slow
 from rollyard.gateway.responses import ResponsesExchange
@@ -46,13 +48,17 @@ APIS: dict[str, Make] = {
 
 
 def build(find: Find) -> web.Application:
-    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL."""
+    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL.
+
+    Bodies are unpacked here: who runs it turns `auto_decompress` off, which would do it before the caller is known.
+    """
     app = web.Application(middlewares=[_no_such_path])
     front = _Front(find)
     for prefix in ("", "/s/{session}"):
         for path, exchange in APIS.items():
-            app.router.add_post(prefix + path, front.serving(exchange))
-        app.router.add_post(f"{prefix}/v1/messages/count_tokens", front.count_tokens)
+            app.router.add_post(prefix + path, front.serving(exchange), expect_handler=asked_later)
+        counting = f"{prefix}/v1/messages/count_tokens"
+        app.router.add_post(counting, front.count_tokens, expect_handler=asked_later)
         app.router.add_get(f"{prefix}/v1/models", front.models)
         app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", front.model)
     return app
@@ -203,22 +209,31 @@ async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, s
         return await session.aside(partial(_made, make, data), len(data))
 
 
-async def _read(request: web.Request, session: Session) -> bytes:
+async def _read(request: web.Request, session: Session) -> bytearray:
+    """Raises Refusal."""
     data, most = bytearray(), session.terms.max_body
     try:
+        encoding = encoding_of(request.headers.get("Content-Encoding"))
+        await ask(request)
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.content.iter_any():
                 data += chunk
                 if len(data) > most:
                     raise session.too_large()
+        if encoding is not None:
+            return await asyncio.to_thread(inflate, data, encoding, most)
     except TimeoutError:
         raise too_slow(BODY_SECONDS) from None
-    except web.RequestPayloadError as error:  # not in the encoding that its headers name
+    except web.RequestPayloadError as error:
         raise bad_request(f"the body cannot be read: {error}") from None
-    return bytes(data)
+    except TooLarge:
+        raise session.too_large() from None
+    except ApiError as error:  # not in the encoding that its headers name
+        raise Refusal(error.code, "invalid_request_error", str(error)) from None
+    return data
 
 
-def _made(make: Callable[[dict[str, Any]], E], data: bytes) -> E:
+def _made(make: Callable[[dict[str, Any]], E], data: bytearray) -> E:
     try:
         body = from_json(data)
     except ValueError as error:

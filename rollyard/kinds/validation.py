@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import pydantic
@@ -19,10 +20,16 @@ from pydantic_core import ErrorDetails
 from rollyard.errors import Cause, Invalid
 from rollyard.kinds.base import API_VERSION, GROUP, KindObject, ObjectMeta
 from rollyard.kinds.fields import Path, dotted, fields_of, find, model_at, walk
+from rollyard.kinds.object_names import annotation_problems, label_problems, name_problems
 from rollyard.kinds.registry import KINDS
 
 FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "deletionGracePeriodSeconds"})
 """Kubernetes's own, which its clients send; kept out without being an error."""
+MAX_TOLD = 20
+MAX_LISTED = 1000
+"""Mistakes; to write down each of more would take seconds."""
+_BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
+"""Told in Kubernetes' words where they are texts, by `_out_of_bounds`."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -104,7 +111,7 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
     if kind is None:
         choices = [name for name, k in KINDS.items() if k.USER_WRITTEN]
         said = (
-            "is missing; write" if word is None else f"there is no {_given(word)}{_did_you_mean(word, choices)}; write"
+            "is missing; write" if word is None else f"there is no {_given(word)}{did_you_mean(word, choices)}; write"
         )
         reason = "FieldValueRequired" if word is None else "FieldValueNotSupported"
         problems.append(Problem(("kind",), f"{said} one of {', '.join(choices)}", reason))
@@ -117,7 +124,18 @@ def _metadata(metadata: Any) -> list[Problem]:
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
     written = ("name", "namespace", "labels", "annotations")
-    return [_unknown(("metadata", key), written, None) for key in metadata if key not in known]
+    unknown = (_unknown(("metadata", key), written, None) for key in metadata if key not in known)
+    return list(islice(chain(unknown, _out_of_bounds(metadata)), MAX_TOLD))
+
+
+def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
+    """As Kubernetes finds it, at the paths that it gives; what has the wrong type is told by the model."""
+    for field in ("name", "namespace"):
+        if isinstance(text := metadata.get(field), str):
+            yield from (Problem(("metadata", field), f"{_given(text)}: {words}") for words in name_problems(text))
+    for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
+        if isinstance(texts := metadata.get(field), dict):
+            yield from (Problem(("metadata", field), words) for words in problems(texts))
 
 
 def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | None, list[Problem]]:
@@ -125,7 +143,19 @@ def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | No
         # As JSON, because only then does strict mode take a time written as text.
         return kind.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False), []
     except pydantic.ValidationError as error:
-        return None, [_problem(kind, e) for e in error.errors(include_url=False)]
+        return None, [p for p in problems_of(kind, error) if not (p.path in _BOUNDED and p.reason == Problem.reason)]
+
+
+def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list[Problem]:
+    """What the model refused, one by one, up to a limit."""
+    count = error.error_count()
+    if count > MAX_LISTED:
+        return [Problem((), f"it has {count} mistakes, too many to name")]
+    errors = error.errors(include_url=False)
+    problems = [_problem(model, e) for e in errors[:MAX_TOLD]]
+    if count > MAX_TOLD:
+        problems.append(Problem((), f"and {count - MAX_TOLD} more mistakes"))
+    return problems
 
 
 def _repaired(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Problem]) -> dict[str, Any]:
@@ -143,7 +173,7 @@ def _repaired(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Pr
     return repaired
 
 
-def _problem(kind: type[KindObject], error: ErrorDetails) -> Problem:
+def _problem(kind: type[BaseModel], error: ErrorDetails) -> Problem:
     path: Path = tuple(error["loc"])
     given, about = error.get("input"), error.get("ctx", {})
     match error["type"]:
@@ -154,7 +184,7 @@ def _problem(kind: type[KindObject], error: ErrorDetails) -> Problem:
         case "literal_error":
             shape = find(kind, [p for p in path if isinstance(p, str)])
             choices = shape.choices if shape else ()
-            meant = _did_you_mean(given, choices)
+            meant = did_you_mean(given, choices)
             return Problem(
                 path, f"must be one of {', '.join(choices)}, not {_given(given)}{meant}", "FieldValueNotSupported"
             )
@@ -171,16 +201,17 @@ def _problem(kind: type[KindObject], error: ErrorDetails) -> Problem:
             return Problem(path, f"{error['msg']}, not {_given(given)}")
 
 
-def _unknown(path: Path, siblings: Sequence[str], kind: type[KindObject] | None) -> Problem:
+def _unknown(path: Path, siblings: Sequence[str], kind: type[BaseModel] | None) -> Problem:
     name = str(path[-1])
-    meant = _did_you_mean(name, siblings)
+    meant = did_you_mean(name, siblings)
     if not meant and kind is not None:
-        elsewhere = [dotted(where) for where, _ in walk(kind) if where[-1] == name and where[0] == "spec"]
+        found = [where for where, _ in walk(kind) if where[-1] == name]
+        elsewhere = [dotted(where) for where in found if where[0] == "spec" or not issubclass(kind, KindObject)]
         meant = f"; it belongs to `{elsewhere[0]}`" if elsewhere else ""
     return Problem(path, f"unknown field{meant}; fields here: {', '.join(siblings)}", at_key=True)
 
 
-def _missing(kind: type[KindObject], path: Path) -> str:
+def _missing(kind: type[BaseModel], path: Path) -> str:
     shape = find(kind, [p for p in path if isinstance(p, str)])
     if shape is None:
         return "is missing"
@@ -188,7 +219,7 @@ def _missing(kind: type[KindObject], path: Path) -> str:
     return f"is missing; write {_article(shape.word)}{fields}{_hint(kind, path)}"
 
 
-def _hint(kind: type[KindObject], path: Path) -> str:
+def _hint(kind: type[BaseModel], path: Path) -> str:
     shape = find(kind, [p for p in path if isinstance(p, str)])
     return f" ({shape.description.splitlines()[0]})" if shape and shape.description else ""
 
@@ -239,7 +270,8 @@ def _names(model: type[BaseModel] | None) -> list[str]:
     return list(fields_of(model)) if model else []
 
 
-def _did_you_mean(word: Any, choices: Sequence[str]) -> str:
+def did_you_mean(word: Any, choices: Sequence[str]) -> str:
+    """A half sentence; empty where nothing comes close."""
     closest = _closest(str(word), choices)
     return f"; did you mean `{closest}`?" if closest else ""
 

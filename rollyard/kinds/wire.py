@@ -6,10 +6,10 @@ that an old node agent outlives a new server.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
+from pydantic_core import from_json
 
 from rollyard.kinds.engine import Patience
 from rollyard.kinds.inference_pool import InferencePoolSpec
@@ -404,7 +404,7 @@ _TO_NODE: dict[str, type[Message]] = {
 
 
 def _decode(text: str, known: dict[str, type[Message]]) -> Any:
-    data = json.loads(text)
+    data = from_json(text, allow_inf_nan=False)
     model = known.get(str(data.get("type"))) if isinstance(data, dict) else None
     return model.arrived(data) if model else None
 

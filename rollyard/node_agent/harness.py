@@ -82,7 +82,11 @@ class Harness:
         """Its base URL inside the sandbox."""
         listener = await self._sandbox.listen()
         runner = web.AppRunner(
-            build(self._find), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+            build(self._find),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+            auto_decompress=False,
         )
         accepting: asyncio.Server | None = None
         try:

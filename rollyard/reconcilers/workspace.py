@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rollyard.errors import NotFound
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.object_names import name_problems
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.wire import AllocationFile
 from rollyard.slurm.base import BatchScript, Job
@@ -47,6 +49,10 @@ class Workspace:
         return job.comment.startswith(self.comment(""))
 
     def folder(self, namespace: str, name: str) -> Path:
+        """The one place that makes a path of names. Raises NotFound for a name that no allocation can have."""
+        for text in (namespace, name):
+            if next(name_problems(text), None) is not None:
+                raise NotFound(f"there is no allocation {text[:80]!r}")
         return self._data / "allocations" / f"{namespace}.{name}"
 
     def log_file(self, namespace: str, name: str) -> Path:

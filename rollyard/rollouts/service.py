@@ -81,7 +81,9 @@ class Rollouts:
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
         """All of them or none; answered once they are on disk. Each comes with whether it is new. Raises Conflict."""
         now = self._clock.time()
-        records = [(record, request.n) for request in requests for record in expand(namespace, request, now)]
+        records = await asyncio.to_thread(
+            lambda: [(record, request.n) for request in requests for record in expand(namespace, request, now)]
+        )
         accepted = await self._store.transact(lambda tx: accept(tx, records))
         for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
             self.wake(pool, now)

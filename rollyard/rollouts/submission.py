@@ -21,9 +21,7 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     single = request.model_copy(update={"n": 1, "id": None, "group": group})
     body = single.model_dump_json()
     if len(body) > MAX_TASK_BYTES:
-        raise Invalid(
-            f"a request may have at most {MAX_TASK_BYTES} bytes, this one has {len(body)}; keep data in the image"
-        )
+        raise too_large(len(body))
     said = single.model_dump_json(exclude_defaults=True)  # so that a field of a later release changes no digest
     records = []
     for index in range(request.n):
@@ -48,6 +46,10 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
             )
         )
     return records
+
+
+def too_large(size: int) -> Invalid:
+    return Invalid(f"a request may have at most {MAX_TASK_BYTES} bytes, this one has {size}; keep data in the image")
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:

@@ -17,7 +17,7 @@ from rollyard.store.base import BlobRef
 
 PACK_LIMIT = 1 << 30
 """Bytes after which the next batch begins a new pack."""
-_PACK_NAME = re.compile(r"[0-9]{1,20}-[0-9]{1,20}\.pack")
+_PACK_NAME = re.compile(r"([0-9]{1,20})-[0-9]{1,20}\.pack")
 
 
 class PackWriter:
@@ -91,6 +91,12 @@ class PackWriter:
 
     def close(self) -> None:
         self._next_pack()
+
+
+def newest_epoch(folder: Path) -> int | None:
+    """Epoch of the newest pack; None where there is no pack. Blocks; raises OSError."""
+    found = [int(match[1]) for name in os.listdir(folder) if (match := _PACK_NAME.fullmatch(name))]
+    return max(found, default=None)
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rollyard.errors import Unavailable
 from rollyard.kinds.base import KindObject
 from rollyard.store import objects, schema
-from rollyard.store.blobs import PackWriter
+from rollyard.store.blobs import PackWriter, newest_epoch
 from rollyard.store.journal import Journal, choose_journal
 from rollyard.store.lock import FolderLock, JobRun
 
@@ -42,8 +42,10 @@ class Database:
     oldest: int
 
 
-def open_database(folder: Path, run: JobRun | None = None) -> Database:
+def open_database(folder: Path, run: JobRun | None = None, told_epoch: int = 0) -> Database:
     """Blocks for some milliseconds; up to TAKE_OVER_SECONDS when an earlier run of the same job still has the folder.
+
+    `told_epoch`: the newest that others were told of; the next one is above it, whatever the database says.
 
     Raises Unavailable, in words, whatever is wrong with the folder.
     """
@@ -56,7 +58,7 @@ def open_database(folder: Path, run: JobRun | None = None) -> Database:
             undo.callback(lock.release)
             _take(lock, folder)
             journal = choose_journal(folder, moves=run is not None)
-            database = _open(undo, folder / "rollyard.db", blobs, lock, journal)
+            database = _open(undo, folder / "rollyard.db", blobs, lock, journal, told_epoch)
         except OSError as error:
             raise Unavailable(f"{error.filename or folder} cannot be used: {error.strerror}") from None
         except sqlite3.Error as error:
@@ -76,15 +78,29 @@ def _take(lock: FolderLock, folder: Path) -> None:
         log.warning("going on without the lock of %s: a node that Slurm has given up still holds it", folder)
 
 
-def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal) -> Database:
+def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal, told_epoch: int) -> Database:
+    packs = newest_epoch(blobs)
+    if packs is not None and not (path.exists() and path.stat().st_size):
+        raise _lost(path, blobs)  # before an empty one is made
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite itself would follow the umask
     writing = _connect(path)
     undo.callback(writing.close)
     if writing.execute(f"PRAGMA journal_mode={journal}").fetchone()[0].upper() != journal:
         raise Unavailable(f"{path} cannot change to journal mode {journal}; is another process reading it?")
     writing.execute("PRAGMA synchronous=FULL")
+    if packs is not None and schema.is_new(writing):
+        raise _lost(path, blobs)
     schema.migrate(writing)
-    epoch, server_id = schema.begin_epoch(writing)
+    last = schema.last_epoch(writing)
+    newest = max(packs or 0, told_epoch)
+    epoch, server_id = schema.begin_epoch(writing, newest)
+    if newest > last:
+        log.warning(
+            "%s is older than its folder: it knows epoch %s, and there are packs or an endpoint.json of epoch %s. It was "
+            "restored from a backup, it seems: going on with epoch %s; what happened since the backup is not known here, and "
+            "its packs stay where they are",
+            path, last, newest, epoch,
+        )  # fmt: skip
     reading = [_connect(path) for _ in range(READERS)]
     for connection in reading:
         undo.callback(connection.close)
@@ -101,6 +117,13 @@ def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: J
         objects=objects.load(writing),
         version=objects.latest_version(writing),
         oldest=objects.oldest_start(writing),
+    )
+
+
+def _lost(path: Path, blobs: Path) -> Unavailable:
+    return Unavailable(
+        f"{path} is missing or empty, but {blobs} holds trajectories: put the database back from a backup (rollyard.db with "
+        "its -wal file, if there is one), or move blobs/ away to begin anew without them"
     )
 
 

@@ -77,14 +77,26 @@ def migrate(db: sqlite3.Connection) -> None:
         db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
-def begin_epoch(db: sqlite3.Connection) -> tuple[int, str]:
-    """Count this opening; answers the new epoch and the server id, which is made at the first."""
+def is_new(db: sqlite3.Connection) -> bool:
+    """Whether nothing was ever written."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return bool(version == 0)
+
+
+def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
+    """Count this opening; answers the new epoch, greater than `above`, and the server id, which is made at the first."""
     db.execute("BEGIN IMMEDIATE")
     db.execute("INSERT OR IGNORE INTO meta VALUES ('server_id', ?), ('epoch', '0')", (secrets.token_hex(6),))
-    db.execute("UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE name = 'epoch'")
+    db.execute("UPDATE meta SET value = max(CAST(value AS INTEGER), ?) + 1 WHERE name = 'epoch'", (above,))
     meta = dict(db.execute("SELECT name, value FROM meta"))
     db.execute("COMMIT")
     return int(meta["epoch"]), str(meta["server_id"])
+
+
+def last_epoch(db: sqlite3.Connection) -> int:
+    """0 before the first."""
+    row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
+    return int(row[0]) if row else 0
 
 
 def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
@@ -92,6 +104,6 @@ def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
 
     Asked within the transaction that it is to allow: nobody can count another before that has ended.
     """
-    (newest,) = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
+    newest = last_epoch(db)
     if newest != epoch:
         raise Superseded(f"a newer server has this data folder (epoch {newest}, this one has {epoch})")

@@ -48,12 +48,15 @@ class SqliteStore:
         self._closed = False
 
     @classmethod
-    async def open(cls, folder: Path, clock: Clock | None = None, run: JobRun | None = None) -> SqliteStore:
+    async def open(
+        cls, folder: Path, clock: Clock | None = None, run: JobRun | None = None, told_epoch: int = 0
+    ) -> SqliteStore:
         """Makes what is missing. `run`: which job we are; the folder is taken over from an earlier run of it.
+        `told_epoch`: the newest epoch that others were told of, which a database from a backup may not know.
 
         Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
         """
-        return cls(await asyncio.to_thread(open_database, folder, run), clock or SystemClock())
+        return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
         """The folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot be read."""

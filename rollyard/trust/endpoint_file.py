@@ -9,12 +9,17 @@ from rollyard.kinds.wire import EndpointFile
 from rollyard.trust.secrets import write_secret
 
 
+def read_endpoint(path: Path) -> EndpointFile | None:
+    """None where there is none, or none that can be read. Blocks."""
+    try:
+        return EndpointFile.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def write_endpoint(path: Path, endpoint: EndpointFile) -> None:
     """Raises Conflict when a server with a newer epoch has written it."""
-    try:
-        there = EndpointFile.model_validate_json(path.read_bytes())
-    except (OSError, ValueError):
-        there = None
+    there = read_endpoint(path)
     if there is not None and there.epoch > endpoint.epoch:
         raise Conflict(
             f"{path} belongs to a newer server (epoch {there.epoch}, this one has {endpoint.epoch}); stop this one"

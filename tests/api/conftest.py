@@ -64,7 +64,9 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             )
             if not (await store.list_objects("InferencePool", "default"))[0]:
                 await store.create(_pool(model_dir, spec))
-            runner = web.AppRunner(build(services), handler_cancellation=True, access_log=None, shutdown_timeout=5)
+            runner = web.AppRunner(
+                build(services), handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=5
+            )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()

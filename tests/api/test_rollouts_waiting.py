@@ -107,7 +107,7 @@ async def test_a_kind_that_no_node_agent_knows_is_refused_where_that_is_certain(
         assert (await submit(api, "half", kind="quiz"))[0] == 202, "one has not said it yet"
         connect(api, "code", "math", uid="u2", quiz="ImportError: no haiku (/x/quiz.py:1)")
         status, answer = await submit(api, "late", kind="quiz")
-        assert (status, answer["details"]["causes"][0]["field"]) == (422, "0.task.kind")
+        assert (status, answer["details"]["causes"][0]["field"]) == (422, "rollouts[0].task.kind")
         assert "ImportError: no haiku (/x/quiz.py:1)" in answer["message"]
         assert await waiting(api) == {"early": "UnknownTaskKind", "half": "UnknownTaskKind"}
         assert (await submit(api, "built-in"))[0] == 202

@@ -59,7 +59,9 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Gateway]:
-        runner = web.AppRunner(build(self.find), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(
+            build(self.find), handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=0.1
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()

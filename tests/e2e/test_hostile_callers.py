@@ -1,0 +1,137 @@
+"""A real server under bodies that cost much: everybody else goes on, with and without a token in the hostile hands."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import subprocess
+import sys
+import time
+
+import aiohttp
+from e2e_yard import Yard, requests
+from yarl import URL
+
+from rollyard.client.kubeconfig import load_context
+from rollyard.kinds.rollout import Status
+
+POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
+SECONDS = 5.0
+MOST_SECONDS = 2.0
+"""Of one answer on a machine that has much else to do; alone it is a tenth of that."""
+GZIP = {"Content-Encoding": "gzip"}
+PATCH = {"Content-Type": "application/merge-patch+json"}
+"""One of each kind: what is large, what is deep, what unpacks, and what is many small things."""
+
+
+def _bodies() -> dict[str, tuple[str, str, bytes, dict[str, str]]]:
+    spaces, lists = b" " * (200 << 20), b"[" + b"[]," * (20 << 20) + b"[]]"
+    big = json.dumps({"metadata": {"name": "p", "annotations": {"a": "x" * (70 << 20)}}}).encode()
+    return {
+        "bomb-rollouts": ("POST", "/v1/rollouts", gzip.compress(spaces, 1), GZIP),
+        "bomb-of-lists": ("POST", "/v1/rollouts", gzip.compress(lists, 1), GZIP),
+        "bomb-gateway": ("POST", "/gateway/v1/chat/completions", gzip.compress(spaces, 1), GZIP),
+        "bomb-healthz": ("GET", "/healthz", gzip.compress(spaces, 1), GZIP),
+        "large-object": ("POST", POOLS, big, {}),
+        "many-lists": ("POST", POOLS, b"[" + b"[]," * 1_000_000 + b"[]]", {}),
+        "many-numbers": ("POST", POOLS, b'{"spec": [' + b"0," * 1_400_000 + b"0]}", {}),
+        "many-fields": ("POST", POOLS, json.dumps({f"k{i}": i for i in range(180_000)}).encode(), {}),
+        "many-labels": ("POST", POOLS, _labelled(100_000), {}),
+        "many-tasks": ("POST", "/v1/rollouts", json.dumps([{"tsk": i} for i in range(40_000)]).encode(), {}),
+        "many-mistakes": ("POST", "/v1/rollouts", json.dumps({f"k{i}": i for i in range(90_000)}).encode(), {}),
+        "deep": ("POST", "/v1/rollouts", b"[" * 200_000, {}),
+        "deep-patch": ("PATCH", f"{POOLS}/demo", b'{"a":' * 200_000, PATCH),
+        "deep-weights": ("POST", POOLS.replace("rollout", "inference") + "/policy/weights", b"[" * 200_000, {}),
+        "no-gzip": ("POST", "/v1/rollouts", b"x" * 100_000, GZIP),
+    }
+
+
+def _labelled(count: int) -> bytes:
+    return json.dumps({"metadata": {"name": "p", "labels": {f"k{i} ": "?" for i in range(count)}}}).encode()
+
+
+BODIES = _bodies()
+PROBE = """
+import http.client, json, ssl, sys, time
+host, token, ca = sys.argv[1:]
+caller = http.client.HTTPSConnection(host, context=ssl.create_default_context(cafile=ca), timeout=60)
+print("ready", flush=True)
+taken = []
+import select
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    began = time.monotonic()
+    caller.request("GET", "/healthz", headers={"Authorization": "Bearer " + token})
+    assert caller.getresponse().read() == b"ok"
+    taken.append(time.monotonic() - began)
+print(json.dumps(sorted(taken)))
+"""
+"""Beside the hostile callers, in a process of its own, as they keep theirs busy."""
+
+
+class Probe:
+    """Asks /healthz all the time; how long each answer took, in seconds, shortest first."""
+
+    def __init__(self, yard: Yard, url: str, token: str) -> None:
+        command = [sys.executable, "-c", PROBE, url.removeprefix("https://"), token, str(yard.data / "ca.pem")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def taken(self) -> list[float]:
+        out, _ = self._process.communicate("stop\n", timeout=60)
+        return [float(seconds) for seconds in json.loads(out)]
+
+
+async def test_hostile_bodies_again_and_again_keep_nobody_waiting(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        context = load_context(yard.data / "admin.kubeconfig")
+        known = {"Authorization": f"Bearer {context.token}"}
+        probe = Probe(yard, context.url, context.token)
+        running = asyncio.create_task(yard.gather(client, await client.submit(requests(4, 4, n=2)), 300))
+        answers: dict[str, set[int]] = {}
+
+        async def send(http: aiohttp.ClientSession, name: str, headers: dict[str, str]) -> None:
+            method, path, body, more = BODIES[name]
+            try:
+                async with http.request(
+                    method, context.url + path, data=io.BytesIO(body), headers=more | headers
+                ) as found:
+                    answers.setdefault(name, set()).add(found.status)
+            except aiohttp.ClientError:
+                pass  # cut off in the middle of what nobody wanted
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context.tls(), limit=0)) as http:
+            rounds, end = 0, time.monotonic() + SECONDS
+            while not rounds or not running.done() or time.monotonic() < end:
+                for name in BODIES:
+                    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+                        for headers in (known, {}, {}):
+                            tasks.create_task(send(http, name, headers))
+                rounds += 1
+        taken = await asyncio.to_thread(probe.taken)
+        ended = await running
+        print(f"{rounds} rounds, {len(taken)} answers of /healthz: half within {taken[len(taken) // 2]:.3f} s, 99 of 100 "
+              f"within {taken[len(taken) * 99 // 100]:.3f} s, all within {taken[-1]:.3f} s")  # fmt: skip
+        assert all(status < 500 for found in answers.values() for status in found), answers
+        assert {t.attempt for t in ended} == {1}  # no lease was lost
+        assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}
+        assert taken[-1] < MOST_SECONDS
+
+
+async def test_a_path_of_names_leads_nowhere_else(yard: Yard) -> None:
+    evil = yard.folder / "evil"
+    evil.mkdir()
+    (evil / "job.log").write_text("secret")
+    context = load_context(yard.data / "admin.kubeconfig")
+    connector = aiohttp.TCPConnector(ssl=context.tls())
+    headers = {"Authorization": f"Bearer {context.token}"}
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as http:
+        for name in (f"demo-0%2f{'..%2f' * 4}evil", "..%2f..%2f..%2fevil", "x" * 260, "%2e%2e", "a%00b"):
+            path = f"/apis/rollyard.dev/v1alpha1/namespaces/default/allocations/{name}/log"
+            async with http.get(URL(context.url + path, encoded=True)) as found:
+                told = await found.json()
+                assert (found.status, told["kind"]) == (404, "Status"), told

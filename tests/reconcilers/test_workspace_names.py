@@ -1,0 +1,19 @@
+"""Paths that are made of names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollyard.errors import NotFound
+from rollyard.reconcilers.workspace import Workspace
+
+
+@pytest.mark.parametrize("name", ["..", "", ".", "a/b", "demo-0/../../evil", "x" * 260, "a\0b", "Ä", "-a", "a\n"])
+def test_a_name_that_no_allocation_can_have_makes_no_path(tmp_path: Path, name: str) -> None:
+    workspace = Workspace(tmp_path, "s", lambda role, uid: "t")
+    for namespace, allocation in (("default", name), (name, "demo-0")):
+        with pytest.raises(NotFound, match="there is no allocation"):
+            workspace.log_file(namespace, allocation)
+    assert workspace.log_file("default", "demo-0") == tmp_path / "allocations" / "default.demo-0" / "job.log"
