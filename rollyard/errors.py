@@ -205,7 +205,10 @@ class Standstill(RollyardError):
 
 
 class ContextExceeded(RollyardError):
-    pass
+    def __init__(self, message: str, *, context: int | None = None) -> None:
+        super().__init__(message)
+        self.context = context
+        """Tokens that fit, answer included, where that is known."""
 
 
 class TaskError(RollyardError):

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from rollyard.gateway.completions import CompletionExchange
 from rollyard.gateway.dialect import Exchange, openai_error
 from rollyard.gateway.incoming import ask, asked_later, encoding_of, inflate
 from rollyard.gateway.messages import MessagesExchange
-from rollyard.gateway.refusal import Refusal, bad_request, too_slow
+from rollyard.gateway.refusal import Refusal, bad_request, no_model, too_slow
 from rollyard.gateway.responses import ResponsesExchange
 from rollyard.gateway.session import Session, Tell
 
@@ -110,19 +111,21 @@ class _Front:
     async def models(self, request: web.Request) -> web.Response:
         """In OpenAI's and Anthropic's shape at once."""
         try:
-            name = (await self._session(request)).terms.model
+            session = await self._session(request)
         except Refusal as refusal:
-            return web.json_response(openai_error(refusal), status=refusal.status)
-        listed = {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+            return _refused(_error(request, refusal), refusal)
+        name = session.terms.model
+        listed = {"object": "list", "data": [_model(session)], "has_more": False, "first_id": name, "last_id": name}
         return web.json_response(listed)
 
     async def model(self, request: web.Request) -> web.Response:
-        """Any name is served, by the one model there is."""
         try:
-            await self._session(request)
+            session, name = await self._session(request), request.match_info["model"]
+            if name != session.terms.model:
+                raise no_model(name, session.terms.model)
         except Refusal as refusal:
-            return web.json_response(openai_error(refusal), status=refusal.status)
-        return web.json_response(_model(request.match_info["model"]))
+            return _refused(_error(request, refusal), refusal)
+        return web.json_response(_model(session))
 
     async def _session(self, request: web.Request) -> Session:
         return await self._find(request, named_session(request))
@@ -136,7 +139,13 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
         served = ", ".join([*APIS, "/v1/messages/count_tokens", "/v1/models"])
         message = f"{request.method} {request.path} is not served; there are {served}"
         refusal = Refusal(error.status, "invalid_request_error", message, code="unknown_url")
-        return web.json_response(openai_error(refusal), status=error.status)
+        return _refused(_error(request, refusal), refusal)
+
+
+def _error(request: web.Request, refusal: Refusal) -> dict[str, Any]:
+    """In the shape of the API whose client asks, where the path is not one API's own."""
+    anthropics = "/v1/messages/" in f"{request.path}/" or "anthropic-version" in request.headers
+    return MessagesExchange.error(refusal) if anthropics else openai_error(refusal)
 
 
 async def _streamed(request: web.Request, session: Session, exchange: Exchange) -> web.StreamResponse:
@@ -249,6 +258,8 @@ def _counted(body: dict[str, Any]) -> MessagesExchange:
     return MessagesExchange({"max_tokens": 1, **body})
 
 
-def _model(name: str) -> dict[str, Any]:
-    created = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+def _model(session: Session) -> dict[str, Any]:
+    """As OpenAI and Anthropic tell it; its age is the session's."""
+    name, at = session.terms.model, session.opened_at
+    created = {"created": at, "created_at": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")}
     return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rollyard", **created}

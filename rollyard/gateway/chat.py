@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollyard.gateway.accepted import TOOL
 from rollyard.gateway.asked import ROLES, Asked, Said, assistant, objects, offered, text_field, text_of
 from rollyard.gateway.dialect import Body, data, flag, model_of, new_id, now, openai_error, wants_usage
-from rollyard.gateway.parameters import read_wanted
+from rollyard.gateway.parameters import check_fields, read_wanted
 from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.gateway.session import Session, Tell
 from rollyard.tokens.template import Message
@@ -96,6 +97,8 @@ def _tools(body: Body) -> list[dict[str, Any]]:
         known = tool.get("type", "function") == "function" and isinstance(tool.get("function"), dict)
         if not known or not isinstance(tool["function"].get("name"), str):
             raise bad_request("each of `tools` must be a function with a name", param="tools")
+        check_fields(tool, ("type", "function"), TOOL, "tools[]")
+        check_fields(tool["function"], ("name", "description", "parameters"), TOOL, "tools[].function")
     return tools
 
 

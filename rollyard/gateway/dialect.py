@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
+from rollyard.gateway.accepted import STREAM
 from rollyard.gateway.asked import Said
+from rollyard.gateway.parameters import check_fields
 from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.gateway.session import Session, Tell
 
@@ -70,11 +72,16 @@ def flag(body: Body, name: str) -> bool:
     return bool(value)
 
 
-def wants_usage(body: Body) -> bool:
+def stream_options(body: Body, *own: str) -> Body:
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise bad_request("`stream_options` must be an object", param="stream_options")
-    return bool(options and options.get("include_usage"))
+    check_fields(options or {}, own, STREAM, "stream_options")
+    return options or {}
+
+
+def wants_usage(body: Body) -> bool:
+    return bool(stream_options(body, "include_usage").get("include_usage"))
 
 
 def new_id(prefix: str) -> str:

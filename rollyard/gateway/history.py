@@ -4,13 +4,14 @@ A branch is a `Conversation`. Callers send the whole history with every call, in
 message has a key that leaves out what they change without meaning anything by it, and a branch goes on when the keys up to
 its last sampled turn are the same. Then that turn's ids stand where its text came back. A history that no branch is a prefix
 of, because the caller edited or shortened it or is a sub-agent, opens a branch of its own; turns in it that were sampled
-before stand there by their ids too, as context.
+before stand there by their ids too, as context. A history without any turn that was sampled begins a conversation.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ from rollyard.tokens.turn import THINK_ENDS
 
 Key = str
 """Digest of a message and all before it."""
+BEFORE, QUOTED = 10, 40
+"""Characters shown around a difference."""
 
 
 @dataclass
@@ -34,15 +37,26 @@ class ChatBranch:
     conversation: Conversation
     start: Key
     """Of the tools, before any message."""
-    key: Key = ""
-    """Of everything up to the last sampled turn."""
-    length: int = 0
-    """Messages up to there."""
+    keys: list[Key] = field(default_factory=list)
+    """Before any message and after each, up to the last sampled turn."""
+    said: list[Message] = field(default_factory=list)
+    """Messages up to there, as the caller sees them."""
+    first: int = 0
+    """Messages before the first turn that was sampled."""
     calls: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Id of a tool call as the caller knows it -> (name, id in the template)."""
     busy: bool = True
     """A call is in flight: another one that could go on here opens a branch of its own."""
     turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Messages up to the last sampled turn."""
+        return len(self.said)
+
+    def common(self, keys: Sequence[Key]) -> int:
+        """So many first messages are the same; -1 where the tools are not."""
+        return bisect(range(min(len(keys), len(self.keys))), True, key=lambda i: keys[i] != self.keys[i]) - 1
 
     @property
     def segment_count(self) -> int:
@@ -90,6 +104,7 @@ class Prepared:
     """A call that is ready to be sampled."""
 
     branch: ChatBranch
+    messages: Sequence[Message]
     prompt: list[int]
     keys: list[Key]
     """After each message, the first before any."""
@@ -107,6 +122,8 @@ class History:
         """(key before a message of an assistant, its own) -> the sampled turn, or None for one that nobody sampled."""
         self._latest: dict[str, Answer] = {}
         """Digest of an assistant's message by itself -> the turn sampled last that says so."""
+        self._aliases: dict[tuple[Key, str], str] = {}
+        """(key before a message, digest of another way to repeat it) -> digest of what the caller was told."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
@@ -115,11 +132,11 @@ class History:
     def prepare(self, asked: Asked) -> Prepared:
         """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
-        keys = _keys(start, asked.messages)
+        keys = self._keys(start, asked.messages)
         # a turn of another branch that came behind is recalled there by its ids, and would stand here as text
         last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
-        going_on = [b for b in free if keys[b.length :][:1] == [b.key]]
+        going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
         branch = max(going_on, key=lambda b: b.length, default=None)
         if branch is None:
             branch = self._open(asked, keys)
@@ -133,17 +150,22 @@ class History:
             branch.busy = False
             raise
         results = [str(m["content"]) for m in asked.messages[branch.length :] if m["role"] == "tool"]
-        return Prepared(branch, prompt, keys, results)
+        return Prepared(branch, asked.messages, prompt, keys, results)
 
-    def record(self, prepared: Prepared, parsed: ParsedTurn, message: Message) -> None:
-        """The branch's conversation has the turn; `message` is how the caller sees it."""
+    def record(self, prepared: Prepared, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
+        """The branch's conversation has the turn; `message` is how the caller sees it. `ended_by`: the text behind it that
+        ended the turn; callers who know it may repeat it too."""
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
         answer.calls = parsed.calls
         branch.know(message.get("tool_calls", ()), parsed.calls)
         own = _own(message)
         self._known[before, own] = self._latest[own] = answer
-        branch.key, branch.length = _digest(before, own), len(prepared.keys)
+        if ended_by:
+            other = _own({**message, "content": f"{message['content']}{ended_by}"})
+            self._aliases[before, other], self._latest[other] = own, answer
+        branch.keys += [*prepared.keys[len(branch.keys) :], _digest(before, own)]
+        branch.said += [*prepared.messages[branch.length :], message]
         if branch not in self._branches:
             self._branches.append(branch)
         branch.busy = False
@@ -154,25 +176,44 @@ class History:
         prepared.branch.busy = False
 
     def _open(self, asked: Asked, keys: Sequence[Key]) -> ChatBranch:
-        number = sum(len(b.turns) for b in self._branches)
-        opened_by = Break(number, Cause.HISTORY_CHANGED) if self._branches else None
-        conversation = Conversation(self._template, [], asked.tools, opened_by)
-        branch, recalled = ChatBranch(conversation, keys[0]), False
+        recalled: list[Answer | None] = []
         for message, before in zip(asked.messages, keys, strict=False):
-            answer = self._sampled(message, before, recalled) if message["role"] == "assistant" else None
-            recalled = recalled or answer is not None
+            found = self._sampled(message, before, any(recalled)) if message["role"] == "assistant" else None
+            recalled.append(found)
+        opened_by = self._broken(asked.messages, keys, any(recalled))
+        branch = ChatBranch(Conversation(self._template, [], asked.tools, opened_by), keys[0])
+        for message, answer in zip(asked.messages, recalled, strict=True):
             if answer is not None:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
         # what came in with the first call is part of the branch only once it is answered
-        branch.length = len(keys) - 1
+        branch.keys, branch.said = list(keys), list(asked.messages)
+        branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
+
+    def _broken(self, messages: Sequence[Message], keys: Sequence[Key], recalled: bool) -> Break | None:
+        """Why a history goes on with no branch; None for a new conversation, which has nothing that was sampled here."""
+        near = max(self._branches, key=lambda b: b.common(keys), default=None)
+        if near is None or not (recalled or near.first <= near.common(keys) < len(messages)):
+            return None
+        number = sum(len(b.turns) for b in self._branches)
+        return Break(number, Cause.HISTORY_CHANGED, f"turn {number}: {_difference(near, messages, near.common(keys))}")
+
+    def _keys(self, start: Key, messages: Sequence[Message]) -> list[Key]:
+        keys = [start]
+        for message in messages:
+            keys.append(_digest(keys[-1], self._own(message, keys[-1])))
+        return keys
+
+    def _own(self, message: Message, before: Key) -> str:
+        own = _own(message)
+        return self._aliases.get((before, own), own)
 
     def _sampled(self, message: Message, before: Key, recalled: bool) -> Answer | None:
         """Behind an edited history a turn is known by itself alone. Its thoughts are put into such a history only where the
         caller says them too, or where a turn before was `recalled`: a short answer may be anyone's."""
-        own = _own(message)
+        own = self._own(message, before)
         if (before, own) not in self._known:
             latest = self._latest.get(own)
             same = recalled or (latest is not None and _says_the_thoughts(message, latest))
@@ -180,11 +221,30 @@ class History:
         return self._known[before, own]
 
 
-def _keys(start: Key, messages: Sequence[Message]) -> list[Key]:
-    keys = [start]
-    for message in messages:
-        keys.append(_digest(keys[-1], _own(message)))
-    return keys
+def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:
+    """Where a history leaves the branch that it has most in common with."""
+    if common < 0:
+        return "the tools on offer are others"
+    if common >= len(messages):
+        return f"the history ends with message {common}, and went on before"
+    if common >= near.length:
+        what = "another call goes on from there" if near.busy else "a turn of another branch follows"
+        return f"behind message {common} {what}"
+    then, now = near.said[common], messages[common]
+    old, new = _quoted(then, now), _quoted(now, then)
+    return f"message {common + 1} ({now['role']}) has {new!r}, and had {old!r} ({then['role']})"
+
+
+def _quoted(message: Message, other: Message) -> str:
+    """From where it differs from the other one."""
+    text, others = (f"{m['content']}{m.get('tool_calls', '')}" for m in (message, other))
+    same = alike(text, others)
+    return text[max(same - BEFORE, 0) : same + QUOTED]
+
+
+def alike(text: str, other: str) -> int:
+    """So many first characters are the same."""
+    return bisect(range(1, min(len(text), len(other)) + 1), True, key=lambda n: text[:n] != other[:n])
 
 
 def _says_the_thoughts(message: Message, answer: Answer) -> bool:

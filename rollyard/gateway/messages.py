@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from rollyard.gateway.accepted import TOOL, WHOLE
 from rollyard.gateway.asked import Asked, Said, assistant, function, objects, offered, text_field, text_of
 from rollyard.gateway.dialect import Body, event, flag, model_of, new_id
-from rollyard.gateway.parameters import read_wanted
-from rollyard.gateway.refusal import Refusal, bad_request
+from rollyard.gateway.parameters import check_fields, read_wanted
+from rollyard.gateway.refusal import Refusal, bad_request, no_threads
 from rollyard.gateway.session import Session, Tell
 from rollyard.tokens.template import Message
 
@@ -61,7 +62,12 @@ class MessagesExchange:
     @staticmethod
     def error(refusal: Refusal) -> dict[str, Any]:
         kind = ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
+        message = str(refusal)
+        if refusal.too_long is not None:
+            tokens, context = refusal.too_long
+            message = f"prompt is too long: {tokens} tokens > {context - 1} maximum, for an answer has to fit too"
+        details = {"details": dict(refusal.details)} if refusal.details is not None else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         message = {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
@@ -90,6 +96,8 @@ class MessagesExchange:
 
 def read(body: Body) -> Asked:
     """Raises Refusal."""
+    if body.get("thread") is not None:
+        raise no_threads(WHOLE)
     messages: list[Message] = []
     if system := text_of(body.get("system"), "system"):
         messages.append({"role": "system", "content": system})
@@ -130,6 +138,7 @@ def _messages(message: dict[str, Any]) -> Iterator[Message]:
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise bad_request(f"a tool of type {tool['type']!r} is run by its provider, who is not here", param="tools")
+    check_fields(tool, ("type", "name", "description", "input_schema"), TOOL, "tools[]")
     return function(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 

@@ -1,11 +1,12 @@
-"""What callers may ask of the sampling, and what becomes of it: mapped, passed over, or refused.
+"""What callers may ask of the sampling, and what becomes of it.
 
-Nothing is passed over silently by chance: a field is in one of the lists here, belongs to an API's own reading, or is
-refused with a word on what one can do.
+Nothing is passed over by chance: a field belongs to an API's own reading, becomes part of the sampling, is in the list of
+`accepted`, or is refused with a word on what one can do.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rollyard.gateway.refusal import bad_request
+from rollyard.gateway.accepted import ACCEPTED, Accepted, wrong
+from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.kinds.rollout import Sampling
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
@@ -21,67 +23,7 @@ LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_token
 STOPS = ("stop", "stop_sequences")
 OURS = ("logprobs", "extra")
 """Of `Sampling`, what means something else to these APIs, or is the trainer's to set."""
-IGNORED = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prediction", "reasoning_effort", "reasoning", "thinking", "verbosity", "include", "truncation", "betas",
-    "context_management", "output_config", "container", "inference_geo", "client_metadata", "cache_control", "extra_headers",
-    "skip_special_tokens", "spaces_between_special_tokens", "priority", "request_id", "return_token_ids", "mcp_servers",
-})  # fmt: skip
-"""Taken and passed over: they name the caller, save costs elsewhere, or ask for effort that a policy's template decides."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "stop": ([], ""),
-    "stop_sequences": ([],),
-    "stop_token_ids": ([],),
-    "ignore_eos": (False,),
-    "response_format": ({"type": "text"},),
-    "text": ({}, {"format": {"type": "text"}}),
-    "functions": ([],),
-    "function_call": ("auto", "none"),
-    "modalities": (["text"],),
-    "web_search_options": (),
-    "audio": (),
-    "background": (False,),
-    "previous_response_id": (),
-    "conversation": (),
-    "max_tool_calls": (),
-    "top_a": (0,),
-    "use_beam_search": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-}
-"""Fields that change what is sampled in ways that are not offered; taken at these values and null, which change nothing."""
-ADVICE = {
-    "n": "ask as often as you need answers",
-    "response_format": "say in the prompt what form you want",
-    "text": "say in the prompt what form you want",
-    "previous_response_id": "send the whole conversation in `input`",
-    "conversation": "send the whole conversation in `input`",
-    "logprobs": "the trajectory has the logprob of every sampled token",
-    "functions": "use `tools`",
-}
-
-
+PARALLEL = "parallel_tool_calls"
 MAX_STOPS, MAX_STOP = 32, 256
 """Each piece of a stream is searched for all of them."""
 
@@ -100,22 +42,20 @@ def read_wanted(body: Mapping[str, Any], own: Collection[str]) -> Wanted:
     """Everything of `body` but `own`, the fields that the API reads itself. Raises Refusal by the first wrong field."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
-        if name in own or name in IGNORED or value is None or name == "parallel_tool_calls" or name in LIMITS:
-            continue
-        if _neutral(name, value):
+        if name in own or name in (PARALLEL, *LIMITS) or _accepted(name, value):
             continue
         if name in STOPS:
             fields["stop"] = _stops(name, value)
         elif name in Sampling.model_fields and name not in OURS:
             fields[name] = value
         else:
-            raise _refused(name)
+            raise _refused(name, value, ACCEPTED, (*own, PARALLEL, *LIMITS, *Sampling.model_fields))
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
     # The validated value: "10" is a number to pydantic, and none to min().
     read = _validated(fields).model_dump(include=set(fields))
-    return Wanted(read, parallel=body.get("parallel_tool_calls") is not False)
+    return Wanted(read, parallel=body.get(PARALLEL) is not False)
 
 
 def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
@@ -132,9 +72,15 @@ def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
     return _validated(both)
 
 
-def _neutral(name: str, value: Any) -> bool:
-    # 1 == True in Python, and `logprobs: 1` is not what `logprobs: true` is
-    return any(value == plain and isinstance(value, bool) == isinstance(plain, bool) for plain in NEUTRAL.get(name, ()))
+def check_fields(given: Mapping[str, Any], own: Collection[str], rules: Mapping[str, Accepted], where: str) -> None:
+    """Raises Refusal by the first field of an object that is not its `own` and not accepted. `where`: its path."""
+    for name, value in given.items():
+        if name not in own and value is not None and (name not in rules or next(wrong(rules, name, value), None)):
+            raise _refused(name, value, rules, own, f"{where}.")
+
+
+def _accepted(name: str, value: Any) -> bool:
+    return value is None or (name in ACCEPTED and next(wrong(ACCEPTED, name, value), None) is None)
 
 
 def _stops(name: str, value: Any) -> list[str]:
@@ -155,7 +101,15 @@ def _validated(fields: Mapping[str, Any]) -> Sampling:
         raise bad_request(f"`{name}`: {first['msg']}", param=name) from None
 
 
-def _refused(name: str) -> Exception:
-    shown = re.sub(r"[^\w.-]", "?", name)[:64]
-    advice = ADVICE.get(name, "leave it out")
-    return bad_request(f"`{shown}` cannot be honoured by this gateway; {advice}", param=shown)
+def _refused(name: str, value: Any, rules: Mapping[str, Accepted], own: Collection[str], where: str = "") -> Refusal:
+    if name in rules:
+        shown, advice = next(wrong(rules, name, value, where))
+        shown = _shown(shown)
+        return bad_request(f"`{shown}` cannot be honoured by this gateway; {advice}", param=shown)
+    shown, like = _shown(where + name), difflib.get_close_matches(name, [*own, *rules], 1)
+    advice = f"did you mean `{like[0]}`?" if like else "leave it out"
+    return bad_request(f"`{shown}` is no field that this gateway knows; {advice}", param=shown)
+
+
+def _shown(name: str) -> str:
+    return re.sub(r"[^\w.\[\]-]", "?", name)[:96]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rollyard.gateway.history import QUOTED, alike
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.sampled import Sampled
 from rollyard.tokens.template import ChatTemplate
@@ -21,6 +22,8 @@ class PlainBranch:
     track: Track = field(default_factory=Track)
     text: str = ""
     """Of the ids; what a prompt of text has to begin with."""
+    first: int = 0
+    """Characters of its first prompt."""
     busy: bool = True
     turns: list[Turn] = field(default_factory=list)
 
@@ -71,11 +74,20 @@ class PlainHistory:
             found = max(going_on, key=lambda b: len(b.track.ids), default=None)
             text = self._template.decode(ids)
         if found is None:
-            turn = sum(len(b.turns) for b in self._branches)
-            opened_by = Break(turn, Cause.HISTORY_CHANGED) if self._branches else None
-            found = PlainBranch(opened_by, Track(opened_by=opened_by))
+            opened_by = self._broken(text)
+            found = PlainBranch(opened_by, Track(opened_by=opened_by), first=len(text))
         found.busy = True
         return PlainPrepared(found, ids, text)
+
+    def _broken(self, text: str) -> Break | None:
+        """Why a prompt goes on with no branch; None for a new one, which has nothing that was sampled here."""
+        near = max(self._branches, key=lambda b: alike(b.text, text), default=None)
+        common = alike(near.text, text) if near is not None else 0
+        if near is None or not near.first <= common < len(text):
+            return None
+        turn, old, new = sum(len(b.turns) for b in self._branches), near.text[common:], text[common:]
+        what = f"has {new[:QUOTED]!r}, and had {old[:QUOTED]!r}" if old else "goes on while another call does"
+        return Break(turn, Cause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
 
     def record(self, prepared: PlainPrepared, sampled: Sampled, text: str) -> None:
         """`text`: all that the ids say, as the caller sees it."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rollyard.errors import RollyardError
 
 
@@ -17,6 +20,10 @@ class Refusal(RollyardError):
         """As in OpenAI's `error.type`."""
         self.code = code
         self.param = param
+        self.details: Mapping[str, Any] | None = None
+        """For clients of Anthropic's API that act on it."""
+        self.too_long: tuple[int, int] | None = None
+        """(tokens of the prompt, tokens of the context) where the one does not fit the other."""
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> Refusal:
@@ -26,6 +33,28 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 def too_long(message: str) -> Refusal:
     """Clients know this code, and that a repetition will not help."""
     return bad_request(message, code="context_length_exceeded", param="messages")
+
+
+def prompt_too_long(tokens: int, context: int) -> Refusal:
+    """In the words that OpenAI's clients look for."""
+    refusal = too_long(
+        f"This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens, "
+        "which leaves no room for an answer. Please reduce the length of the messages."
+    )
+    refusal.too_long = tokens, context
+    return refusal
+
+
+def no_model(name: str, served: str) -> Refusal:
+    message = f"there is no model {name[:100]!r}; this session has {served!r}, which answers to any name"
+    return Refusal(404, "invalid_request_error", message, code="model_not_found", param="model")
+
+
+def no_threads(advice: str) -> Refusal:
+    """Anthropic's client knows these details: it repeats the call without `thread`, and its tool runner goes on so."""
+    refusal = bad_request(f"`thread` cannot be honoured by this gateway; {advice}", param="thread")
+    refusal.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return refusal
 
 
 def too_slow(seconds: float) -> Refusal:

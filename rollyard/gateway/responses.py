@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rollyard.gateway.accepted import TOOL
 from rollyard.gateway.asked import ROLES, Asked, Said, assistant, function, objects, offered, text_of
-from rollyard.gateway.dialect import Body, event, flag, model_of, new_id, now, openai_error
-from rollyard.gateway.parameters import read_wanted
+from rollyard.gateway.dialect import Body, event, flag, model_of, new_id, now, openai_error, stream_options
+from rollyard.gateway.parameters import check_fields, read_wanted
 from rollyard.gateway.refusal import Refusal, bad_request
 from rollyard.gateway.session import Session, Tell
 from rollyard.tokens.template import Message
@@ -68,7 +69,10 @@ class ResponsesExchange:
         return b"".join(events)
 
     def broken(self, refusal: Refusal) -> bytes:
-        failed = {**self._response("failed", [], None), "error": {"code": "server_error", "message": str(refusal)}}
+        failed = {
+            **self._response("failed", [], None),
+            "error": {"code": refusal.code or "server_error", "message": str(refusal)},
+        }
         return self._event("failed", response=failed)
 
     @staticmethod
@@ -144,6 +148,7 @@ def read(body: Body) -> Asked:
     if not items:
         raise bad_request("`input` must be text or a list of items, and not empty", param="input")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
+    stream_options(body)
     return Asked(messages, offered(body.get("tool_choice"), tools), read_wanted(body, OWN))
 
 
@@ -175,6 +180,7 @@ def _message(item: dict[str, Any]) -> Message:
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise bad_request(f"a tool of type {tool.get('type')!r} is run by its provider, who is not here", param="tools")
+    check_fields(tool, ("type", "name", "description", "parameters"), TOOL, "tools[]")
     return function(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 

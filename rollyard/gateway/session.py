@@ -24,6 +24,7 @@ from rollyard.gateway.refusal import (
     Refusal,
     bad_request,
     gone,
+    prompt_too_long,
     token_limit,
     too_long,
     too_many,
@@ -78,6 +79,8 @@ class Session:
         """A limit was reached: of calls, or of the context."""
         self.tokens = 0
         """In all segments together, prompts included."""
+        self.opened_at = int(time.time())
+        """Unix seconds."""
         self.last_used = time.monotonic()
         self.bodies = Bodies(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
         """Of its calls, until these end."""
@@ -261,7 +264,8 @@ class Session:
                 return await task, time.monotonic() - started
         except ContextExceeded as error:
             self.truncated = True
-            raise too_long(str(error)) from error
+            told = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
+            raise told from error
         except Refusal:
             raise
         except RollyardError as error:
@@ -332,9 +336,9 @@ class Session:
             Call(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls
         )
         message = assistant(content, [(c.id, c.name, c.arguments) for c in given])
-        self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message)
+        self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
         self._took(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
-        finish = "tool_calls" if given else "length" if sampled.finish_reason == "length" else "stop"
+        finish = "tool_calls" if given else _finish(sampled, stop)
         return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
 
     def _continued(self, prepared: PlainPrepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
@@ -344,8 +348,7 @@ class Session:
         self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
         self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
         content, stop = _cut(text, stops)
-        finish = "length" if sampled.finish_reason == "length" else "stop"
-        return Said(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop)
+        return Said(content, (), _finish(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop)
 
     def _took(
         self,
@@ -384,6 +387,11 @@ def _characters(sampled: Sampled) -> int:
 def _said(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
     ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
     return sampled.token_ids[:-1] if ended else sampled.token_ids
+
+
+def _finish(sampled: Sampled, stop: str | None) -> str:
+    """A turn that went on at another endpoint may have passed the text that ends it."""
+    return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

@@ -73,7 +73,9 @@ class LeasedPolicy:
         if self._context is not None:
             limit = min(limit, self._context - len(prompt_ids))
         if limit < 1:
-            raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {self._context}")
+            raise ContextExceeded(
+                f"the conversation has {len(prompt_ids)} tokens of {self._context}", context=self._context
+            )
         self._sampling += 1
         try:
             return await self._tokens.complete_with_failover(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from pydantic_core import from_json
+
 from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.dialects import Chunk, Dialect
@@ -47,13 +49,11 @@ class Asked:
 
 
 class TooLong(ContextExceeded):
-    """An endpoint said so."""
+    """An endpoint said so, and perhaps how many fit."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
         limit = LIMIT.search(message)
-        self.limit = int(limit[1]) if limit else None
-        """Tokens of the context, where the engine named them."""
+        super().__init__(message, context=int(limit[1]) if limit else None)
 
 
 class Answer:
@@ -141,7 +141,7 @@ class Answer:
 
     def fail(self, status: int, text: str) -> NoReturn:
         """An HTTP status, or the code in an error event."""
-        message = self._plain(text)
+        message = self._plain(_sentence(text))
         if status in (400, 413, 422) and TOO_LONG.search(message):
             raise TooLong(message)
         if 400 <= status < 500 and status not in (408, 429):
@@ -191,3 +191,18 @@ class Answer:
         if self._endpoint.token:
             text = text.replace(self._endpoint.token, "…")
         return " ".join(text.split())[:MAX_MESSAGE]
+
+
+def _sentence(text: str) -> str:
+    """What an engine's error says, out of the JSON that it comes in."""
+    try:
+        body = from_json(text)
+    except ValueError:
+        return text
+    match body:
+        case {"error": {"message": str(said)}} | {"message": str(said)} | {"detail": str(said)} | {"error": str(said)}:
+            return said
+        case {"detail": [{"msg": str()}, *_] as faults}:  # as FastAPI tells which field is wrong
+            told = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
+            return "; ".join(told)
+    return text

@@ -90,12 +90,14 @@ class TokenClient:
         if way.context is not None:
             max_tokens = min(max_tokens, way.context - len(prompt_ids))
             if max_tokens < 1:
-                raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {way.context}")
+                raise ContextExceeded(
+                    f"the conversation has {len(prompt_ids)} tokens of {way.context}", context=way.context
+                )
         try:
             return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
         except TooLong as error:
             # some engines refuse a prompt that fits when what may be sampled behind it does not
-            room = error.limit - len(prompt_ids) if error.limit is not None else 0
+            room = error.context - len(prompt_ids) if error.context is not None else 0
             if not 0 < room < max_tokens:
                 raise
             return await self._ask(endpoint, way, prompt_ids, sampling, room, stop_ids, on_progress, in_flight)

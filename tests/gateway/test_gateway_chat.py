@@ -151,6 +151,8 @@ async def test_an_edited_history_opens_a_branch_and_calls_at_once_do_too(scripte
         # forgets its last turn: a branch from the middle, with the first turn's ids as context
         await ask(model="m", messages=[*said, {"role": "user", "content": "Again!"}])
         assert (len(session.segments()), session.breaks()) == (2, {"HistoryChanged": 1})
+        why = session.segments()[1].extras["opened_by"]["why"]
+        assert why == "turn 2: message 4 (user) has 'Again!', and had 'And?' (user)"
         first, second = session.segments()
         shared = len(upstream.prompts[0]) + len(ids(template, "One."))
         assert second.token_ids[:shared] == first.token_ids[:shared]
@@ -160,6 +162,8 @@ async def test_an_edited_history_opens_a_branch_and_calls_at_once_do_too(scripte
         more = [ask(model="m", messages=[*both, {"role": "user", "content": word}]) for word in ("x", "y")]
         await asyncio.gather(*more)
         assert len(session.segments()) == 3
+        why = session.segments()[2].extras["opened_by"]["why"]
+        assert why == "turn 3: behind message 5 another call goes on from there"
         assert sorted(t.segment for t in session.turns()) == [0, 0, 0, 1, 2]
         assert sum(sum(s.loss_mask) for s in session.segments()) == sum(t.response_length for t in session.turns())
 
@@ -418,4 +422,43 @@ async def test_an_edited_history_gets_no_thoughts_that_it_does_not_say(scripted:
         has = [any(p[i : i + len(said)] == said for i in range(len(p))) for p in upstream.prompts[1:]]
         assert has == [False, True]
         opened = [segment.extras.get("opened_by", {}).get("cause") for segment in session.segments()]
-        assert opened == [None, "HistoryChanged", "HistoryChanged"]
+        assert opened == [None, None, "HistoryChanged"], "without its thoughts it is nothing that was sampled here"
+
+
+async def test_a_new_conversation_in_a_session_is_no_break(scripted: Any) -> None:
+    async with scripted(["One.", "Two.", "Three."]) as (gateway, _), client(gateway) as ai:
+        ask, session = ai.chat.completions.create, gateway.sessions
+        for question in ("What is 1 + 1?", "What is 2 + 2?", "What is 2 + 2?"):
+            await ask(model="m", messages=[QUESTION[0], {"role": "user", "content": question}])
+        assert (len(session["s1"].segments()), session["s1"].breaks()) == (3, {})
+        # an answer that was edited, one that was left out, and other tools
+        user: dict[str, Any] = {"role": "user", "content": "What is 1 + 1?"}
+        said: dict[str, Any] = {"role": "assistant", "content": "One."}
+        await ask(model="m", messages=[QUESTION[0], user, {**said, "content": "Two!"}, user])
+        await ask(model="m", messages=[QUESTION[0], user, user])
+        await ask(model="m", messages=[QUESTION[0], user, said, user], tools=TOOLS)
+        assert session["s1"].breaks() == {"HistoryChanged": 3}
+        assert [s.extras["opened_by"]["why"] for s in session["s1"].segments()[3:]] == [
+            "turn 3: message 3 (assistant) has 'Two!', and had 'One.' (assistant)",
+            "turn 4: message 3 (user) has 'What is 1 + 1?', and had 'One.' (assistant)",
+            "turn 5: the tools on offer are others",
+        ]
+
+
+@pytest.mark.parametrize("repeats_the_stop", [False, True])
+async def test_a_turn_cut_at_a_stop_text_comes_back_as_the_ids_that_were_sampled(
+    scripted: Any, template: ChatTemplate, repeats_the_stop: bool
+) -> None:
+    says = ["Thought: 3 * 4\nObservation: 13 and", "Twelve."]
+    async with scripted(says) as (gateway, upstream), client(gateway) as ai:
+        first = await ai.chat.completions.create(model="m", messages=QUESTION, stop=["Observation:"])
+        content = first.choices[0].message.content
+        assert (content, first.choices[0].finish_reason) == ("Thought: 3 * 4", "stop")
+        back = {"role": "assistant", "content": content + "Observation:" * repeats_the_stop}
+        more = [back, {"role": "user", "content": "12"}]
+        await ai.chat.completions.create(model="m", messages=[*QUESTION, *more], stop=["Observation:"])
+        session = gateway.sessions["s1"]
+        (segment,) = session.segments()
+        assert session.breaks() == {}
+        assert segment.token_ids == [*upstream.prompts[1], *ids(template, "Twelve.")]
+        assert upstream.prompts[1][len(upstream.prompts[0]) :][: len(ids(template, says[0]))] == ids(template, says[0])

@@ -79,6 +79,19 @@ async def test_a_turn_with_a_call_is_tool_use_whatever_ended_it(scripted: Any) -
         assert (said.stop_reason, said.stop_sequence) == ("tool_use", None)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_anthropic_hears_which_text_ended_the_turn(scripted: Any, streamed: bool) -> None:
+    async with scripted(["One, two END three"]) as (gateway, _), claude(gateway) as ai:
+        asked: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
+        asked["stop_sequences"] = ["STOP", "END"]
+        if streamed:
+            async with ai.messages.stream(**asked) as stream:
+                said = await stream.get_final_message()
+        else:
+            said = await ai.messages.create(**asked)
+        assert (said.content[0].text, said.stop_reason, said.stop_sequence) == ("One, two", "stop_sequence", "END")
+
+
 async def test_anthropic_hears_errors_in_its_own_shape(scripted: Any) -> None:
     async with scripted(SAYS) as (gateway, _), claude(gateway) as ai:
         messages: list[Any] = [{"role": "user", "content": "x"}]
@@ -131,7 +144,10 @@ async def test_prompts_of_text_and_of_ids_go_on_by_their_beginning(scripted: Any
         (segment,) = gateway.sessions["s1"].segments()
         assert sum(segment.loss_mask) == sum(len(template.encode(s)) + 1 for s in says)
         await ai.completions.create(model="m", prompt="another", max_tokens=50)
-        assert gateway.sessions["s1"].breaks() == {"HistoryChanged": 1}
+        assert gateway.sessions["s1"].breaks() == {}, "it has nothing that was sampled before"
+        await ai.completions.create(model="m", prompt="one two eight", max_tokens=50)
+        (why,) = [s.extras["opened_by"]["why"] for s in gateway.sessions["s1"].segments() if "opened_by" in s.extras]
+        assert why.startswith("turn 4: the prompt's character 9 has 'eight', and had 'three")
         with pytest.raises(openai.BadRequestError, match="one text or one list"):
             await ai.completions.create(model="m", prompt=["a", "b"])
 
