@@ -160,13 +160,18 @@ class SimulatedPool(ABC):
         self._memory = scale.memory
         plan = plan_pool(self.pool, members, scale.desired, now, slurm_known=True)
         self._judge(members, plan, scale.desired)
-        replicas = self.pool.status.replicas.model_copy(update={"desired": scale.desired})
+        ends, replicas = plan.ends, self.pool.status.replicas.model_copy(update={"desired": scale.desired})
         update = {
             "observed_generation": 1,
             "replicas": replicas,
             "next_index": plan.next_index,
-            "failures": plan.failures,
-            "last_failure_time": as_datetime(plan.last_failure) if plan.last_failure is not None else None,
+            "template_hash": ends.template,
+            "failures": ends.failures,
+            "last_failure_time": as_datetime(ends.last_failure) if ends.last_failure is not None else None,
+            "interruptions": ends.interruptions,
+            "last_interruption_time": as_datetime(ends.last_interruption)
+            if ends.last_interruption is not None
+            else None,
             "startup_seconds": plan.startup,
             "startup_measured_at": as_datetime(plan.startup_at) if plan.startup_at is not None else None,
             "scaling": scale.record,
@@ -185,7 +190,8 @@ class SimulatedPool(ABC):
         self.faults.above_max_minutes += minutes * (len(active) - surge > bounds.max_replicas)
         wanted = len(active) - surge + len(plan.create)
         self.faults.below_min_minutes += minutes * (
-            desired < bounds.min_replicas or (wanted < bounds.min_replicas and plan.failures == 0)
+            desired < bounds.min_replicas
+            or (wanted < bounds.min_replicas and plan.ends.failures + plan.ends.interruptions == 0)
         )
         if desired != status.replicas.desired:
             self.faults.changed(now, desired - status.replicas.desired)

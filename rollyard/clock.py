@@ -55,3 +55,8 @@ def as_text(unix: float) -> str:
 def as_exact_datetime(unix: float) -> datetime:
     """UTC, for what takes less than a second."""
     return datetime.fromtimestamp(unix, UTC)
+
+
+def time_of_day(unix: float) -> str:
+    """`11:52:10 UTC`, for sentences that are about soon."""
+    return f"{datetime.fromtimestamp(unix, UTC):%H:%M:%S} UTC"

@@ -103,12 +103,13 @@ def _columns(kind: type[KindObject]) -> list[dict[str, str]]:
             "State": ".status.jobState",
         }
     else:
-        paths = {"Ready": ".status.replicas.ready", "Desired": ".status.replicas.desired", "Status": f"{_READY}.reason"}
+        counts = {"Ready": "ready", "Desired": "desired", "Up-to-date": "updated"}
+        paths = {name: f".status.replicas.{word}" for name, word in counts.items()} | {"Status": f"{_READY}.reason"}
     return [{"name": n, "type": _column_type(n, kind), "jsonPath": path} for n, path in paths.items()]
 
 
 def _column_type(name: str, kind: type[KindObject]) -> str:
-    if name in ("Ready", "Desired"):
+    if name in ("Ready", "Desired", "Up-to-date"):
         return "boolean" if kind is Allocation else "integer"
     return "string"
 

@@ -47,7 +47,8 @@ def _reason(pool: InferencePool | RolloutPool) -> str:
 _NAME = Column("NAME", "Name of the object.", lambda o, now: o.metadata.name)
 _AGE = Column("AGE", "Time since it was made.", lambda o, now: age(o.metadata.creation_timestamp, now))
 _POOL = [
-    Column("READY", "Allocations that are healthy, of those wanted.", lambda o, now: _ready(o)),
+    Column("READY", "Allocations that serve, of those desired.", lambda o, now: _ready(o)),
+    Column("UP-TO-DATE", "Of those, made from the spec as it is now.", lambda o, now: str(o.status.replicas.updated)),
     Column("STATUS", "Why it is ready, or why not.", lambda o, now: _reason(o)),
 ]
 _COLUMNS: dict[type[KindObject], list[Column]] = {

@@ -54,12 +54,14 @@ def gpus_to_count(max_gpu_hours: float | None, allocation: AllocationTemplate) -
 
 
 class Replicas(Observed):
-    """`desired` is the target, `requested` is submitted, `observed` is seen in Slurm, `ready` is healthy."""
+    """`desired` is the target, `requested` is submitted, `observed` is seen in Slurm, `ready` is healthy, `updated` is ready
+    and made from the spec as it is now. The last two count no more than what is desired."""
 
     desired: int = 0
     requested: int = 0
     observed: int = 0
     ready: int = 0
+    updated: int = 0
 
 
 class PoolStatus(Observed):
@@ -72,9 +74,14 @@ class PoolStatus(Observed):
     """From submit to ready, as lately measured; a successor is submitted so much earlier."""
     startup_measured_at: datetime | None = None
     """When the last allocation that was counted in it became ready."""
+    template_hash: str = ""
+    """Hash of what allocations are made from now."""
     failures: int = 0
-    """Allocations that ended by themselves since the last one that was ready; drives the back-off."""
+    """How often in a row what was made from it failed; drives the back-off. One that was ready for ten seconds ends the row."""
     last_failure_time: datetime | None = None
+    interruptions: int = 0
+    """How often in a row allocations were ended from outside: by a node, an administrator or a person."""
+    last_interruption_time: datetime | None = None
     scaling: ScalingRecord = ScalingRecord()
     gpu_hours: float = 0
     """GPU-hours spent so far; of allocations that run, up to the last full ten minutes."""

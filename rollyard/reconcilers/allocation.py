@@ -15,7 +15,8 @@ from rollyard.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, get_condition, set_condition
-from rollyard.reconcilers.plan import COMPLETING, GONE, AllocationPlan, plan_allocation
+from rollyard.reconcilers.failures import GONE
+from rollyard.reconcilers.plan import COMPLETING, AllocationPlan, plan_allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.submitter import SUBMITTED, Submitter
 from rollyard.reconcilers.workspace import Workspace

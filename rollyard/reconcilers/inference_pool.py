@@ -43,14 +43,18 @@ class InferenceTrade:
         states = self._endpoints.of_pool((meta.namespace, meta.name))
         live = await self._sessions_asked(pool) if bounds is not None else 0
         by_uid = {state.uid: state for state in states if state.uid}
-        members = [_member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
+        members = [self._member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
+        counted = [
+            by_uid[m.allocation.metadata.uid] for m in members if m.active and m.allocation.metadata.uid in by_uid
+        ]
         serving = [self._serving(m.allocation) for m in members if _takes_part(m, pool)]
         step, coarse = self._weights(pool, serving), self._coarse.of((meta.namespace, meta.name), states)
         return Look(
             members=members,
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
             details={**_details(coarse, states, held), "weights": step.weights},
-            problem=self._problem(pool, states),
+            problem=_problem(pool, states),
+            trouble=_trouble(counted),
             full=_full(coarse, states, held),
             conditions=_facts(step.weights, serving),
             said=list(step.said),
@@ -65,6 +69,13 @@ class InferenceTrade:
         meta = allocation.metadata
         return self._endpoints.serving(meta.uid, f"{meta.namespace}/{meta.name}")
 
+    def _member(self, allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
+        """By sessions and not by requests: between two turns an engine is idle, and the rollout's cache is on it."""
+        live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
+        if state is None:
+            return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
+        return Member(allocation, state.ready, max(live, state.running), not self._serving(allocation).heard)
+
     async def _sessions_asked(self, pool: InferencePool) -> int:
         """Held and asked for by outside agents, and by the rollouts of all RolloutPools that use this pool, one for each
         role it plays there."""
@@ -78,24 +89,27 @@ class InferenceTrade:
                 total += roles * sessions(user.spec, queued, in_flight)
         return total
 
-    @staticmethod
-    def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
-        """What the engines say of themselves."""
-        if pool.spec.engine.external is not None and not any(s.ready for s in states):
-            return "NoEndpointReady", "; ".join(f"{s.endpoint.url}: {s.reason}" for s in states) or "not probed yet"
-        complaints = [s for s in states if not s.ready and ":" in s.reason]
-        if complaints:
-            word, _, rest = complaints[0].reason.partition(":")
-            return word, f"{complaints[0].endpoint.id}: {rest.strip()}"
-        if updating := [s for s in states if s.reason == "WeightsUpdating"]:
-            return "WeightsUpdating", f"{len(updating)} of {len(states)} engines are loading other weights"
-        loading = [s for s in states if not s.ready]
-        if loading:
-            return "Loading", f"{len(loading)} of {len(states)} engines: {loading[0].reason}"
-        return None
-
     async def deleted(self, pool: Pool) -> None:
         """Rollouts in hand go on while their endpoint drains; the queue waits for another pool of this name."""
+
+
+def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
+    if pool.spec.engine.external is None or any(s.ready for s in states):
+        return None
+    return "NoEndpointReady", "; ".join(f"{s.endpoint.url}: {s.reason}" for s in states) or "not probed yet"
+
+
+def _trouble(states: Sequence[EndpointState]) -> tuple[str, str] | None:
+    """What the engines that are not ready say of themselves."""
+    loading = [s for s in states if not s.ready]
+    if complaint := next((s for s in loading if ":" in s.reason), None):
+        word, _, rest = complaint.reason.partition(":")
+        return word, f"{complaint.endpoint.id}: {rest.strip()}"
+    if updating := [s for s in loading if s.reason == "WeightsUpdating"]:
+        return "WeightsUpdating", f"{len(updating)} of {len(states)} engines are loading other weights"
+    if loading:
+        return "Loading", f"{len(loading)} of {len(states)} engines: {loading[0].reason}"
+    return None
 
 
 def _details(coarse: Coarse, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
@@ -130,24 +144,20 @@ def _facts(weights: WeightsStatus, serving: Sequence[Serving]) -> list[Fact]:
     if operation is not None and operation.under_way:
         message = f"{operation.done} of {operation.total} endpoints serve {operation.target.version}"
         return [Fact("WeightsCurrent", False, "Updating", message)]
-    if operation is not None and operation.phase == "Failed":
-        return [Fact("WeightsCurrent", False, "UpdateFailed", operation.message)]
+    failed = operation is not None and operation.phase == "Failed"
+    last = f"; the last update failed: {operation.message}" if operation is not None and failed else ""
     if current is None:
+        if failed:
+            return [Fact("WeightsCurrent", False, "UpdateFailed", last.removeprefix("; "))]
         unknown = Fact("WeightsCurrent", False, "Unknown", f"no endpoint has said yet what {weights.model} holds")
         return [unknown] if weights.history else []
     have = sum(has(s, current) for s in serving)
     message = f"{have} of {len(serving)} endpoints serve {current.version}"
     if have == len(serving):
-        return [Fact("WeightsCurrent", True, "Current", message)]
+        return [Fact("WeightsCurrent", True, "Current", f"{message}{last}")]
     without = next(s for s in serving if not has(s, current))
     why = denial(weights, without)
-    return [Fact("WeightsCurrent", False, "EndpointsWithout", f"{message}; {without.id}: {why}")]
-
-
-def _member(allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
-    """By sessions and not by requests: between two turns an engine is idle, and the rollout's cache is on it."""
-    live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
-    return Member(allocation, state is not None and state.ready, max(live, state.running if state is not None else 0))
+    return [Fact("WeightsCurrent", False, "EndpointsWithout", f"{message}; {without.id}: {why}{last}")]
 
 
 def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[Report]:

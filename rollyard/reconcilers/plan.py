@@ -11,12 +11,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from rollyard.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.reasons import is_limit, meaning
+from rollyard.kinds.reasons import explained, is_limit, word
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.reconcilers.failures import Ends, count_ends
 from rollyard.reconcilers.renewal import Turn, learn, startup, turns, usable
 from rollyard.slurm.base import Job, JobState, Snapshot
 
@@ -24,18 +26,14 @@ EMPTY_SECONDS = 3.0
 """After the order to drain; times in conditions are cut to whole seconds."""
 HISTORY = 3
 """Ended allocations kept for people to look at."""
-BACKOFF_CAP_SECONDS = 60.0
-CALM_SECONDS = 60.0
-"""All ready for so long: earlier failures are forgotten."""
+STAND_IN_SECONDS = 60.0
+"""One that served and has been suspended or silent for so long is made up for, within the surge, until it is back."""
+STUCK_SECONDS = 30.0
+"""A successor for which Slurm names no start time after so long is not counted on."""
 SUBMIT_MARGIN_SECONDS = 2.0
 """A snapshot begun so long after a submit was decided shows the job, if there is one."""
 MISSES = 2
-COMPLETING = JobState.COMPLETING.value
-GONE = "GONE"
-"""Job state of our own: in no complete snapshot any more, its end is not known."""
-FAILURES = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "COMPLETED", "CANCELLED", "DEADLINE", "REVOKED", GONE}
-"""Ends after which another is made the later the more there were, unless it was drained. A walltime and a preemption are
-Slurm's ordinary business; a person's scancel is answered by another allocation, and a second one by a later one."""
+COMPLETING, SUSPENDED = JobState.COMPLETING.value, JobState.SUSPENDED.value
 
 
 def template_hash(pool: Pool) -> str:
@@ -62,6 +60,8 @@ class Member:
     ready: bool
     load: int = 0
     """Rollouts in hand, or live sessions."""
+    silent: bool = False
+    """It was heard once, and is not any more."""
 
     @property
     def name(self) -> str:
@@ -91,6 +91,23 @@ class Member:
         return self.allocation.status.job_state not in (None, "PENDING")
 
     @property
+    def suspended(self) -> bool:
+        return self.allocation.status.job_state == SUSPENDED
+
+    @property
+    def serves(self) -> bool:
+        """Ready, running, and not about to go."""
+        return self.active and self.ready and not self.suspended
+
+    def missing(self, now: float) -> bool:
+        """Whether it served once, and has been suspended or silent for so long that another stands in for it."""
+        status = self.allocation.status
+        known = get_condition(status.conditions, "Ready")
+        if status.ready_at is None or known is None or known.status == "True" or not (self.suspended or self.silent):
+            return False
+        return now - known.last_transition_time.timestamp() >= STAND_IN_SECONDS
+
+    @property
     def ends(self) -> float | None:
         """When its walltime is over (Unix seconds), as far as that is known."""
         status = self.allocation.status
@@ -115,9 +132,7 @@ class PoolPlan:
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     next_index: int = 0
-    failures: int = 0
-    last_failure: float | None = None
-    """Unix seconds."""
+    ends: Ends = field(default_factory=Ends)
     startup: float | None = None
     """Seconds from submit to ready, as measured."""
     startup_at: float | None = None
@@ -129,13 +144,12 @@ class PoolPlan:
 
 def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *, slurm_known: bool) -> PoolPlan:
     """What to change about a pool's allocations. While Slurm cannot be read, nothing."""
-    failures, last_failure = _failures(pool, members, now)
+    ends = pool_ends(pool, members, now)
     newest = max((m.index for m in members), default=-1) + 1
     startup, startup_at = _startup(pool, members)
     plan = PoolPlan(
         next_index=max(pool.status.next_index, newest),
-        failures=failures,
-        last_failure=last_failure,
+        ends=ends,
         startup=startup,
         startup_at=startup_at,
     )
@@ -144,7 +158,7 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
     if not slurm_known:
         return plan
     view = _View.of(pool, members, now)
-    wait = _backoff(failures, last_failure, now)
+    wait = max(0.0, ends.next_at - now)
     missing = 0 if wait else max(0, min(desired - len(view.counted), _room(view, members, desired)))
     create = tuple(range(plan.next_index, plan.next_index + missing))
     renew = () if wait or desired == 0 else _renewals(view, desired, plan.next_index + missing)
@@ -171,6 +185,8 @@ class _View:
     hash: str
     counted: list[Member]
     """Those that make up the size of the pool."""
+    missing: list[Member]
+    """Suspended or silent for long: they count again when they are back."""
     pairs: list[tuple[Member, Member]]
     """(old, successor): the old one counts no more, though it serves until the successor is ready."""
 
@@ -180,7 +196,9 @@ class _View:
         of = {m.allocation.spec.successor_of: m for m in active.values()}
         pairs = [(m, of[m.name]) for m in active.values() if m.name in of]
         superseded = {old.name for old, _ in pairs}
-        return cls(pool, now, template_hash(pool), [m for m in active.values() if m.name not in superseded], pairs)
+        size = [m for m in active.values() if m.name not in superseded]
+        missing = [m for m in size if m.missing(now)]
+        return cls(pool, now, template_hash(pool), [m for m in size if m not in missing], missing, pairs)
 
     def outdated(self, member: Member) -> bool:
         return member.allocation.spec.template_hash != self.hash
@@ -211,12 +229,16 @@ def _turns(view: _View) -> dict[str, Turn]:
 
 
 def _surplus(view: _View, desired: int) -> list[Member]:
-    """Victims: out of date, then not started, then idle, then the least loaded, then the first whose walltime ends."""
+    """Victims: out of date, then not started, then idle, then the least loaded, then the first whose walltime ends.
+
+    What is missing goes with the first of them: there are enough without it.
+    """
 
     def order(m: Member) -> tuple[bool, bool, int, float, int]:
         return not view.outdated(m), m.started, m.load, m.ends or float("inf"), -m.index
 
-    return sorted(view.counted, key=order)[: max(0, len(view.counted) - desired)]
+    surplus = max(0, len(view.counted) - desired)
+    return [*sorted(view.counted, key=order)[:surplus], *(view.missing if surplus or desired == 0 else [])]
 
 
 def _relieved(view: _View) -> list[Member]:
@@ -246,26 +268,49 @@ def _spent(view: _View, old: Member) -> bool:
     return view.outdated(old) or (old.ends is not None and not usable(view.pool, old.ends, view.now))
 
 
-def blocked(pool: Pool, members: Sequence[Member], now: float) -> tuple[str, str] | None:
-    """(reason, message) where a successor cannot be ready before what it replaces has to end."""
-    if not any(m.allocation.spec.successor_of for m in members):
+def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> tuple[str, str] | None:
+    """(reason, message) where a successor cannot be ready before what it replaces has to end.
+
+    `failed`: how successors have failed so far, where none of them has become ready.
+    """
+    if not any(m.active and m.ends is not None for m in members):
         return None
-    for old, successor in _View.of(pool, members, now).pairs:
-        status = successor.allocation.status
-        if successor.ready or successor.started or old.ends is None:
-            continue
-        expected = status.start_time.timestamp() if status.start_time is not None else None
-        after = successor.allocation.spec.after_job is not None
-        if not after and not is_limit(status.reason) and (expected is None or expected < old.ends):
-            continue
-        gap = max(0.0, (expected or old.ends) - old.ends) + startup(pool)
-        reason = "StrategyReplace" if after else status.reason if is_limit(status.reason) else "QueueTooLong"
-        why = "spec.renewal.strategy is Replace" if after else f"{status.reason or 'None'} ({meaning(status.reason)})"
-        return reason, (
-            f"allocation {old.name} ends in {old.ends - now:.0f} s and its successor {successor.name} waits: {why}; "
-            f"expected gap about {gap:.0f} s"
-        )
+    view = _View.of(pool, members, now)
+    for old, successor in view.pairs:
+        found = _held_up(pool, old, successor, now)
+        if found is not None:
+            reason, why, gap = found
+            return reason, _gap(old, f"its successor {successor.name} waits: {why}", gap)
+    if not failed:
+        return None
+    due = {name for name, turn in _turns(view).items() if turn.due <= now}
+    for old in (m for m in view.counted if m.name in due):
+        return "SuccessorFails", _gap(old, f"its successor {failed}", startup(pool))
     return None
+
+
+def _held_up(pool: Pool, old: Member, successor: Member, now: float) -> tuple[str, str, float] | None:
+    """(reason, why it waits, seconds of the gap) of a successor that does not start in time."""
+    status = successor.allocation.status
+    if successor.ready or successor.started or old.ends is None:
+        return None
+    after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
+    expected = status.start_time.timestamp() if status.start_time is not None else None
+    asked = status.intended_at.timestamp() if status.intended_at is not None else now
+    # With no start time named: Slurm has had time enough to name one, or no time is left to start in.
+    stuck = expected is None and (now - asked > STUCK_SECONDS or old.ends - now < startup(pool))
+    if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
+        return None
+    gap = max(0.0, (expected or old.ends) - old.ends) + startup(pool)
+    if after:
+        return "StrategyReplace", "spec.renewal.strategy is Replace", gap
+    why = "its submit has not been answered" if status.job_id is None else explained(status.reason)
+    return (word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"), why, gap
+
+
+def _gap(old: Member, why: str, gap: float) -> str:
+    assert old.ends is not None
+    return f"allocation {old.name} ends at {time_of_day(old.ends)} and {why}; expected gap about {gap:.0f} s"
 
 
 def _unborn(view: _View) -> list[Member]:
@@ -314,7 +359,7 @@ def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:
     busy = [m.name for m in members if m.live and m.started and m.load > 0]
     undrained = tuple(m.name for m in members if m.name in busy and not m.allocation.spec.drain)
     delete = tuple(m.name for m in members if m.name not in busy and not m.deleting)
-    return PoolPlan(drain=undrained, delete=delete, next_index=plan.next_index, removable=not members)
+    return PoolPlan(drain=undrained, delete=delete, next_index=plan.next_index, ends=plan.ends, removable=not members)
 
 
 def _startup(pool: Pool, members: Sequence[Member]) -> tuple[float | None, float | None]:
@@ -329,30 +374,16 @@ def _startup(pool: Pool, members: Sequence[Member]) -> tuple[float | None, float
     return learn(known, until.timestamp() if until else None, seen)
 
 
-def _failures(pool: Pool, members: Sequence[Member], now: float) -> tuple[int, float | None]:
-    """Failures in a row: those ended after the last one counted are new; a calm pool starts again at none."""
-    before = pool.status.last_failure_time.timestamp() if pool.status.last_failure_time else None
-    ends = [
-        m.allocation.status.end_time.timestamp()
-        for m in members
-        if m.allocation.status.job_state in FAILURES
-        and not (m.allocation.spec.drain or m.deleting)
-        and m.allocation.status.end_time
-    ]
-    new = [end for end in ends if before is None or end > before]
-    last = max([*new, *([before] if before is not None else [])], default=None)
+def pool_ends(pool: Pool, members: Sequence[Member], now: float) -> Ends:
     active = [m for m in members if m.active]
-    if not new and active and all(m.ready for m in active) and last is not None and now - last > CALM_SECONDS:
-        return 0, last
-    return pool.status.failures + len(new), last
-
-
-def _backoff(failures: int, last_failure: float | None, now: float) -> float:
-    """Seconds to wait before another allocation is made."""
-    if failures == 0 or last_failure is None:
-        return 0.0
-    full = min(BACKOFF_CAP_SECONDS, 2.0 ** min(failures - 1, 10))  # 2.0 ** 1024 is an OverflowError
-    return float(max(0.0, last_failure + full - now))
+    return count_ends(
+        pool.status,
+        template_hash(pool),
+        [m.allocation for m in members],
+        now,
+        serves=any(m.serves for m in active),
+        all_ready=bool(active) and all(m.ready for m in active),
+    )
 
 
 # allocations

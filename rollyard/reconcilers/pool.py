@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from rollyard.clock import Clock, as_datetime
@@ -26,12 +27,12 @@ from rollyard.kinds.base import (
     set_condition,
 )
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.pool import PoolStatus, Replicas
+from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.pending import waiting
-from rollyard.reconcilers.plan import Member, PoolPlan, blocked, plan_pool, template_hash
+from rollyard.reconcilers.conditions import NO_WARNING, PoolView, ready, renewal_blocked, replicas, updated
+from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.scaling import Memory, Metric, Scale
-from rollyard.reconcilers.sizing import SPENT, reckon, shown_hours, size
+from rollyard.reconcilers.sizing import reckon, shown_hours, size
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.trade import Look, Trade
 from rollyard.store.base import Store
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
 """Numbers in status that nothing announces (queues, sessions) are at most so old: while they move, and when they rest."""
-CRASH_LOOP = 2
 
 
 class PoolReconciler:
@@ -181,31 +181,28 @@ class PoolReconciler:
     async def _write_status(
         self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, ledger: GpuLedger, now: float
     ) -> Pool:
-        before = pool.status
-        active = [m for m in look.members if m.active]
-        replicas = Replicas(
-            desired=scale.desired,
-            requested=sum(m.allocation.status.intents > 0 for m in active),
-            observed=sum(m.allocation.status.job_state is not None for m in active),
-            ready=sum(m.ready for m in active),
-        )
+        before, ends = pool.status, plan.ends
+        view = PoolView(pool, look, scale, ends, now)
         decisions = before.decisions
         if scale.desired != before.replicas.desired:
             decision = ScalingDecision(time=as_datetime(now), desired=scale.desired, message=scale.message)
             decisions = [*decisions, decision][-DECISIONS:]
         update: dict[str, Any] = {
             "observed_generation": pool.metadata.generation,
-            "replicas": replicas,
+            "replicas": replicas(view),
             "next_index": plan.next_index,
-            "failures": plan.failures,
+            "template_hash": ends.template,
+            "failures": ends.failures,
+            "last_failure_time": _datetime(ends.last_failure),
+            "interruptions": ends.interruptions,
+            "last_interruption_time": _datetime(ends.last_interruption),
             "startup_seconds": round(plan.startup, 3) if plan.startup is not None else None,
-            "startup_measured_at": as_datetime(plan.startup_at) if plan.startup_at is not None else None,
-            "last_failure_time": as_datetime(plan.last_failure) if plan.last_failure is not None else None,
+            "startup_measured_at": _datetime(plan.startup_at),
             "scaling": scale.record,
             "decisions": decisions,
             "gpu_ledger": ledger,
             "gpu_hours": shown_hours(ledger, now),
-            "conditions": self._conditions(pool, look, plan, scale, replicas),
+            "conditions": self._conditions(view),
             **look.details,
         }
         changed = _with_status(pool, update)
@@ -218,32 +215,25 @@ class PoolReconciler:
         if scale.desired != before.replicas.desired:
             message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
             await self._recorder.say(pool, "Scaled", message)
-        await self._tell_ready(pool, before, written.status)
+        await self._tell(pool, before, written.status)
         return written
 
-    async def _tell_ready(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
-        old, new = (next((c for c in s.conditions if c.type == "Ready"), None) for s in (before, after))
-        if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
-            return
-        bad = new.status == "False" and new.reason not in (
-            "Deleting",
-            "Suspended",
-            "WaitingForAllocations",
-            "WaitingForSlurm",
-            "Loading",
-            "WeightsUpdating",
-        )
-        await self._recorder.say(pool, new.reason, new.message, "Warning" if bad else "Normal")
+    async def _tell(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
+        """One event for each change of these conditions; a reason that two of them give is told once."""
+        told: set[str] = set()
+        for type in ("Ready", "Updated", "RenewalBlocked"):
+            old, new = (get_condition(s.conditions, type) for s in (before, after))
+            if new is None or new.reason in told or (old is not None and old.reason == new.reason):
+                continue
+            told.add(new.reason)
+            await self._recorder.say(pool, new.reason, new.message, "Normal" if new.reason in NO_WARNING else "Warning")
 
-    def _conditions(self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, replicas: Replicas) -> list[Condition]:
-        conditions, members = pool.status.conditions, look.members
-        ready, reason, message = self._readiness(pool, look, plan, scale, replicas)
-        conditions = self._condition(pool, conditions, "Ready", ready, reason, message)
-        moving = replicas.ready != replicas.desired or any(not m.active and m.live for m in members)
-        words = f"{replicas.ready} of {replicas.desired} allocations ready, {replicas.observed} seen in Slurm"
-        conditions = self._condition(
-            pool, conditions, "Progressing", moving, "Settling" if moving else "Settled", words
-        )
+    def _conditions(self, view: PoolView) -> list[Condition]:
+        pool, look, scale = view.pool, view.look, view.scale
+        conditions = pool.status.conditions
+        for fact in (ready(view), updated(view), renewal_blocked(view)):
+            if fact is not None:
+                conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         since = self._feed.unreachable_since
         if since is not None:
             message = (
@@ -253,7 +243,6 @@ class PoolReconciler:
             conditions = self._condition(pool, conditions, "SlurmReachable", False, "NoAnswer", message)
         elif self._feed.latest is not None:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
-        conditions = self._renewal(pool, members, conditions)
         conditions = self._limited(pool, scale, conditions)
         conditions = self._admitting(pool, look, conditions)
         for fact in look.conditions:
@@ -261,38 +250,6 @@ class PoolReconciler:
         words = "all allocations are given back" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
-
-    def _readiness(
-        self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, replicas: Replicas
-    ) -> tuple[bool, str, str]:
-        members = look.members
-        counted = f"{replicas.ready} of {replicas.desired} allocations ready"
-        if pool.metadata.deletion_timestamp is not None:
-            return False, "Deleting", f"{len(members)} allocations left"
-        if pool.spec.suspend:
-            return False, "Suspended", "spec.suspend is true"
-        if scale.limit is not None and scale.limit.reason == SPENT:
-            return False, SPENT, scale.limit.message
-        if look.problem is not None:
-            return False, *look.problem
-        if replicas.ready >= replicas.desired:
-            return True, "AllReady", counted
-        failure = _last_failure(members)
-        if plan.failures and failure is not None:
-            word = "CrashLoop" if plan.failures >= CRASH_LOOP else "AllocationFailed"
-            return False, word, f"{counted}; {plan.failures} failed in a row, the last: {failure}"
-        queue = waiting([m.allocation for m in members if m.active])
-        if queue is not None:
-            return False, "WaitingForSlurm", f"{counted}; {queue.message}"
-        return False, "WaitingForAllocations", counted
-
-    def _renewal(self, pool: Pool, members: Sequence[Member], conditions: list[Condition]) -> list[Condition]:
-        """Whether a successor cannot be ready in time, why, and how long the gap is going to be."""
-        found = blocked(pool, members, self._clock.time())
-        known = get_condition(conditions, "RenewalBlocked")
-        if found is not None:
-            return self._condition(pool, conditions, "RenewalBlocked", True, *found)
-        return self._condition(pool, conditions, "RenewalBlocked", False, "NotBlocked", "") if known else conditions
 
     def _limited(self, pool: Pool, scale: Scale, conditions: list[Condition]) -> list[Condition]:
         """What keeps the size from what is asked for."""
@@ -348,13 +305,8 @@ def _why_renewed(pool: Pool, old: Allocation, now: float) -> str:
     return f"the walltime of allocation {old.metadata.name} ends in {left:.0f} s; a successor is submitted"
 
 
-def _last_failure(members: Sequence[Member]) -> str | None:
-    over = [m.allocation for m in members if m.allocation.status.ended and not m.allocation.spec.drain]
-    if not over:
-        return None
-    last = max(over, key=lambda a: a.spec.index)
-    code = f", exit code {last.status.exit_code}" if last.status.exit_code is not None else ""
-    return f"{last.metadata.name} ended {last.status.job_state}{code}: {last.status.reason or 'it said nothing'}"
+def _datetime(unix: float | None) -> datetime | None:
+    return as_datetime(unix) if unix is not None else None
 
 
 def _with_status(pool: Pool, update: dict[str, Any]) -> Pool:

@@ -14,6 +14,7 @@ from rollyard.reconcilers.demand import rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.trade import Look
 from rollyard.rollouts.agents import Agents
+from rollyard.rollouts.freshness import POLICY
 from rollyard.rollouts.service import Rollouts
 
 
@@ -42,13 +43,16 @@ class RolloutTrade:
             for stage in Stage
         }
         return Look(
-            members=[Member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
+            members=[_member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
             metrics=rollout_metrics(pool.spec, queued, in_flight) if pool.spec.autoscaling is not None else [],
             details={"stages": stages},
             problem=self._problem(pool),
         )
 
     def _problem(self, pool: RolloutPool) -> tuple[str, str] | None:
+        if POLICY not in pool.spec.inference:
+            words = f"spec.inference names no InferencePool for the role {POLICY}, which agents sample from"
+            return "NoInference", f"{words}; add `inference: {{{POLICY}: NAME}}`"
         for role, name in pool.spec.inference.items():
             key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=name)
             if self._inference_pool(key) is None:
@@ -63,3 +67,8 @@ class RolloutTrade:
         await self._rollouts.cancel_queued(
             (meta.namespace, meta.name), "PoolDeleted", f"its pool {meta.name} was deleted"
         )
+
+
+def _member(allocation: Allocation, connected: bool, load: int) -> Member:
+    silent = not connected and allocation.status.ready_at is not None
+    return Member(allocation, connected, load, silent)

@@ -34,7 +34,9 @@ class Look:
     details: dict[str, Any]
     """Further fields of its status."""
     problem: tuple[str, str] | None
-    """(reason, message) of what keeps it from being ready that allocations alone do not tell."""
+    """(reason, message) of what keeps it from being ready however many allocations are."""
+    trouble: tuple[str, str] | None = None
+    """(reason, message) of why allocations that run and count are not ready."""
     full: str = ""
     """Why it takes no more sessions though it is ready; empty while it does."""
     conditions: list[Fact] = field(default_factory=list)

@@ -34,9 +34,9 @@ BUSY = pool(
 def test_a_table_has_its_columns_in_line() -> None:
     lines = table(RolloutPool, [pool("swe"), BUSY], wide=False, namespaces=False)
     assert [line.split() for line in lines] == [
-        ["NAME", "READY", "STATUS", "QUEUED", "INIT", "RUN", "EVAL", "AGE"],
-        ["swe", "0/0", "Unknown", "0", "0/0", "0/0", "0/0", "5h"],
-        ["a-longer-name", "1/2", "Starting", "3", "0/0", "4/8", "0/0", "5h"],
+        ["NAME", "READY", "UP-TO-DATE", "STATUS", "QUEUED", "INIT", "RUN", "EVAL", "AGE"],
+        ["swe", "0/0", "0", "Unknown", "0", "0/0", "0/0", "0/0", "5h"],
+        ["a-longer-name", "1/2", "0", "Starting", "3", "0/0", "4/8", "0/0", "5h"],
     ]
     assert len({line.index(word) for line, word in zip(lines, ("READY", "0/0", "1/2"), strict=True)}) == 1
     assert not any(line.endswith(" ") for line in lines)

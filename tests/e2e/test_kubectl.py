@@ -15,7 +15,12 @@ POOL = """
 apiVersion: rollyard.dev/v1alpha1
 kind: RolloutPool
 metadata: {name: empty}
-spec: {replicas: 0}
+spec: {replicas: 0, inference: {policy: others}}
+---
+apiVersion: rollyard.dev/v1alpha1
+kind: InferencePool
+metadata: {name: others}
+spec: {model: {path: /models/tiny}, engine: {external: {}}}
 """
 
 

@@ -17,6 +17,7 @@ from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import Identity
@@ -156,6 +157,11 @@ class Site:
         made = await self.store.create(RolloutPool.model_validate(pool))
         assert isinstance(made, RolloutPool)
         return made
+
+    async def apply_inference(self, name: str = "policy") -> None:
+        """An InferencePool whose servers others run: a RolloutPool without one is not ready."""
+        spec = {"model": {"path": "/models/tiny"}, "engine": {"external": {}}}
+        await self.store.create(InferencePool.model_validate({"metadata": {"name": name}, "spec": spec}))
 
     async def change(self, name: str = "swe", **spec: Any) -> None:
         pool = await self.pool(name)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.reconcilers.failures import BACKOFF_CAP_SECONDS, GONE, IDLE_CAP_SECONDS
 from rollyard.reconcilers.plan import (
-    BACKOFF_CAP_SECONDS,
-    CALM_SECONDS,
     EMPTY_SECONDS,
-    GONE,
     HISTORY,
     MISSES,
+    STAND_IN_SECONDS,
     SUBMIT_MARGIN_SECONDS,
     Member,
     PoolPlan,
@@ -38,10 +37,11 @@ def at(seconds: float) -> datetime:
 
 def pool(*, deleted: bool = False, **status: Any) -> RolloutPool:
     metadata = {"name": "swe", **({"deletionTimestamp": at(NOW)} if deleted else {})}
-    return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": status})
+    fresh = {"templateHash": FRESH} if status else {}
+    return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": fresh | status})
 
 
-FRESH = template_hash(pool())
+FRESH = template_hash(RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 2}}))
 
 
 def allocation(
@@ -160,6 +160,24 @@ def test_what_drains_keeps_its_place_beside_the_surge() -> None:
     assert len(plan(members[:2], 4, of).create) == 3
 
 
+def test_one_that_is_suspended_or_silent_for_long_is_made_up_for_within_the_surge_until_it_is_back() -> None:
+    def quiet(index: int, seconds: float, state: str = "SUSPENDED", **more: Any) -> Member:
+        unready = {"type": "Ready", "status": "False", "reason": "x", "last_transition_time": at(NOW - seconds)}
+        found = member(index, ready=False, state=state, ready_at=at(NOW - 999), conditions=[unready])
+        return replace(found, **more)
+
+    long = STAND_IN_SECONDS + 1
+    assert plan([member(0), quiet(1, STAND_IN_SECONDS - 1)], 2).create == (), "it may be back soon"
+    assert plan([member(0), quiet(1, long)], 2).create == (2,)
+    assert plan([member(0), quiet(1, long, "RUNNING", silent=True)], 2).create == (2,), "frozen, or cut off"
+    assert plan([member(0), quiet(1, long, "RUNNING")], 2).create == (), "it is heard, and loads other weights, say"
+    assert len(plan([quiet(0, long), quiet(1, long)], 2).create) == 1, "the surge is 1"
+    assert plan([member(0), quiet(1, long), member(2)], 2).delete == (), "it holds its place until it is back"
+    back = plan([member(0), member(1), member(2)], 2)
+    assert len(back.drain) == 1
+    assert plan([quiet(1, long)], 0).delete == ("swe-1",)
+
+
 def test_a_job_that_slurm_only_cleans_up_after_holds_no_place_and_is_cancelled_once() -> None:
     assert len(plan([member(0), member(1, state="COMPLETING")], 2).create) == 1
     stuck = allocation(0, deleted=True, intents=1, intended_at=at(NOW), job_id="7", job_state="COMPLETING")
@@ -188,35 +206,20 @@ def test_a_deleted_pool_lets_busy_ones_finish_and_goes_last() -> None:
 def test_a_failure_is_counted_once_and_waited_for() -> None:
     failed = member(0, state="FAILED", end_time=at(NOW))
     first = plan([failed], 1)
-    assert (first.create, first.failures, first.last_failure, first.again_after) == ((), 1, NOW, 1.0)
+    assert (first.create, first.ends.failures, first.ends.last_failure, first.again_after) == ((), 1, NOW, 1.0)
     known = pool(next_index=1, failures=1, last_failure_time=at(NOW))
-    assert plan_pool(known, [failed], 1, NOW + 0.5, slurm_known=True).failures == 1
+    assert plan_pool(known, [failed], 1, NOW + 0.5, slurm_known=True).ends.failures == 1
     later = plan_pool(known, [failed], 1, NOW + 1.0, slurm_known=True)
-    assert (later.create, later.failures, later.again_after) == ((1,), 1, None)
+    assert (later.create, later.ends.failures, later.again_after) == ((1,), 1, None)
 
 
 def test_the_back_off_doubles_up_to_its_cap_and_stays_there() -> None:
-    waits = [
-        plan([], 1, pool(failures=n, last_failure_time=at(NOW))).again_after for n in (1, 2, 3, 6, 7, 8, 1025, 100_000)
-    ]
-    assert waits == [1.0, 2.0, 4.0, 32.0, *[BACKOFF_CAP_SECONDS] * 4]
+    def waits(members: list[Member]) -> list[float | None]:
+        known = [pool(failures=n, last_failure_time=at(NOW)) for n in (1, 2, 3, 6, 7, 8, 1025, 100_000)]
+        return [plan(members, len(members) + 1, of).again_after for of in known]
 
-
-def test_a_walltime_or_a_drained_end_is_no_failure() -> None:
-    for state in ("TIMEOUT", "PREEMPTED"):
-        assert plan([member(0, state=state, end_time=at(NOW))], 1).failures == 0
-    for mark in ({"drain": True}, {"deleted": True}):
-        assert plan([member(0, state="CANCELLED", **mark, end_time=at(NOW))], 1).failures == 0
-    for state in ("COMPLETED", "NODE_FAIL", "CANCELLED", GONE):
-        assert plan([member(0, state=state, end_time=at(NOW))], 1).failures == 1
-
-
-def test_failures_are_forgotten_when_all_has_been_calm() -> None:
-    before = pool(failures=4, last_failure_time=at(NOW))
-    calm = NOW + CALM_SECONDS + 1
-    assert plan_pool(before, [member(0)], 1, calm, slurm_known=True).failures == 0
-    assert plan_pool(before, [member(0, ready=False)], 1, calm, slurm_known=True).failures == 4
-    assert plan_pool(before, [member(0)], 1, NOW + 1, slurm_known=True).failures == 4
+    assert waits([member(0)]) == [1.0, 2.0, 4.0, 32.0, *[BACKOFF_CAP_SECONDS] * 4]
+    assert waits([]) == [1.0, 2.0, 4.0, *[IDLE_CAP_SECONDS] * 5], "nothing serves: it is tried more often"
 
 
 def test_a_few_ended_ones_are_kept_to_look_at() -> None:
@@ -242,8 +245,13 @@ class World:
         found = plan_pool(self.pool, self.members, desired, self.now, slurm_known=True)
         made = len(found.create) + len(found.renew)
         self.largest = max(self.largest, made + sum(m.active for m in self.members))
-        last = at(found.last_failure) if found.last_failure is not None else None
-        status = {"next_index": found.next_index, "failures": found.failures, "last_failure_time": last}
+        last = at(found.ends.last_failure) if found.ends.last_failure is not None else None
+        status = {
+            "next_index": found.next_index,
+            "template_hash": found.ends.template,
+            "failures": found.ends.failures,
+            "last_failure_time": last,
+        }
         self.pool = self.pool.model_copy(update={"status": self.pool.status.model_copy(update=status)})
         self.members = [self._told(m, found) for m in self.members]
         self.members += [member(index, ready=False, state=None) for index in found.create]

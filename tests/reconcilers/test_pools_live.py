@@ -13,14 +13,18 @@ from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import FINALIZER
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import StageStatus
+from rollyard.reconcilers.conditions import CRASH_LOOP
 from rollyard.reconcilers.rollout_pool import RolloutTrade
 from rollyard.reconcilers.trade import Look
 from rollyard.slurm.base import BatchScript
 from rollyard.slurm.script import batch_script
 
+POLICY = {"policy": "policy"}
+
 
 async def test_a_pool_runs_what_it_declares_and_says_so(site: Site) -> None:
-    await site.apply(replicas=2)
+    await site.apply_inference()
+    await site.apply(replicas=2, inference=POLICY)
     allocations = await site.running(2)
     assert [a.metadata.name for a in allocations] == ["swe-rp-0", "swe-rp-1"]
     assert {j.owner for j in await site.live()} == {site.workspace.owner(a) for a in allocations}
@@ -46,7 +50,7 @@ async def test_a_pool_runs_what_it_declares_and_says_so(site: Site) -> None:
 
     await site.until(all_ready)
     replicas = (await site.pool()).status.replicas
-    assert (replicas.desired, replicas.requested, replicas.observed, replicas.ready) == (2, 2, 2, 2)
+    assert (replicas.desired, replicas.requested, replicas.observed, replicas.ready, replicas.updated) == (2,) * 5
     (scaled,) = await site.events("Scaled")
     assert scaled.message == "from 0 to 2 allocations: spec.replicas is 2"
     assert [d.desired for d in (await site.pool()).status.decisions] == [2]
@@ -176,7 +180,8 @@ async def test_a_new_template_replaces_one_after_another(site: Site) -> None:
 
 
 async def test_what_crashes_is_tried_again_more_slowly_and_says_why(site: Site) -> None:
-    await site.apply(replicas=1, setup="echo 'error: no such model'; exit 7")
+    await site.apply_inference()
+    await site.apply(replicas=1, setup="echo 'error: no such model'; exit 7", inference=POLICY)
 
     async def looping() -> bool:
         ready = await site.condition("Ready")
@@ -190,7 +195,7 @@ async def test_what_crashes_is_tried_again_more_slowly_and_says_why(site: Site) 
     ended = await site.events("JobEnded")
     assert {e.type for e in ended} == {"Warning"}
     assert any("exit code 7: no such model" in e.message for e in ended)
-    assert (await site.pool()).status.failures >= 2
+    assert (await site.pool()).status.failures >= CRASH_LOOP
     assert not await site.live()
 
 
@@ -246,6 +251,65 @@ async def test_allocations_of_a_pool_that_was_torn_out_go_with_it(site: Site) ->
         return not await site.allocations() and not await site.live()
 
     await site.until(gone)
+
+
+async def test_a_pool_without_an_inference_pool_is_not_ready_for_each_of_its_rollouts_would_fail(site: Site) -> None:
+    await site.apply(replicas=0)
+
+    async def told() -> bool:
+        ready = await site.condition("Ready")
+        return ready is not None and (ready.status, ready.reason) == ("False", "NoInference")
+
+    await site.until(told)
+    ready = await site.condition("Ready")
+    assert ready is not None
+    assert "add `inference: {policy: NAME}`" in ready.message
+
+
+async def test_a_change_that_fails_is_told_at_its_generation_while_the_old_ones_serve_and_cleared_by_the_next(
+    site: Site,
+) -> None:
+    """Ready says what serves, Updated how the change goes; a corrected template does not wait out the other's back-off."""
+    await site.apply_inference()
+    await site.apply(replicas=1, inference=POLICY)
+    (old,) = await site.running(1)
+    await site.connect(old)
+
+    async def is_(type: str, status: str, *reasons: str) -> bool:
+        generation, fact = (await site.pool()).metadata.generation, await site.condition(type)
+        return (
+            fact is not None
+            and (fact.status, fact.observed_generation) == (status, generation)
+            and fact.reason in reasons
+        )
+
+    await site.until(lambda: is_("Updated", "True", "Updated"))
+    await site.change(allocation={"setup": "echo 'error: share /w is not mounted'; exit 3"})
+    await site.until(lambda: is_("Updated", "False", "AllocationFailed", "CrashLoop"))
+    assert await is_("Ready", "True", "AllReady")
+    replicas = (await site.pool()).status.replicas
+    assert (replicas.ready, replicas.updated) == (1, 0)
+    fact = await site.condition("Updated")
+    assert fact is not None
+    assert "exit code 3: share /w is not mounted" in fact.message
+    await site.until(lambda: is_("Updated", "False", "CrashLoop"))
+    await site.change(allocation={"setup": "exec sleep 601"})
+    # the back-off is 4 s by now; what is corrected is made at once, and starts from no failures
+    await site.until(lambda: is_("Updated", "False", "Updating"))
+    assert (await site.pool()).status.failures == 0
+    newest = (await site.running(2))[-1]
+    await site.connect(newest)
+    await site.until(lambda: is_("Updated", "True", "Updated"))
+    assert await is_("Ready", "True", "AllReady")
+
+    async def times(reason: str) -> int:
+        return sum(e.count for e in await site.events(reason) if e.involved_object.name == "swe")
+
+    async def one_for_each_change() -> bool:  # an event is written after the status
+        reasons = ("Updating", "AllocationFailed", "CrashLoop", "Updated")
+        return [await times(reason) for reason in reasons] == [3, 1, 1, 2]
+
+    await site.until(one_for_each_change)
 
 
 async def test_a_missing_inference_pool_is_told(site: Site) -> None:

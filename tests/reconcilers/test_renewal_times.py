@@ -9,10 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollyard.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.plan import Member, PoolPlan, Successor, blocked, plan_pool, template_hash
+from rollyard.reconcilers.plan import STUCK_SECONDS, Member, PoolPlan, Successor, blocked, plan_pool, template_hash
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup
 
 NOW = 1_700_000_000.0
@@ -167,13 +168,36 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
     found = blocked(pool(), [old, member(1, None, of="policy-0", reason="QOSMaxJobsPerUserLimit")], NOW)
     assert found is not None
     assert found[0] == "QOSMaxJobsPerUserLimit"
-    assert "ends in 200 s" in found[1]
+    assert found[1].startswith(f"allocation policy-0 ends at {time_of_day(NOW + 200)} and its successor policy-1 waits")
     assert "expected gap about 100 s" in found[1]
     late = member(1, None, of="policy-0", reason="Resources", startTime=at(NOW + 500))
     found = blocked(pool(), [old, late], NOW)
     assert found is not None
     assert found[0] == "QueueTooLong"
     assert "expected gap about 400 s" in found[1]
+
+
+def test_a_successor_without_a_start_time_is_told_once_slurm_had_time_or_none_is_left() -> None:
+    """Nodes drained: Slurm names a reason that is no limit, and no start, to the last second of the walltime."""
+    asked = {"jobId": "2", "intendedAt": at(NOW)}
+    waits = member(1, None, of="policy-0", reason="ReqNodeNotAvail, May be reserved for other job", **asked)
+    old = member(0, 200)
+    assert blocked(pool(), [old, waits], NOW + 1) is None
+    found = blocked(pool(), [old, waits], NOW + STUCK_SECONDS + 1)
+    assert found is not None
+    assert found[0] == "ReqNodeNotAvail"
+    assert "nodes that it needs are down, drained or reserved" in found[1]
+    assert blocked(pool(), [member(0, 20), waits], NOW + 1) is not None, "it could not be ready any more"
+
+
+def test_an_end_without_a_successor_is_told_where_successors_fail() -> None:
+    of, old = pool(), member(0, 100)
+    assert blocked(of, [old], NOW) is None
+    found = blocked(of, [old], NOW, "failed: policy-1 ended FAILED, exit code 1: no share")
+    assert found is not None
+    assert found[0] == "SuccessorFails"
+    assert "its successor failed: policy-1 ended FAILED, exit code 1: no share" in found[1]
+    assert blocked(of, [member(0, 5000)], NOW, "failed") is None, "there is time"
 
 
 def test_a_rollout_pool_is_renewed_before_its_budgets_no_longer_fit() -> None:

@@ -1,0 +1,247 @@
+"""What a pool's conditions Ready, Updated and RenewalBlocked say. Pure.
+
+As a Deployment has it, Ready is about what serves, of whatever template, and Updated about the change to the present one.
+What is true now is said before what failed earlier. Times of day stand in the messages and no seconds that are left, so that
+a message stays as it is for as long as nothing changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollyard.clock import time_of_day
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import get_condition
+from rollyard.kinds.pool import Replicas
+from rollyard.kinds.reasons import word
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
+from rollyard.reconcilers.failures import FAILURES, INTERRUPTIONS, Ends, last_ended
+from rollyard.reconcilers.pending import waiting
+from rollyard.reconcilers.plan import Member, blocked
+from rollyard.reconcilers.scaling import Scale
+from rollyard.reconcilers.sizing import SPENT
+from rollyard.reconcilers.trade import Fact, Look
+
+CRASH_LOOP = 3
+"""So many failures in a row are no accident."""
+ANSWER_SECONDS = 5.0
+"""A submit that takes longer is spoken of."""
+PATIENCE_SECONDS = 10.0
+"""A job that waits so long in the queue of a pool that failed is spoken of before the failure."""
+_PASSING = {"None", "Priority", "Resources", "Prolog", "Cleaning", "BeginTime", "Dependency"}
+"""Slurm's reasons that most jobs have for a moment."""
+_LIMITED = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
+"""In Slurm's words for a refusal that may pass by itself."""
+NO_WARNING = {
+    "AllReady",
+    "Deleting",
+    "Loading",
+    "NotBlocked",
+    "Suspended",
+    "Updated",
+    "Updating",
+    "WaitingForAllocations",
+    "WaitingForSlurm",
+    "WeightsUpdating",
+}
+"""Reasons that are ordinary business."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """All that the conditions are made from."""
+
+    pool: Pool
+    look: Look
+    scale: Scale
+    ends: Ends
+    now: float
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.look.members
+
+    @property
+    def active(self) -> list[Allocation]:
+        return [m.allocation for m in self.members if m.active]
+
+    def outdated(self, allocation: Allocation) -> bool:
+        return allocation.spec.template_hash != self.ends.template
+
+
+def replicas(view: PoolView) -> Replicas:
+    """Ready and updated count no more than what is desired: beside that, something is about to go."""
+    desired, serving = view.scale.desired, [m for m in view.members if m.serves]
+    return Replicas(
+        desired=desired,
+        requested=sum(a.status.intents > 0 for a in view.active),
+        observed=sum(a.status.job_state is not None for a in view.active),
+        ready=min(desired, len(serving)),
+        updated=min(desired, sum(not view.outdated(m.allocation) for m in serving)),
+    )
+
+
+def ready(view: PoolView) -> Fact:
+    """Whether the desired number serves now, whatever it was made from."""
+    pool, look, count = view.pool, view.look, replicas(view)
+    counted = f"{count.ready} of {count.desired} allocations ready"
+    if pool.metadata.deletion_timestamp is not None:
+        return Fact("Ready", False, "Deleting", f"{len(view.members)} allocations left")
+    if pool.spec.suspend:
+        return Fact("Ready", False, "Suspended", "spec.suspend is true")
+    if view.scale.limit is not None and view.scale.limit.reason == SPENT:
+        return Fact("Ready", False, SPENT, view.scale.limit.message)
+    if look.problem is not None:
+        return Fact("Ready", False, *look.problem)
+    if count.ready and (ending := _places_nothing(view)):
+        return Fact("Ready", False, "WalltimeEnds", ending)
+    if count.ready >= count.desired:
+        return Fact("Ready", True, "AllReady", counted)
+    reason, why = _lacking(view)
+    return Fact("Ready", False, reason, f"{counted}{f'; {why}' if why else ''}")
+
+
+def updated(view: PoolView) -> Fact:
+    """Whether the pool has come to what its spec says now; as a Deployment's Progressing, it ends where it has come to it."""
+    pool, count = view.pool, replicas(view)
+    counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
+    if pool.metadata.deletion_timestamp is not None:
+        return Fact("Updated", False, "Deleting", "")
+    known = get_condition(pool.status.conditions, "Updated")
+    come = known is not None and known.status == "True" and pool.status.template_hash == view.ends.template
+    if (come or count.updated >= count.desired) and not any(view.outdated(a) for a in view.active):
+        return Fact("Updated", True, "Updated", counted)
+    if (failed := _failed(view)) is not None:
+        return Fact("Updated", False, failed[0], f"{counted}; {failed[1]}")
+    coming = [a for a in view.active if not view.outdated(a) and not a.status.ready]
+    queue = waiting(coming)
+    trouble = ": ".join(view.look.trouble or ())
+    why = _unanswered(coming, view.now) or (queue.message if queue is not None else trouble)
+    return Fact("Updated", False, "Updating", f"{counted}{f'; {why}' if why else ''}")
+
+
+def renewal_blocked(view: PoolView) -> Fact | None:
+    """Whether a successor cannot be ready in time, why, and how long the gap is going to be; None before the first time."""
+    if (found := _blocked(view)) is not None:
+        return Fact("RenewalBlocked", True, *found)
+    known = get_condition(view.pool.status.conditions, "RenewalBlocked")
+    return Fact("RenewalBlocked", False, "NotBlocked", "") if known is not None else None
+
+
+def _blocked(view: PoolView) -> tuple[str, str] | None:
+    failed = _failed(view)
+    return blocked(view.pool, view.members, view.now, failed[1] if failed is not None else "")
+
+
+def _lacking(view: PoolView) -> tuple[str, str]:
+    """(reason, why) fewer serve than are desired: what stands in the way now, then what failed, then what is on its way."""
+    suspended = [m.allocation for m in view.members if m.active and m.suspended]
+    if suspended:
+        jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
+        return "SuspendedBySlurm", f"suspended by Slurm: {jobs}"
+    failed, queue = _failed(view), waiting(view.active)
+    if queue is not None and (failed is None or _notable(view, queue.reason)):
+        return "WaitingForSlurm", queue.message + (f"; before that: {failed[1]}" if failed else "")
+    if why := _unanswered(view.active, view.now):
+        return "WaitingForSlurm", why + (f"; before that: {failed[1]}" if failed else "")
+    if failed is not None:
+        return failed
+    if view.look.trouble is not None:
+        return view.look.trouble
+    return "WaitingForAllocations", _replaced(view) or _starting(view)
+
+
+def _failed(view: PoolView) -> tuple[str, str] | None:
+    """(reason, message) where the present template failed and none of it has become ready since."""
+    ends = view.ends
+    if not ends.failing:
+        return None
+    last = last_ended((m.allocation for m in view.members), FAILURES, ends.template)
+    words = _end(last) if last is not None else "its record is gone"
+    times = f"failed {ends.failures} times in a row, the last: {words}" if ends.failures > 1 else f"failed: {words}"
+    if last is not None and last.status.reason.startswith("SubmitRefused"):
+        limited = _LIMITED.search(last.status.reason) is not None
+        return "SubmitLimited" if limited else "SubmitRefused", f"{times}{_again(view)}"
+    return "CrashLoop" if ends.failures >= CRASH_LOOP else "AllocationFailed", f"{times}{_again(view)}"
+
+
+def _replaced(view: PoolView) -> str:
+    """What was ended from outside, as long as nothing has become ready since."""
+    last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
+    if last is None or last.status.end_time is None:
+        return ""
+    since = [m.allocation.status.ready_at for m in view.members if m.allocation.status.ready_at is not None]
+    if max(since, default=last.status.end_time) > last.status.end_time:
+        return ""
+    often = f"ended from outside {view.ends.interruptions} times in a row, the last: " if view.ends.interrupted else ""
+    return f"{often}{_end(last)}{_again(view) or '; it is replaced'}"
+
+
+def _starting(view: PoolView) -> str:
+    """The first of those that run and are not heard."""
+    for m in view.members:
+        status = m.allocation.status
+        if m.active and m.started and not m.ready:
+            silent = "is not heard any more" if m.silent else "has not dialled in yet"
+            return f"{m.name} {silent} (job {status.job_id} on {status.node})"
+    return ""
+
+
+def _again(view: PoolView) -> str:
+    return f"; the next is made at {time_of_day(view.ends.next_at)}" if view.ends.next_at > view.now else ""
+
+
+def _end(allocation: Allocation) -> str:
+    status = allocation.status
+    if status.job_id is None:
+        return f"{allocation.metadata.name}: {status.reason}"
+    code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
+    return f"{allocation.metadata.name} ended {status.job_state}{code}: {status.reason or 'it said nothing'}"
+
+
+def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
+    """The submits that have taken too long; empty where there are none."""
+    asked = {a.metadata.name: (_asked(a), a) for a in allocations if a.status.job_id is None and not a.status.ended}
+    late = [(at, name, a) for name, (at, a) in asked.items() if at is not None and now - at > ANSWER_SECONDS]
+    if not late:
+        return ""
+    at, name, first = min(late, key=lambda entry: entry[:2])
+    others = f" and of {len(late) - 1} others" if len(late) > 1 else ""
+    told = get_condition(first.status.conditions, "Submitted")
+    why = told.message if told is not None and told.status != "True" else f"no answer since {time_of_day(at)}"
+    return f"Slurm has not answered the submit of {name}{others}: {why}"
+
+
+def _asked(allocation: Allocation) -> float | None:
+    asked = allocation.status.intended_at or allocation.metadata.creation_timestamp
+    return asked.timestamp() if asked is not None else None
+
+
+def _notable(view: PoolView, reason: str) -> bool:
+    """Whether a job's wait is worth more words than the failure before: it is no matter of a moment."""
+    if reason not in _PASSING:
+        return True
+    pending = [a for a in view.active if a.status.job_state == "PENDING" and word(a.status.reason) == reason]
+    asked = [at for a in pending if (at := _asked(a)) is not None]
+    return any(view.now - at > PATIENCE_SECONDS for at in asked)
+
+
+def _places_nothing(view: PoolView) -> str:
+    """Why no rollout can be placed though allocations are ready; empty where one can be."""
+    pool, serving = view.pool, [m for m in view.members if m.serves]
+    if not isinstance(pool, RolloutPool):
+        return ""
+    need = pool.spec.budget_seconds + SPARE_SECONDS
+    ends = [m.ends for m in serving if m.ends is not None and m.ends - view.now < need]
+    if len(ends) < len(serving):
+        return ""
+    held_up = _blocked(view)
+    coming = waiting([a for a in view.active if not a.status.ready])
+    why = held_up[1] if held_up is not None else coming.message if coming is not None else "no successor is ready yet"
+    return (
+        f"places nothing: its walltime ends at {time_of_day(max(ends))}, which does not cover the budgets of a rollout "
+        f"({pool.spec.budget_seconds} s); {why}"
+    )

@@ -1,0 +1,123 @@
+"""How often allocations of the present template failed in a row, how often others ended them, and the back-off of both. Pure.
+
+A failure is an end that the template has to answer for. Whoever is made anew after it and fails again has failed in a row;
+those that fail side by side fail once. One that was ready for a while in between, or another template, starts afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pool import PoolStatus
+
+GONE = "GONE"
+"""Job state of our own: in no complete snapshot any more, its end is not known."""
+FAILURES = {"FAILED", "OUT_OF_MEMORY", "COMPLETED"}
+"""Ends that come from what an allocation was made from, or from a submit that Slurm refused."""
+INTERRUPTIONS = {"NODE_FAIL", "BOOT_FAIL", "CANCELLED", "DEADLINE", "REVOKED", GONE}
+"""Ends that come from outside: a node, an administrator, a person. A walltime and a preemption are ordinary business."""
+BACKOFF_CAP_SECONDS = 60.0
+IDLE_CAP_SECONDS = 15.0
+"""The same while nothing of the pool serves: what was missing may be there again."""
+STEADY_SECONDS = 10.0
+"""So long ready is a success; what dies sooner after it was ready still fails in a row."""
+CALM_SECONDS = 60.0
+"""All ready for so long: earlier failures are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Allocations that ended though they should not have."""
+
+    template: str = ""
+    """Hash of the template that `failures` are of."""
+    failures: int = 0
+    """In a row, of this template."""
+    last_failure: float | None = None
+    """Unix seconds; of any template."""
+    interruptions: int = 0
+    """In a row, whatever they were made from."""
+    last_interruption: float | None = None
+    failing: bool = False
+    """The template failed, and none of it has become ready since."""
+    cap: float = BACKOFF_CAP_SECONDS
+
+    @property
+    def next_at(self) -> float:
+        """When the back-off is over (Unix seconds); 0.0 when there is none."""
+        failed = _after(self.last_failure, self.failures, self.cap)
+        # The first one is replaced at once: most of them are nobody's fault here.
+        return max(failed, _after(self.last_interruption, self.interruptions - 1, self.cap))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether interruptions, and not failures, are what is waited for."""
+        return self.next_at > _after(self.last_failure, self.failures, self.cap)
+
+
+def count_ends(
+    status: PoolStatus, template: str, allocations: Sequence[Allocation], now: float, *, serves: bool, all_ready: bool
+) -> Ends:
+    """The count with what has ended since. `serves`: any allocation does; `all_ready`: every active one is."""
+    own = [a for a in allocations if a.spec.template_hash == template]
+    last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
+    failures = status.failures if status.template_hash == template and not _steady(own, last, now) else 0
+    outside = 0 if _steady(allocations, last_outside, now) else status.interruptions
+    if all_ready and last is not None and now - last > CALM_SECONDS:
+        failures = 0
+    failures, last = _counted(failures, last, (a for a in own if a.status.job_state in FAILURES))
+    ended = (a for a in allocations if a.status.job_state in INTERRUPTIONS)
+    outside, last_outside = _counted(outside, last_outside, ended)
+    ready = max((a.status.ready_at.timestamp() for a in own if a.status.ready_at is not None), default=None)
+    failing = failures > 0 and last is not None and (ready is None or ready <= last)
+    cap = BACKOFF_CAP_SECONDS if serves else IDLE_CAP_SECONDS
+    return Ends(template, failures, last, outside, last_outside, failing, cap)
+
+
+def last_ended(allocations: Iterable[Allocation], states: set[str], template: str | None = None) -> Allocation | None:
+    """The last one that ended so by itself."""
+    found = [
+        a
+        for a in allocations
+        if a.status.job_state in states and not _expected(a) and template in (None, a.spec.template_hash)
+    ]
+    return max(found, key=lambda a: (_unix(a.status.end_time) or 0.0, a.spec.index), default=None)
+
+
+def _counted(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
+    """One more for each that was made after the last one and has ended in its turn."""
+    ends = sorted((a.status.end_time.timestamp(), _made(a)) for a in ended if a.status.end_time and not _expected(a))
+    for end, made in ends:
+        if last is None or (end > last and (made > last or count == 0)):
+            count, last = count + 1, end
+    return count, last
+
+
+def _steady(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
+    """Whether one has become ready since then, and stayed so for a while."""
+    for a in allocations:
+        ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.ended else now
+        if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:
+            return True
+    return False
+
+
+def _expected(allocation: Allocation) -> bool:
+    return allocation.spec.drain or allocation.metadata.deletion_timestamp is not None
+
+
+def _made(allocation: Allocation) -> float:
+    return _unix(allocation.metadata.creation_timestamp) or float("inf")
+
+
+def _unix(time: datetime | None) -> float | None:
+    return time.timestamp() if time is not None else None
+
+
+def _after(last: float | None, times: int, cap: float) -> float:
+    if times < 1 or last is None:
+        return 0.0
+    return last + min(cap, 2.0 ** min(times - 1, 10))  # 2.0 ** 1024 is an OverflowError

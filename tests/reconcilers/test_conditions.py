@@ -1,0 +1,257 @@
+"""What Ready, Updated and RenewalBlocked say of a pool, row by row."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from rollyard.clock import time_of_day
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Condition
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
+from rollyard.reconcilers.conditions import (
+    ANSWER_SECONDS,
+    CRASH_LOOP,
+    PATIENCE_SECONDS,
+    PoolView,
+    ready,
+    renewal_blocked,
+    replicas,
+    updated,
+)
+from rollyard.reconcilers.failures import Ends
+from rollyard.reconcilers.plan import Member, template_hash
+from rollyard.reconcilers.scaling import Scale
+from rollyard.reconcilers.trade import Look
+
+NOW = 1_700_000_000.0
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(NOW + seconds, UTC)
+
+
+def engines(**spec: Any) -> InferencePool:
+    given = {"model": {"path": "/m"}, "engine": {"embedded": {}}, "replicas": 2} | spec
+    return InferencePool.model_validate({"metadata": {"name": "p", "generation": 2}, "spec": given})
+
+
+def agents(**spec: Any) -> RolloutPool:
+    stages = {stage: {"timeoutSeconds": 40} for stage in ("init", "run", "eval")}
+    given = {"replicas": 1, "inference": {"policy": "p"}, "stages": stages, "allocation": {"timeLimit": "00:10:00"}}
+    return RolloutPool.model_validate({"metadata": {"name": "p"}, "spec": given | spec})
+
+
+def one(index: int, *, serving: bool = False, of: str = "new", **more: Any) -> Member:
+    """`of`: the template; times are seconds from now."""
+    spec = {name: more.pop(name) for name in ("drain", "successorOf") if name in more}
+    status: dict[str, Any] = {"intents": 1, "jobId": str(index + 10), "node": "n1"} | more
+    status |= {name: at(status[name]) for name in ("endTime", "readyAt", "intendedAt", "startTime") if name in status}
+    status.setdefault("jobState", "RUNNING")
+    allocation = Allocation.model_validate(
+        {
+            "kind": "Allocation",
+            "metadata": {"name": f"p-{index}", "creationTimestamp": at(-500)},
+            "spec": {
+                "pool": {"kind": "InferencePool", "name": "p", "uid": "u"},
+                "index": index,
+                "templateHash": of,
+                "template": {},
+                **spec,
+            },
+            "status": {"ready": serving, **status},
+        }
+    )
+    return Member(allocation, serving)
+
+
+def view(
+    *members: Member, pool: Pool | None = None, desired: int = 2, ends: Ends | None = None, **look: Any
+) -> PoolView:
+    pool = pool or engines()
+    hash = template_hash(pool)
+    named = [
+        Member(
+            m.allocation.model_copy(
+                update={
+                    "spec": m.allocation.spec.model_copy(
+                        update={"template_hash": hash if m.allocation.spec.template_hash == "new" else "old"}
+                    )
+                }
+            ),
+            m.ready,
+        )
+        for m in members
+    ]
+    ends = ends or Ends()
+    counted = Ends(
+        hash, ends.failures, ends.last_failure, ends.interruptions, ends.last_interruption, ends.failing, ends.cap
+    )
+    seen = Look(named, [], {}, look.pop("problem", None), **look)
+    return PoolView(pool, seen, Scale(desired, "as declared"), counted, NOW)
+
+
+def failing(times: int) -> Ends:
+    return Ends(failures=times, last_failure=NOW - 100, failing=True)
+
+
+FAILED = {"jobState": "FAILED", "exitCode": 3, "endTime": -100, "reason": "ModelMissing: /nowhere is no folder"}
+
+
+def said(fact: Any) -> tuple[bool, str]:
+    return fact.status, fact.reason
+
+
+# what serves
+
+
+def test_no_more_are_ready_than_are_desired() -> None:
+    found = view(one(0, serving=True), one(1, serving=True), one(2, serving=True))
+    assert (replicas(found).ready, replicas(found).updated) == (2, 2)
+    assert (ready(found).status, ready(found).message) == (True, "2 of 2 allocations ready")
+
+
+def test_an_engine_that_drains_says_nothing_about_a_pool_whose_desired_number_serves() -> None:
+    """Ready flapped at each renewal: `Loading: 1 of 3 engines: Draining`."""
+    serving = [one(1, serving=True), one(2, serving=True)]
+    for gone in (one(0, drain=True), one(0, serving=True, drain=True), one(3, successorOf="p-1")):
+        found = view(*serving, gone, trouble=("Loading", "1 of 3 engines: Draining"))
+        assert said(ready(found)) == (True, "AllReady")
+        assert replicas(found).ready == 2
+
+
+def test_old_ones_serve_while_a_change_fails_and_the_change_is_told_apart() -> None:
+    old = [one(0, serving=True, of="old"), one(1, serving=True, of="old")]
+    for times in range(1, CRASH_LOOP + 1):
+        found = view(*old, one(2, **FAILED), ends=failing(times))
+        assert said(ready(found)) == (True, "AllReady")
+        fact = updated(found)
+        assert said(fact) == (False, "CrashLoop" if times >= CRASH_LOOP else "AllocationFailed")
+        assert "p-2 ended FAILED, exit code 3: ModelMissing: /nowhere is no folder" in fact.message
+        assert fact.message.startswith("0 of 2 allocations are up to date and ready; failed")
+    assert replicas(view(*old)).updated == 0
+
+
+def test_a_change_is_through_when_nothing_old_counts_any_more() -> None:
+    new = [one(2, serving=True), one(3, serving=True)]
+    assert said(updated(view(*new))) == (True, "Updated")
+    assert said(updated(view(*new, one(0, serving=True, of="old", drain=True)))) == (True, "Updated")
+    assert said(updated(view(new[0], one(1, serving=True, of="old")))) == (False, "Updating")
+    assert said(updated(view(new[0]))) == (False, "Updating")
+
+
+def test_a_change_that_went_through_stays_so_when_a_node_is_lost() -> None:
+    pool = engines()
+    before = Condition(type="Updated", status="True", last_transition_time=at(-50), reason="Updated")
+    status = pool.status.model_copy(update={"template_hash": template_hash(pool), "conditions": [before]})
+    through = pool.model_copy(update={"status": status})
+    one_left = [one(2, serving=True), one(3, jobState="NODE_FAIL", endTime=-5)]
+    assert said(updated(view(*one_left, pool=through))) == (True, "Updated")
+    assert not ready(view(*one_left, pool=through)).status
+    changed = status.model_copy(update={"template_hash": "another"})
+    assert not updated(view(*one_left, pool=pool.model_copy(update={"status": changed}))).status
+
+
+# what waits now, before what failed before
+
+
+def test_slurms_present_reason_stands_before_an_old_failure() -> None:
+    waits = one(3, jobState="PENDING", reason="AssocMaxJobsLimit", intendedAt=-1)
+    fact = ready(view(one(2, **FAILED), waits, ends=failing(5)))
+    assert said(fact) == (False, "WaitingForSlurm")
+    assert fact.message.startswith(
+        "0 of 2 allocations ready; 1 of 1 jobs pending: AssocMaxJobsLimit (the account allows"
+    )
+    assert "before that: failed 5 times in a row, the last: p-2 ended FAILED" in fact.message
+
+
+def test_a_job_that_waits_for_a_moment_does_not_make_a_crash_loop_flap() -> None:
+    def reason(of: str, seconds: float) -> str:
+        waits = one(3, jobState="PENDING", reason=of, intendedAt=-seconds)
+        return ready(view(one(2, **FAILED), waits, ends=failing(5))).reason
+
+    assert [reason(of, 1) for of in ("", "None", "Priority", "Resources")] == ["CrashLoop"] * 4
+    assert reason("Resources", PATIENCE_SECONDS + 1) == "WaitingForSlurm"
+    assert reason("ReqNodeNotAvail, UnavailableNodes:n[1-4]", 1) == "WaitingForSlurm"
+    assert ready(view(one(2, **FAILED), one(3), ends=failing(5))).reason == "CrashLoop", "it starts, once more"
+
+
+def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
+    asked = one(3, jobId=None, jobState=None, intendedAt=-ANSWER_SECONDS - 1)
+    fact = ready(view(one(2, **FAILED), asked, ends=failing(5)))
+    assert said(fact) == (False, "WaitingForSlurm")
+    since = time_of_day(NOW - ANSWER_SECONDS - 1)
+    assert f"Slurm has not answered the submit of p-3: no answer since {since}" in fact.message
+    soon = one(3, jobId=None, jobState=None, intendedAt=0)
+    assert ready(view(one(2, **FAILED), soon, ends=failing(5))).reason == "CrashLoop"
+
+
+def test_a_persons_scancel_and_a_lost_node_are_told_as_what_they_are() -> None:
+    gone = one(0, jobState="CANCELLED", endTime=-3, reason="cancelled by uid 0", readyAt=-400)
+    fact = ready(view(gone, one(1, serving=True, readyAt=-400), ends=Ends(interruptions=1, last_interruption=NOW - 3)))
+    assert said(fact) == (False, "WaitingForAllocations")
+    assert fact.message == "1 of 2 allocations ready; p-0 ended CANCELLED: cancelled by uid 0; it is replaced"
+    often = Ends(interruptions=4, last_interruption=NOW - 1)
+    fact = ready(view(gone, one(1, serving=True, readyAt=-400), ends=often))
+    assert "ended from outside 4 times in a row, the last: p-0 ended CANCELLED" in fact.message
+    assert f"the next is made at {time_of_day(NOW + 3)}" in fact.message
+
+
+def test_what_slurm_refuses_is_a_refusal_and_one_by_a_limit_may_pass() -> None:
+    old = one(0, serving=True, of="old")
+    for words, reason in (
+        ("SubmitRefused: sbatch: error: Invalid account or account/partition combination specified", "SubmitRefused"),
+        ("SubmitRefused: sbatch: error: AssocMaxSubmitJobLimit: job submit limit", "SubmitLimited"),
+    ):
+        refused = one(2, jobId=None, jobState="FAILED", endTime=-100, reason=words)
+        fact = updated(view(old, refused, desired=1, ends=failing(1)))
+        assert said(fact) == (False, reason)
+        assert f"failed: p-2: {words}" in fact.message
+        assert ready(view(old, refused, desired=1, ends=failing(1))).status
+
+
+def test_what_an_engine_says_of_itself_and_what_has_not_dialled_in_is_told() -> None:
+    trouble = ("Ejected", "default/p-1: no heartbeat for 8 s")
+    assert said(ready(view(one(0, serving=True), one(1), trouble=trouble))) == (False, "Ejected")
+    fact = ready(view(one(0, serving=True), one(1)))
+    assert fact.message == "1 of 2 allocations ready; p-1 has not dialled in yet (job 11 on n1)"
+
+
+def test_a_job_that_slurm_has_suspended_serves_nothing_and_is_told() -> None:
+    found = view(one(0, serving=True), one(1, serving=True, jobState="SUSPENDED"))
+    assert said(ready(found)) == (False, "SuspendedBySlurm")
+    assert ready(found).message == "1 of 2 allocations ready; suspended by Slurm: job 11 of p-1"
+
+
+# the end of the walltime
+
+
+def test_a_rollout_pool_whose_walltime_covers_no_budgets_says_that_it_places_nothing_and_why_none_follows() -> None:
+    """All was Ready to the last second, while 24 rollouts waited for the last 88 s."""
+    pool = agents()
+    need = pool.spec.budget_seconds + SPARE_SECONDS
+    waits = one(1, jobState="PENDING", reason="Resources", intendedAt=-60, successorOf="p-0")
+    assert ready(view(one(0, serving=True, endTime=need + 1), waits, pool=pool, desired=1)).status
+    found = view(one(0, serving=True, endTime=88), waits, pool=pool, desired=1)
+    fact = ready(found)
+    assert said(fact) == (False, "WalltimeEnds")
+    assert f"places nothing: its walltime ends at {time_of_day(NOW + 88)}" in fact.message
+    assert "does not cover the budgets of a rollout (120 s)" in fact.message
+    assert "its successor p-1 waits: Resources (nodes that it could run on are busy)" in fact.message
+    blocked = renewal_blocked(found)
+    assert blocked is not None
+    assert said(blocked) == (True, "Resources")
+
+
+def test_one_that_can_place_is_enough_and_a_model_server_is_used_to_the_last() -> None:
+    ending = one(0, serving=True, endTime=50)
+    assert ready(view(ending, one(1, serving=True, endTime=500, successorOf="p-0"), pool=agents(), desired=1)).status
+    assert ready(view(ending, desired=1)).status
+
+
+def test_what_keeps_a_pool_from_being_ready_whatever_its_allocations_are() -> None:
+    serving = [one(0, serving=True), one(1, serving=True)]
+    assert said(ready(view(*serving, problem=("NoInference", "add it")))) == (False, "NoInference")
+    assert said(ready(view(*serving, pool=engines(suspend=True)))) == (False, "Suspended")
