@@ -31,12 +31,12 @@ class _Died(Exception):
 
 
 class Checkers:
-    """Children that run one module, started when they are needed, at most one for each core."""
+    """Children that run one module, started when they are needed, at most two for each core."""
 
     def __init__(self, module: str, most: int | None = None) -> None:
         """`module` is a program around `checker_child.serve`."""
         self._module = module
-        self._turns = asyncio.Semaphore(most or len(os.sched_getaffinity(0)))
+        self._turns = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:

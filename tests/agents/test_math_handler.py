@@ -1,15 +1,28 @@
-"""The `math` task: equal answers in any form count, and what a model writes can neither hang nor break the judge."""
+"""The `math` task: what a model writes can neither hang the judge, nor break it, nor hold up other answers."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 
 import pytest
 
-from rollyard.agents.answers import MAX_ANSWER_CHARS
-from rollyard.agents.tasks.math import MathHandler, last_boxed
+from rollyard.agents.checkers import Checkers
+from rollyard.agents.tasks.base import Score
+from rollyard.agents.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 from rollyard.errors import TaskError
 from rollyard.kinds.rollout import Task, Turn
+
+HANGS = r"x^{9^{9^{9^{9}}}}"
+"""Against a reference with variables, where any form is worked out."""
+
+
+@pytest.fixture
+async def handler() -> AsyncIterator[MathHandler]:
+    made = MathHandler()
+    yield made
+    await made._checkers.close()
 
 
 def task(answer: str) -> Task:
@@ -20,40 +33,42 @@ def turn(text: str) -> Turn:
     return Turn(segment=0, prompt_length=0, response_length=0, text=text, finish_reason="stop")
 
 
-async def reward(handler: MathHandler, reference: str, answer: str) -> float:
-    return (await handler.evaluate(task(reference), {}, None, [turn(f"So \\boxed{{{answer}}}.")], 60.0)).reward
+async def score(handler: MathHandler, reference: str, answer: str) -> Score:
+    return await handler.evaluate(task(reference), {}, None, [turn(f"So \\boxed{{{answer}}}.")], 60.0)
 
 
-async def test_the_judge() -> None:
-    """One handler, as in a node agent, so that each question meets what the ones before it left behind."""
-    handler = MathHandler()
-    try:
-        for reference, answer in [
-            ("1/2", "0.5"), ("\\frac{1}{2}", "\\frac12"), ("\\frac{1}{2}", "0.5"), ("42", "42.0"), ("2\\sqrt{2}", "\\sqrt{8}"),
-            ("(1, 2)", "(1,2)"), ("x^2+2x+1", "(x+1)^2"),
-        ]:  # fmt: skip
-            assert await reward(handler, reference, answer) == 1.0, (reference, answer)
-        for answer in ("0.51", "", "\\text{half}", "}{", "\\frac{1}{", "None", "9" * (MAX_ANSWER_CHARS + 1)):
-            assert await reward(handler, "1/2", answer) == 0.0, answer
-        async with asyncio.timeout(60):
-            for hostile in ("9**9**9", "9^{9^{9^{9}}}", "10^{10^{10}}!"):
-                assert await reward(handler, "42", hostile) == 0.0, hostile
-        assert await reward(handler, "42", "42") == 1.0, "the judge goes on"
-        with pytest.raises(TaskError, match="cannot be read as mathematics"):
-            await reward(handler, "}{", "42")
-    finally:
-        await end(handler)
+async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handler: MathHandler) -> None:
+    for reference, answer, reward in [
+        ("1/2", "0.5", 1.0), ("x^2+2x+1", "(x+1)^2", 1.0), ("1/2", "0.51", 0.0), ("x^2", "}{", 0.0),
+        ("15070", "417 * 36 + 58", 0.0), ("2\\sqrt{2}", "\\sqrt{8}", 1.0), ("42", "\ud800", 0.0),
+    ]:  # fmt: skip
+        assert await score(handler, reference, answer) == Score(reward, {"answered": 1.0}), (reference, answer)
+    too_long = await score(handler, "42", "9" * (MAX_ANSWER_CHARS + 1))
+    assert too_long == Score(0.0, {"answered": 1.0, "too_long": 1.0})
+    with pytest.raises(TaskError, match="cannot be read as mathematics"):
+        await score(handler, "}{", "42")
 
 
-async def end(handler: MathHandler) -> None:
-    process = handler._checker._process
-    if process is not None:
-        process.kill()
-        await process.wait()
+async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait_for_them(handler: MathHandler) -> None:
+    handler._checkers = Checkers("rollyard.agents.answers", 16)
+    hanging = [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(10)]
+    await asyncio.sleep(0)
+    right = [asyncio.create_task(score(handler, "x^2+2x+1", "(x+1)^2")) for _ in range(4)]
+    assert {found.reward for found in await asyncio.gather(*right)} == {1.0}
+    assert not all(task.done() for task in hanging), "the right ones were not last"
+    for found in await asyncio.gather(*hanging):
+        assert found.reward == 0.0
+        assert found.metrics.keys() - {"timed_out", "too_large"} == {"answered"}, "the metrics say why"
+        assert len(found.metrics) == 2
+    await handler._checkers.close()
 
 
-async def test_without_an_answer_nothing_is_asked() -> None:
-    handler = MathHandler()
+async def test_a_reference_that_cannot_be_computed_is_the_tasks_fault(handler: MathHandler) -> None:
+    with pytest.raises(TaskError, match="cannot be computed"):
+        await score(handler, HANGS, "x")
+
+
+async def test_without_an_answer_nothing_is_asked(handler: MathHandler) -> None:
     for turns in ([], [turn("It is 42.")], [turn("\\boxed{42}"), turn("I am not sure.")]):
         found = await handler.evaluate(task("42"), {}, None, turns, 60.0)
         assert (found.reward, found.metrics) == (0.0, {"answered": 0.0})
@@ -66,6 +81,8 @@ async def test_without_an_answer_nothing_is_asked() -> None:
         ("\\boxed{\\frac{1}{2}} done", "\\frac{1}{2}"),
         ("\\boxed{1} and \\boxed{2", "1"),
         ("\\boxed{\\boxed{3}}", "3"),
+        ("} \\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\boxed{1 { }", None),
         ("\\boxed{}", ""),
         ("\\boxed", None),
         ("", None),
@@ -73,3 +90,10 @@ async def test_without_an_answer_nothing_is_asked() -> None:
 )
 def test_the_last_balanced_box_is_the_answer(text: str, found: str | None) -> None:
     assert last_boxed(text) == found
+
+
+def test_a_text_full_of_open_boxes_does_not_stop_the_node_agent() -> None:
+    """It took minutes when each box was followed to the end of the text."""
+    began = time.process_time()
+    assert last_boxed("\\boxed{" * 100_000) is None
+    assert time.process_time() - began < 5.0

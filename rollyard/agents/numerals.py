@@ -1,0 +1,78 @@
+"""Numbers as people write them when they are worked out: 15070, -0.5, 15{,}070, 3/4, 1\\frac{1}{2}, 1.507\\times10^4. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_EXPONENT = 400
+TOLERANCE = Fraction(1, 10**6)
+"""Relative to the reference; between a decimal and a value that is no integer."""
+
+_SIGN = r"(?P<sign>[+-]?)"
+_DIGITS = r"(?:\d+|\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+)"
+_DECIMAL = rf"{_DIGITS}(?:\.\d*)?|\.\d+"
+_PLAIN = re.compile(rf"{_SIGN}(?P<number>{_DECIMAL})")
+_SCIENTIFIC = re.compile(
+    rf"{_SIGN}(?P<number>{_DECIMAL})(?:(?:\\times|\\cdot|\*)10\^(?:\{{(?P<a>[+-]?\d+)\}}|(?P<b>\d))|[eE](?P<c>[+-]?\d+))"
+)
+_FRACTION = re.compile(
+    rf"{_SIGN}(?P<whole>\d+(?=\\frac| ))? ?"
+    r"(?:\\frac(?:\{(?P<minus>-?)(?P<a>\d+)\}\{(?P<b>\d+)\}|(?P<c>\d)(?P<d>\d)|(?P<e>\d)\{(?P<f>\d+)\}|\{(?P<g>\d+)\}(?P<h>\d))"
+    r"|(?P<x>\d+)/(?P<y>\d+))"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Numeral:
+    value: Fraction
+    decimal: bool
+    """Written with a decimal point or a power of ten: it may have been rounded."""
+    worked_out: bool
+    """In lowest terms; the number in front of a power of ten has one digit before its point."""
+
+
+def numeral(text: str) -> Numeral | None:
+    """The number that all of `text` is; None for anything else, 2+3 among it. Spaces matter in "1 1/2" alone."""
+    if found := _PLAIN.fullmatch(text):
+        return Numeral(_signed(found["sign"], _decimal(found["number"])), "." in found["number"], True)
+    if found := _SCIENTIFIC.fullmatch(text):
+        exponent = int(found["a"] or found["b"] or found["c"]) if len(found[0]) < MAX_EXPONENT else MAX_EXPONENT + 1
+        if abs(exponent) > MAX_EXPONENT:
+            return None
+        mantissa = _decimal(found["number"])
+        value = mantissa * Fraction(10) ** exponent
+        return Numeral(_signed(found["sign"], value), True, 1 <= mantissa < 10 or mantissa == 0)
+    if found := _FRACTION.fullmatch(text):
+        return _fraction(found)
+    return None
+
+
+def same_number(reference: Numeral, answer: Numeral) -> bool:
+    """Whether the answer is the value of the reference. An integer is met exactly; else decimals may be rounded."""
+    if not answer.worked_out:
+        return False
+    if reference.value.denominator == 1 or not (reference.decimal or answer.decimal):
+        return answer.value == reference.value
+    return abs(answer.value - reference.value) <= TOLERANCE * abs(reference.value)
+
+
+def _fraction(found: re.Match[str]) -> Numeral | None:
+    pairs = (("a", "b"), ("c", "d"), ("e", "f"), ("g", "h"), ("x", "y"))
+    top, bottom = next((int(found[t]), int(found[b])) for t, b in pairs if found[t])
+    whole, minus = found["whole"], found["minus"]
+    if bottom == 0 or (whole and (minus or top >= bottom)):
+        return None
+    worked_out = bottom > 1 and math.gcd(top, bottom) == 1 and not (minus and found["sign"])
+    value = Fraction(top, bottom) + int(whole or 0)
+    return Numeral(_signed(minus, _signed(found["sign"], value)), False, worked_out)
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(re.sub(r"\{,\}|\\,|,", "", text))
+
+
+def _signed(sign: str | None, value: Fraction) -> Fraction:
+    return -value if sign == "-" else value
