@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from contextlib import AsyncExitStack
 from weakref import WeakSet
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
@@ -17,6 +19,17 @@ LINGER_SECONDS = 1.0
 MAX_UNKNOWN = 512
 """Connections without a token so far. Above that the oldest go, so that there is always room for who has one."""
 BACKLOG = 1024
+
+
+class _OwnFaults(logging.Filter):
+    """Without what callers send that is no HTTP: they get a 400, and could fill the disk with it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log = logging.getLogger(__name__)
+_log.addFilter(_OwnFaults())
 
 
 class _Known(WeakSet[asyncio.BaseTransport]):
@@ -45,6 +58,7 @@ async def listen(
         shutdown_timeout=stop_seconds,
         handler_cancellation=True,  # a caller that goes away ends its handler
         access_log=None,
+        logger=_log,
         auto_decompress=False,  # aiohttp would unpack a body before anybody has looked at the token
         keepalive_timeout=HEADER_SECONDS,
         lingering_time=LINGER_SECONDS,

@@ -51,7 +51,7 @@ async def read_requests(request: web.Request) -> list[RolloutRequest]:
 
 
 async def _read(data: bytearray) -> list[RolloutRequest]:
-    if len(data) <= SMALL_BYTES and bodies.few_brackets(data):
+    if len(data) <= SMALL_BYTES and bodies.few_values(data):
         return await bodies.beside(parse, data)
     return await asyncio.get_running_loop().run_in_executor(_LARGE, _in_a_process, data)
 

@@ -21,6 +21,7 @@ from rollyard.clock import SystemClock
 from rollyard.gateway.outside import OutsideSessions
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.registry import parse_object
+from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.service import Rollouts
@@ -57,7 +58,7 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
                 sessions=sessions,
                 signer=signer,
                 authority=authority,
-                log_file=lambda namespace, name: tmp_path / name,
+                log_file=Workspace(tmp_path / "data", store.server_id, signer.issue).log_file,
                 check_allocation=lambda pool: ((), ()),
                 submission=lambda pool, allocations: pytest.fail("nothing is submitted here"),
                 task_kinds=frozenset({"code", "math", "quiz"}),
