@@ -39,6 +39,7 @@ RollyardError
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -217,3 +218,16 @@ class TaskError(RollyardError):
 
 class HandlerFailed(TaskError):
     pass
+
+
+def failure_text(error: BaseException) -> str:
+    """Name and cause of a failed connection, on one line.
+
+    aiohttp writes the host, the port and the representation of its `ssl` argument into the text of a failed connection.
+    """
+    cause = getattr(error, "os_error", error)
+    if isinstance(cause, OSError) and (cause.errno or 0) > 0 and not hasattr(cause, "reason"):
+        text = os.strerror(cause.errno or 0)
+    else:
+        text = " ".join(str(cause).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

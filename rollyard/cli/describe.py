@@ -35,13 +35,9 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
         obj = await client.get(key)
         allocations, _ = await client.list_objects("Allocation", namespace)
         owned = [a for a in allocations if isinstance(a, Allocation) and a.spec.pool.uid == obj.metadata.uid]
-        fields = f"involvedObject.kind={key.kind},involvedObject.name={key.name}"
-        events, _ = await client.list_objects("Event", namespace, fields=fields)
-        happened = [e for e in events if isinstance(e, Event)]
-        for allocation in owned:
-            fields = f"involvedObject.kind=Allocation,involvedObject.name={allocation.metadata.name}"
-            more, _ = await client.list_objects("Event", namespace, fields=fields)
-            happened += [e for e in more if isinstance(e, Event)]
+        events, _ = await client.list_objects("Event", namespace)
+        uids = {obj.metadata.uid, *(a.metadata.uid for a in owned)}  # not by name: a namesake may have been deleted
+        happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
         click.echo("\n".join(_lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))))
 
 
@@ -73,8 +69,10 @@ def _pool(pool: Pool) -> list[str]:
         shown = endpoint_lines(pool.status.endpoints)
         lines += ["Endpoints:", *_indented(shown), *weights_lines(pool.status.weights)]
     if isinstance(pool, RolloutPool):
-        rows = [["STAGE", "QUEUED", "IN FLIGHT", "WIDTH"]]
-        rows += [[n, str(s.queued), str(s.in_flight), str(s.width)] for n, s in pool.status.stages.items()]
+        rows = [["STAGE", "QUEUED", "IN LINE", "AT WORK", "WIDTH"]]
+        rows += [
+            [n, str(s.queued), str(s.in_line), str(s.at_work), str(s.width)] for n, s in pool.status.stages.items()
+        ]
         lines += ["Stages:", *_indented(align(rows))]
     now = datetime.now(UTC)
     rows = [[f"{age(d.time, now)} ago", str(d.desired), d.message] for d in pool.status.decisions]

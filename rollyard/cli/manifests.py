@@ -1,10 +1,14 @@
-"""Reads manifests from files, folders or standard input; paths in them are relative to their file."""
+"""Manifests from files, folders or standard input.
+
+A relative path in a manifest is relative to its file; standard input has no folder, so there each path must be absolute,
+as in every other client of the API.
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from rollyard.cli.text_files import read_text
 from rollyard.errors import BadRequest
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.yaml import load_manifests
@@ -15,12 +19,12 @@ ENDINGS = {".yaml", ".yml", ".json"}
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
     """Every object, in order, in `namespace` where it names none.
 
-    Raises Invalid with file:line:column of each mistake, BadRequest for a missing file.
+    Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, is no text or is empty.
     """
     found: list[KindObject] = []
     for name in names:
         if name == "-":
-            found += load_manifests(sys.stdin.read(), "<stdin>", str(Path.cwd()))
+            found += _objects(name, "<stdin>", None)
             continue
         path = Path(name)
         if not path.exists():
@@ -29,8 +33,15 @@ def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
         if not files:
             raise BadRequest(f"{name} holds no file that ends in {', '.join(sorted(ENDINGS))}")
         for file in files:
-            found += load_manifests(file.read_text(), str(file), str(file.resolve().parent))
+            found += _objects(str(file), str(file), str(file.resolve().parent))
     return [_placed(obj, namespace) for obj in found]
+
+
+def _objects(name: str, source: str, folder: str | None) -> list[KindObject]:
+    objects = load_manifests(read_text(name), source, folder)
+    if not objects:
+        raise BadRequest(f"{source} declares no object; `rollyard explain rolloutpool` shows what one looks like")
+    return objects
 
 
 def _placed(obj: KindObject, namespace: str) -> KindObject:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import click
+import yaml
 
 from rollyard.cli.manifests import read_manifests
-from rollyard.cli.options import kind_and_names, with_client
-from rollyard.cli.output import align, show, table
-from rollyard.client.client import AsyncClient
+from rollyard.cli.options import kind_and_names, kinds_of, with_client, with_client_of_a_new_server
+from rollyard.cli.output import Table, align, show, table
+from rollyard.client.client import AsyncClient, manifest_of
 from rollyard.errors import NotFound, Standstill
 from rollyard.kinds.base import API_VERSION, Condition, KindObject, ObjectKey
 from rollyard.kinds.event import Event
@@ -27,21 +29,46 @@ _OF_POOLS = ("ready", "updated")
 @click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
 @click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none")
 @click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["yaml", "json"]),
+    help="with --dry-run=client: print what would be sent",
+)
+@click.option(
     "--wait/--no-wait", default=False, help="until each pool is Ready and Updated; exit code 1 if it cannot be"
 )
 @click.option("--timeout", default=900.0, help="seconds to wait")
-@with_client
+@with_client_of_a_new_server
 async def apply(
-    client: AsyncClient, namespace: str, files: tuple[str, ...], dry_run: str, wait: bool, timeout: float
+    client: AsyncClient,
+    namespace: str,
+    files: tuple[str, ...],
+    dry_run: str,
+    form: str | None,
+    wait: bool,
+    timeout: float,
 ) -> None:
     """Bring the server in line with YAML files.
+
+    A relative path in a file is relative to that file. --dry-run=client -o yaml prints the objects with absolute paths,
+    for other clients such as kubectl.
 
     --dry-run=server changes nothing: it has the server check them, and shows the batch script of an allocation and what
     would be submitted.
     """
+    if form is not None and dry_run != "client":
+        raise click.UsageError("-o goes with --dry-run=client; `rollyard get -o yaml` prints what the server has")
     applied: list[Pool] = []
     for obj in read_manifests(files, namespace):
         name = f"{obj.SINGULAR}/{obj.metadata.name}"
+        if form is not None:
+            config = manifest_of(obj)
+            click.echo(
+                json.dumps(config) if form == "json" else f"---\n{yaml.safe_dump(config, sort_keys=False)}",
+                nl=form == "json",
+            )
+            continue
         if dry_run == "client":
             click.echo(f"{name} would be applied (client dry run)")
             continue
@@ -76,30 +103,62 @@ async def get(
     selector: str,
     form: str,
 ) -> None:
-    """Show objects."""
+    """Show objects of one kind, or of several: `get ip,rp`."""
+    where = None if all_namespaces else namespace
+    kinds = kinds_of(words[0]) if len(words) == 1 and "/" not in words[0] else []
+    if len(kinds) > 1:
+        if watch:
+            raise click.UsageError("--watch takes one kind")
+        await _show_kinds(client, kinds, where, selector, form)
+        return
     kind, keys = kind_and_names(words, namespace)
     word = kind.model_fields["kind"].default
     since = "0"
     if keys:
         objects = [await client.get(key) for key in keys]
     else:
-        objects, since = await client.list_objects(word, None if all_namespaces else namespace, labels=selector)
-    if not objects and form in ("", "wide"):
-        click.echo("No resources found" + ("." if all_namespaces else f" in {namespace} namespace."), err=True)
+        objects, since = await client.list_objects(word, where, labels=selector)
+    rows = Table(kind, wide=form == "wide", namespaces=all_namespaces) if form in ("", "wide") else None
+    if not objects and rows is not None:
+        _echo_nothing(where)
+    elif rows is not None:
+        click.echo("\n".join(rows.lines(objects)))
     else:
-        show(kind, objects, form, all_namespaces=all_namespaces, one=len(keys) == 1)
+        show(kind, objects, form, one=len(keys) == 1)
     if watch:
         names, seen = {k.name for k in keys}, {o.metadata.uid: o.metadata.resource_version for o in objects}
-        async for _, obj in client.watch(word, None if all_namespaces else namespace, since=since):
-            if (names and obj.metadata.name not in names) or seen.get(
-                obj.metadata.uid
-            ) == obj.metadata.resource_version:
+        async for _, obj in client.watch(word, where, since=since):
+            known = seen.get(obj.metadata.uid) == obj.metadata.resource_version
+            if known or (names and obj.metadata.name not in names):
                 continue
-            if form in ("", "wide"):
-                lines = table(kind, [obj], wide=form == "wide", namespaces=all_namespaces, header=False)
-                click.echo("\n".join(lines))
+            if rows is not None:
+                click.echo("\n".join(rows.lines([obj])))
             else:
                 show(kind, [obj], form, one=True)
+
+
+async def _show_kinds(
+    client: AsyncClient, kinds: Sequence[type[KindObject]], where: str | None, selector: str, form: str
+) -> None:
+    """A table for each kind, with the kind before each name, as kubectl does it."""
+    if form not in ("", "wide", "name"):
+        raise click.UsageError(f"-o {form} takes one kind; several kinds are shown as tables, wide or name")
+    tables: list[str] = []
+    for kind in kinds:
+        objects, _ = await client.list_objects(kind.model_fields["kind"].default, where, labels=selector)
+        if form == "name":
+            tables += ["\n".join(f"{kind.SINGULAR}/{o.metadata.name}" for o in objects)] if objects else []
+        elif objects:
+            lines = table(kind, objects, wide=form == "wide", namespaces=where is None, prefix=f"{kind.SINGULAR}/")
+            tables.append("\n".join(lines))
+    if tables:
+        click.echo(("\n" if form == "name" else "\n\n").join(tables))
+    else:
+        _echo_nothing(where)
+
+
+def _echo_nothing(where: str | None) -> None:
+    click.echo("No resources found" + ("." if where is None else f" in {where} namespace."), err=True)
 
 
 @click.command()
@@ -123,10 +182,11 @@ async def delete(
         raise click.UsageError("name what to delete: KIND NAME, KIND/NAME, or -f FILE")
     for key in keys:
         await client.delete(key)
-        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} deleted")
+        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name}: deletion begun; it drains and ends its jobs first")
     if wait:
         for key in keys:
-            await _until(client, key, lambda obj: obj is None, timeout, "is still there")
+            await _until(client, key, _gone, timeout, "is still there")
+            click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} deleted")
 
 
 @click.command()
@@ -178,7 +238,12 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
     if what != "delete" and (word != "condition" or not type):
         raise click.UsageError("--for takes condition=TYPE, condition=TYPE=STATUS, or delete")
     holds = _gone if what == "delete" else partial(condition_holds, type=type, status=status or "True")
-    for key in kind_and_names(words, namespace)[1]:
+    keys = kind_and_names(words, namespace)[1]
+    if not keys:
+        raise click.UsageError("name what to wait for: KIND NAME or KIND/NAME")
+    for key in keys:
+        if what != "delete":
+            await client.get(key)  # NotFound for what never existed
         obj = await _until(client, key, holds, timeout, f"did not come to {what}")
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
         if type.lower() == "ready" and (left := next((c for c in _current(obj) if c.reason == "Updating"), None)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
@@ -11,26 +12,67 @@ from typing import Any
 import click
 
 from rollyard.client.client import AsyncClient
+from rollyard.errors import BadRequest, Unavailable
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.registry import KINDS, find_kind
 
 Run = Callable[..., Coroutine[Any, Any, None]]
 
 
+PATIENCE_SECONDS = 4.0
+"""How long a command waits for a server that is away; a restart takes a second or two."""
+START_SECONDS = 20.0
+"""How long the first command of a script waits for a server that was started just before it."""
+
+
 def with_client(command: Run) -> Callable[..., None]:
     """A command that gets a client first, and --kubeconfig and --namespace with it."""
+    return _with_client(command, starts=False)
 
+
+def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
+    """The same for a command that may follow `rollyard serve &`: it waits for the server's first answer."""
+    return _with_client(command, starts=True)
+
+
+def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
     @click.option("--kubeconfig", type=click.Path(path_type=Path), help="the server's admin.kubeconfig")
     @click.option("-n", "--namespace", help="namespace; the kubeconfig's when left out")
     @wraps(command)
     def run(kubeconfig: Path | None, namespace: str | None, **arguments: Any) -> None:
         async def body() -> None:
-            async with AsyncClient(kubeconfig=kubeconfig, warn=_warner()) as client:
+            if starts:
+                await _until_it_answers(kubeconfig)
+            async with AsyncClient(kubeconfig=kubeconfig, warn=_warner(), patience=PATIENCE_SECONDS) as client:
                 await command(client, namespace or client.context.namespace, **arguments)
 
-        asyncio.run(body())
+        try:
+            asyncio.run(body())
+        except KeyboardInterrupt:
+            sys.exit(130)
 
     return run
+
+
+async def _until_it_answers(kubeconfig: Path | None) -> None:
+    """Return once the server answers; the kubeconfig is read again each time, since a new server writes it.
+
+    Raises BadRequest, Unavailable after START_SECONDS.
+    """
+    loop, told = asyncio.get_running_loop(), False
+    deadline = loop.time() + START_SECONDS
+    while True:
+        try:
+            async with AsyncClient(kubeconfig=kubeconfig, patience=0) as client:
+                await client.server_version()
+                return
+        except (BadRequest, Unavailable) as error:
+            if loop.time() >= deadline:
+                raise
+            if not told:
+                click.echo(f"{error}; waiting up to {START_SECONDS:.0f} s for a server that is starting", err=True)
+                told = True
+        await asyncio.sleep(0.2)
 
 
 def _warner() -> Callable[[str], None]:
@@ -45,14 +87,27 @@ def _warner() -> Callable[[str], None]:
     return warn
 
 
+def kinds_of(word: str) -> list[type[KindObject]]:
+    """`KIND` or `KIND,KIND...`. Raises UsageError for a kind there is not."""
+    found = []
+    for name in filter(None, word.split(",")):
+        kind = find_kind(name)
+        if kind is None:
+            known = ", ".join("/".join([k.PLURAL, *k.SHORT]) for k in KINDS.values())
+            raise click.UsageError(f"the server has no resource {name!r}; it has {known}")
+        found.append(kind)
+    if not found:
+        raise click.UsageError("name a kind, such as rolloutpools")
+    return found
+
+
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:
     """`KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for a kind there is not."""
     first, *rest = words
     kind_word, slash, name = first.partition("/")
-    kind = find_kind(kind_word)
-    if kind is None:
-        known = ", ".join(k.PLURAL for k in KINDS.values())
-        raise click.UsageError(f"the server has no resource {kind_word!r}; it has {known}")
+    kind, *more = kinds_of(kind_word)
+    if more:
+        raise click.UsageError("name one kind here; `rollyard get ip,rp` shows several")
     names = [name, *(w.partition("/")[2] for w in rest)] if slash else rest
     word = kind.model_fields["kind"].default
     return kind, [ObjectKey(kind=word, namespace=namespace, name=n) for n in names if n]

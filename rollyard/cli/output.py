@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,19 +10,16 @@ from typing import Any
 import click
 import yaml
 
+from rollyard.cli.jsonpath import jsonpath
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.columns import columns
 
 GAP = "   "
 
 
-def show(
-    kind: type[KindObject], objects: Sequence[KindObject], form: str, *, all_namespaces: bool = False, one: bool = False
-) -> None:
-    """Print them. Raises UsageError for a form there is not."""
+def show(kind: type[KindObject], objects: Sequence[KindObject], form: str, *, one: bool = False) -> None:
+    """Print them in a form that is no table. Raises UsageError for a form there is not."""
     match form:
-        case "" | "wide":
-            click.echo("\n".join(table(kind, objects, wide=form == "wide", namespaces=all_namespaces)))
         case "name":
             for obj in objects:
                 click.echo(f"{kind.SINGULAR}/{obj.metadata.name}")
@@ -40,36 +36,40 @@ def show(
 
 
 def table(
-    kind: type[KindObject], objects: Sequence[KindObject], *, wide: bool, namespaces: bool, header: bool = True
+    kind: type[KindObject], objects: Sequence[KindObject], *, wide: bool, namespaces: bool, prefix: str = ""
 ) -> list[str]:
-    shown, now = [c for c in columns(kind) if wide or not c.wide], datetime.now(UTC)
-    rows = [[c.name for c in shown]] if header else []
-    rows += [[c.cell(obj, now) for c in shown] for obj in objects]
-    if namespaces:
-        left = (["NAMESPACE"] if header else []) + [o.metadata.namespace for o in objects]
-        rows = [[space, *row] for space, row in zip(left, rows, strict=True)]
-    return align(rows)
+    """`prefix` stands before each name, such as `rolloutpool/` where several kinds are shown."""
+    return Table(kind, wide=wide, namespaces=namespaces, prefix=prefix).lines(objects)
 
 
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return []
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+class Table:
+    """A table that may grow: rows that come later stand in line with those before."""
+
+    def __init__(self, kind: type[KindObject], *, wide: bool, namespaces: bool, prefix: str = "") -> None:
+        self._columns = [c for c in columns(kind) if wide or not c.wide]
+        self._namespaces, self._prefix = namespaces, prefix
+        self._widths: list[int] = []
+
+    def lines(self, objects: Sequence[KindObject]) -> list[str]:
+        """The next rows; the header before the first."""
+        now, rows = datetime.now(UTC), list[list[str]]()
+        if not self._widths:
+            rows.append([*(["NAMESPACE"] if self._namespaces else []), *(c.name for c in self._columns)])
+        for obj in objects:
+            name, *cells = [c.cell(obj, now) for c in self._columns]
+            space = [obj.metadata.namespace] if self._namespaces else []
+            rows.append([*space, self._prefix + name, *cells])
+        self._widths = widths(rows, self._widths)
+        return align(rows, self._widths)
 
 
-def jsonpath(data: Any, template: str) -> str:
-    """kubectl's `{.a.b[0].c}` and `{.items[*].metadata.name}`; text outside braces stands as it is."""
+def widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[int]:
+    """The width of each column, in characters; at least those given."""
+    found = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
+    return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 
-    def pick(match: re.Match[str]) -> str:
-        found = [data]
-        for name, index in re.findall(r"\.([\w-]+)|\[(\*|\d+)\]", match[1]):
-            if name:
-                found = [f[name] for f in found if isinstance(f, dict) and name in f]
-            elif index == "*":
-                found = [item for f in found if isinstance(f, list) for item in f]
-            else:
-                found = [f[int(index)] for f in found if isinstance(f, list) and int(index) < len(f)]
-        return " ".join(f if isinstance(f, str) else json.dumps(f) for f in found)
 
-    return re.sub(r"\{([^}]*)\}", pick, template)
+def align(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[str]:
+    """The rows as lines, column under column."""
+    found = widths(rows, least)
+    return [GAP.join(cell.ljust(width) for cell, width in zip(row, found, strict=True)).rstrip() for row in rows]

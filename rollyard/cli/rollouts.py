@@ -2,87 +2,100 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
+import secrets
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import click
-import pydantic
 
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.progress import Progress, follow_one
+from rollyard.cli.submission import read_task, read_tasks, sampling_of, send
 from rollyard.client.client import AsyncClient
-from rollyard.errors import BadRequest, Invalid
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
+from rollyard.kinds.rollout import RolloutView, Status, Trajectory
 
-BATCH = 256
+STATUSES = [status.value for status in Status]
+ON_THE_WAY = [status.value for status in Status if not status.terminal]
 
 
 @click.command()
 @click.option("-f", "--filename", "file", required=True, help="JSON lines, one task each; - for standard input")
 @click.option("--pool", required=True, help="RolloutPool to run in")
-@click.option("--n", default=1, help="rollouts of each task")
+@click.option("--n", default=1, type=click.IntRange(1, 1024), help="rollouts of each task")
+@click.option("--temperature", type=float, help="of the sampling; 0 is greedy  [default: 1]")
+@click.option("--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter: max_tokens=512")
 @click.option(
-    "--id-prefix", default="", help="ids <prefix>-<line>: submitting the file again attaches to the same rollouts"
+    "--id-prefix",
+    default="",
+    help="ids <prefix>-<line>: submitting the file again attaches to the same rollouts  [default: a new one]",
 )
-@click.option("--wait", is_flag=True, help="until all have ended")
+@click.option("--wait", is_flag=True, help="until all have ended; exit code 1 when one ended without a score")
 @click.option("-o", "--output", "form", type=click.Choice(["summary", "id", "jsonl"]), default="summary")
 @with_client
 async def submit(
-    client: AsyncClient, namespace: str, file: str, pool: str, n: int, id_prefix: str, wait: bool, form: str
+    client: AsyncClient,
+    namespace: str,
+    file: str,
+    pool: str,
+    n: int,
+    temperature: float | None,
+    sampling: tuple[str, ...],
+    id_prefix: str,
+    wait: bool,
+    form: str,
 ) -> None:
     """Submit tasks as rollouts."""
-    requests = _read_tasks(file, pool, n, id_prefix)
+    prefix = id_prefix or f"run-{secrets.token_hex(4)}"
+    given = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
+    numbered = read_tasks(file, prefix, given)
     ids: list[str] = []
-    for start in range(0, len(requests), BATCH):
-        ids += await client.submit(requests[start : start + BATCH], namespace)
-    if form == "id":
-        click.echo("\n".join(ids))
-    elif form == "summary":
-        click.echo(f"{len(ids)} rollouts accepted in pool {pool}")
-    if not (wait or form == "jsonl"):
-        return
-    ended: list[Trajectory] = []
-    for id in ids:
-        trajectory = await client.wait(id, namespace)
-        ended.append(trajectory)
-        if form == "jsonl":
-            click.echo(trajectory.model_dump_json())
+    async with _told_what_goes_on(ids, n * len(numbered), prefix):
+        await send(client, namespace, numbered, file, ids)
+        if form == "id":
+            click.echo("\n".join(ids))
+        elif form == "summary":
+            click.echo(f"{len(ids)} rollouts accepted in pool {pool}, with ids {prefix}-…")
+        if not (wait or form == "jsonl"):
+            return
+        ended: list[Trajectory] = []
+        async with Progress(client, namespace, pool, ids).shown():
+            for id in ids:
+                trajectory = await client.wait(id, namespace)
+                ended.append(trajectory)
+                if form == "jsonl":
+                    click.echo(trajectory.model_dump_json())
     if form == "summary":
         click.echo("\n".join(_summary(ended)))
+    if not all(trajectory.status.scored for trajectory in ended):
+        sys.exit(1)
 
 
-def _read_tasks(file: str, pool: str, n: int, id_prefix: str) -> list[RolloutRequest]:
+@contextlib.asynccontextmanager
+async def _told_what_goes_on(ids: Sequence[str], asked: int, prefix: str) -> AsyncIterator[None]:
+    """A command that ends early leaves rollouts behind: say so, and how to cancel them or to wait for them."""
     try:
-        lines = (sys.stdin.read() if file == "-" else Path(file).read_text()).splitlines()
-    except OSError as error:
-        raise BadRequest(f"{file}: {error.strerror}") from None
-    requests = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            given: dict[str, Any] = {"pool": pool, "n": n, "task": Task.model_validate_json(line)}
-            if id_prefix:
-                given["id"] = f"{id_prefix}-{number}"
-            requests.append(RolloutRequest.model_validate(given))
-        except pydantic.ValidationError as error:
-            raise Invalid(
-                f'{file}:{number}: {error.errors()[0]["msg"]}; a line is a task such as {{"kind": "math", …}}'
-            ) from None
-    if not requests:
-        raise BadRequest(f"{file} holds no task")
-    return requests
+        yield
+    except BaseException:
+        if ids:
+            click.echo(
+                f"{len(ids)} of {asked} rollouts were accepted and go on in the server. To cancel them: "
+                f"rollyard rollouts cancel --prefix {prefix}. To wait for them: the same submit with --id-prefix {prefix}",
+                err=True,
+            )
+        raise
 
 
-def _summary(ended: list[Trajectory]) -> list[str]:
-    rows = [["STATUS", "ROLLOUTS", "MEAN REWARD"]]
-    for status in sorted({t.status for t in ended}):
-        rewards = [t.reward for t in ended if t.status == status and t.reward is not None]
-        of_status = sum(t.status == status for t in ended)
-        rows.append([status.value, str(of_status), f"{sum(rewards) / len(rewards):.3f}" if rewards else "-"])
+def _summary(ended: Sequence[Trajectory]) -> list[str]:
+    rows = [["STATUS", "ROLLOUTS", "MEAN REWARD", "WHY"]]
+    for status, reason in sorted({(t.status, t.error.reason if t.error else "") for t in ended}):
+        found = [t for t in ended if t.status == status and (t.error.reason if t.error else "") == reason]
+        rewards = [t.reward for t in found if t.reward is not None]
+        error = found[0].error
+        why = f"{error.reason}: {' '.join(error.message.split())[:160]} (rollout {found[0].id})" if error else ""
+        rows.append([status.value, str(len(found)), f"{sum(rewards) / len(rewards):.3f}" if rewards else "-", why])
     return align(rows)
 
 
@@ -94,15 +107,17 @@ def rollouts() -> None:
 @rollouts.command("list")
 @click.option("--pool")
 @click.option("--group")
-@click.option("--status", multiple=True)
+@click.option("--status", multiple=True, type=click.Choice(STATUSES, case_sensitive=False))
+@click.option("--prefix", default="", help="only ids that begin with it")
 @with_client
 async def list_(
-    client: AsyncClient, namespace: str, pool: str | None, group: str | None, status: tuple[str, ...]
+    client: AsyncClient, namespace: str, pool: str | None, group: str | None, status: tuple[str, ...], prefix: str
 ) -> None:
-    """One line a rollout."""
+    """Print a line for each rollout."""
     rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"]]
     async for view in client.rollouts(namespace, pool=pool, group=group, status=status):
-        rows.append(_row(view))
+        if view.id.startswith(prefix):
+            rows.append(_row(view))
     click.echo("\n".join(align(rows)))
 
 
@@ -123,11 +138,21 @@ async def get(client: AsyncClient, namespace: str, id: str, wait: float) -> None
 
 
 @rollouts.command("cancel")
-@click.argument("ids", nargs=-1, required=True)
+@click.argument("ids", nargs=-1)
+@click.option("--prefix", help="all that have not ended and whose ids begin with it")
+@click.option("--pool", help="all that have not ended, of this pool")
 @with_client
-async def cancel(client: AsyncClient, namespace: str, ids: tuple[str, ...]) -> None:
+async def cancel(
+    client: AsyncClient, namespace: str, ids: tuple[str, ...], prefix: str | None, pool: str | None
+) -> None:
     """End rollouts; those that have ended stay as they are."""
-    for id in ids:
+    chosen = list(ids)
+    if prefix or pool:
+        found = client.rollouts(namespace, pool=pool, status=ON_THE_WAY)
+        chosen += [view.id async for view in found if view.id.startswith(prefix or "")]
+    elif not ids:
+        raise click.UsageError("name rollouts by their ids, or all that go on with --prefix or --pool")
+    for id in chosen:
         view = await client.cancel(id, namespace)
         click.echo(f"rollout/{id} {view.status.value.lower()}")
 
@@ -152,34 +177,22 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 
 @click.command(name="try")
 @click.argument("task", metavar="TASK")
-@click.option("--pool", required=True)
-@click.option("--temperature", default=1.0)
+@click.option("--pool", required=True, help="RolloutPool to run in")
+@click.option("--temperature", type=float, help="of the sampling; 0 is greedy  [default: 1]")
+@click.option("--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter: max_tokens=512")
 @with_client
-async def try_(client: AsyncClient, namespace: str, task: str, pool: str, temperature: float) -> None:
+async def try_(
+    client: AsyncClient, namespace: str, task: str, pool: str, temperature: float | None, sampling: tuple[str, ...]
+) -> None:
     """Run one task (a JSON file, or JSON itself) and print its turns."""
-    (id,) = await client.submit([_one_task(task, pool, temperature)], namespace)
-    said = ""
-    while True:
-        view, trajectory = await client.rollout(id, namespace, wait=0.3)
-        now = view.status.value if view.stage is None else f"{view.status.value} {view.stage.value}"
-        if now != said:
-            click.echo(f"rollout/{id} {now}", err=True)
-            said = now
-        if trajectory is not None:
-            click.echo("\n".join(transcript(trajectory)))
-            return
-        await asyncio.sleep(0)
-
-
-def _one_task(task: str, pool: str, temperature: float) -> RolloutRequest:
-    try:
-        text = task if task.lstrip().startswith("{") else Path(task).read_text()
-        given = {"pool": pool, "task": Task.model_validate_json(text), "sampling": {"temperature": temperature}}
-        return RolloutRequest.model_validate(given)
-    except OSError as error:
-        raise BadRequest(f"{task}: {error.strerror}") from None
-    except pydantic.ValidationError as error:
-        raise Invalid(f"{task} is no task: {error.errors()[0]['msg']}") from None
+    id = f"try-{secrets.token_hex(4)}"
+    given = {"id": id, "pool": pool, "sampling": sampling_of(temperature, sampling)}
+    ids = await client.submit([read_task(task, given)], namespace)
+    async with _told_what_goes_on(ids, 1, id):
+        trajectory = await follow_one(client, namespace, id)
+    click.echo("\n".join(transcript(trajectory)))
+    if not trajectory.status.scored:
+        sys.exit(1)
 
 
 def transcript(trajectory: Trajectory) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -79,7 +80,7 @@ def chosen(found: Top, words: tuple[str, ...]) -> Top:
 def _print(found: Top, form: str, empty: str) -> None:
     if form == "json":
         click.echo(found.model_dump_json(by_alias=True, exclude_none=True))
-    elif shown := lines(found):
+    elif shown := lines(found, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
         click.echo("\n".join(line.text for line in shown))
     else:
         click.echo(empty, err=True)
@@ -104,7 +105,7 @@ async def _follow(look: Callable[[], Coroutine[Any, Any, Top]], pause: float, em
             try:
                 while not (await asyncio.wait({task}, timeout=pause))[0]:
                     live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
-                shown, word = lines(task.result(), console.height) or [Line(empty)], ""
+                shown, word = lines(task.result(), console.height, console.width) or [Line(empty)], ""
             except Unavailable as error:
                 word = str(error)
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollyard.cli.output import align
+from rollyard.cli.output import GAP, align, widths
 from rollyard.kinds.figures import Figures
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.rollout import Stage, Status
@@ -16,6 +16,10 @@ SERVING = [
     "FIRST TOKEN", "PREEMPT/S", "WEIGHTS", "REASON",
 ]  # fmt: skip
 RUNNING = ["ROLLOUT POOL", "READY", "QUEUED", *(stage.value for stage in Stage), "DONE/MIN", "FAILED/MIN", "REASON"]
+DISPENSABLE = ["PREEMPT/S", "PROMPT/S", "HITS", "FAILED/MIN", "FIRST TOKEN", "KV USE", "WAITING", "RUNNING", "WEIGHTS"]
+"""What a narrow terminal goes without, in this order."""
+REASON_LENGTH = 24
+"""To which the last column is cut before a column is left out, in characters."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
 """Of a checksum: enough to tell two apart."""
@@ -28,16 +32,21 @@ class Line:
     style: str = ""
 
 
-def lines(top: Top, height: int | None = None) -> list[Line]:
-    """Nothing for no pools. `height`: of the terminal; endpoints are left out, and counted, until the rest fits."""
+def lines(top: Top, height: int | None = None, width: int | None = None) -> list[Line]:
+    """The lines for these pools; none for no pools.
+
+    `height` and `width` of the terminal, in characters: endpoints are left out, and counted, until the rest fits; columns
+    are left out, and named, as well.
+    """
     serving, running = top.inference_pools, top.rollout_pools
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
     found: list[Line] = []
     if serving:
-        found += _serving(serving, _room(serving, running, height), spaces)
+        left = height if height is None or width is None else height - 2  # a line about columns below each table
+        found += _serving(serving, _room(serving, running, left), spaces, width)
     if running:
         found += [Line("")] if found else []
-        found += _styled([RUNNING, *(_rollouts(pool, spaces) for pool in running)], [""] * len(running))
+        found += _styled([RUNNING, *(_rollouts(pool, spaces) for pool in running)], [""] * len(running), width)
     return found
 
 
@@ -49,7 +58,7 @@ def _room(serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop]
     return max(1, (height - rest) // len(serving))
 
 
-def _serving(pools: Sequence[InferencePoolTop], room: int | None, spaces: bool) -> list[Line]:
+def _serving(pools: Sequence[InferencePoolTop], room: int | None, spaces: bool, width: int | None) -> list[Line]:
     rows, styles = [SERVING], list[str]()
     for pool in pools:
         rows.append(_pool(pool, spaces))
@@ -59,7 +68,7 @@ def _serving(pools: Sequence[InferencePoolTop], room: int | None, spaces: bool) 
         if left := len(pool.endpoints) - len(shown):
             rows.append([f"  and {left} more", *[""] * (len(SERVING) - 1)])
             styles.append("dim")
-    return _styled(rows, styles)
+    return _styled(rows, styles, width)
 
 
 def _first(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
@@ -69,8 +78,33 @@ def _first(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[En
     return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]
 
 
-def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Line]:
-    return [Line(text, style) for text, style in zip(align(rows), ["bold", *styles], strict=True)]
+def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int | None) -> list[Line]:
+    fitting, left_out = _fitted(rows, width)
+    found = [Line(text, style) for text, style in zip(align(fitting), ["bold", *styles], strict=True)]
+    if left_out:
+        found.append(Line(f"  {width} columns are too few for {', '.join(left_out)}"[:width], "dim"))
+    return found
+
+
+def _fitted(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
+    """The rows as far as they fit, and the names of the columns that were left out."""
+    if width is None:
+        return rows, []
+    header, left_out = rows[0], list[str]()
+    for name in ["", *DISPENSABLE]:
+        left_out += [name] if name in header else []
+        keep = [i for i, column in enumerate(header) if column not in left_out]
+        rows = [[row[i] for i in keep] for row in rows]
+        header = rows[0]
+        *others, reason = widths(rows)
+        room = width - sum(other + len(GAP) for other in others)
+        if room >= min(REASON_LENGTH, reason):
+            break
+    return [[*row[:-1], _cut(row[-1], max(room, 1))] for row in rows], left_out
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _pool(pool: InferencePoolTop, spaces: bool) -> list[str]:
@@ -102,7 +136,7 @@ def _figures(figures: Figures) -> list[str]:
 def _rollouts(pool: RolloutPoolTop, spaces: bool) -> list[str]:
     queued = sum(stage.queued for stage in pool.stages.values())
     stages = [pool.stages.get(stage.value) for stage in Stage]
-    widths = [f"{stage.in_flight}/{stage.width}" if stage is not None else "0/0" for stage in stages]
+    widths = [stage.text if stage is not None else "0/0" for stage in stages]
     ready = f"{pool.replicas.ready}/{pool.replicas.desired}"
     paces = [_pace(pool, DONE), _pace(pool, FAILED)]
     return [_name(pool, spaces), ready, str(queued), *widths, *paces, pool.reason]

@@ -14,11 +14,11 @@ from typing import Any, Literal, Self
 
 import aiohttp
 
-from rollyard.client.http import Http
+from rollyard.client.http import PATIENCE_SECONDS, Http
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.link import Backoff
 from rollyard.client.receiver import Receiver
-from rollyard.errors import ApiError, Expired, NotFound, Unavailable
+from rollyard.errors import ApiError, Expired, NotFound, Unavailable, failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
 from rollyard.kinds.engine import ExternalEndpoint
@@ -50,12 +50,17 @@ class AsyncClient:
         self,
         context: Context | None = None,
         *,
-        kubeconfig: Path | None = None,
+        kubeconfig: Path | str | None = None,
         warn: Callable[[str], None] = log.warning,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
-        """`warn`: told what the server says beside its answers, such as that a pool could not be checked."""
+        """Raises BadRequest where no server is known.
+
+        `warn`: told what the server says beside its answers, such as that a pool could not be checked, and that a call
+        waits for it. `patience`: seconds for which a call waits for a server that is away.
+        """
         self.context = context or load_context(kubeconfig)
-        self._http = Http(self.context, warn=warn)
+        self._http = Http(self.context, warn=warn, patience=patience)
 
     async def __aenter__(self) -> Self:
         return self
@@ -64,6 +69,10 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.close()
+
+    async def server_version(self) -> str:
+        """The server's version. Raises Unavailable where none answers."""
+        return str((await self._http.json("GET", "/version"))["gitVersion"])
 
     # objects
 
@@ -84,7 +93,7 @@ class AsyncClient:
 
         The earlier one is remembered in kubectl's own annotation, so both tools can be used on one object.
         """
-        config = _config(obj)
+        config = manifest_of(obj)
         text = json.dumps(config, separators=(",", ":"), sort_keys=True)
         config["metadata"].setdefault("annotations", {})[LAST_APPLIED] = text
         query = {"dryRun": "All"} if dry_run else {}
@@ -243,7 +252,7 @@ class AsyncClient:
                     return
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
                 if not follow:
-                    raise Unavailable(f"the connection broke ({type(error).__name__}: {error})") from None
+                    raise Unavailable(f"the connection broke ({failure_text(error)})") from None
             except NotFound:
                 if position is None:
                     raise
@@ -397,7 +406,7 @@ def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
     return f"{base}{where}/{plural}" + (f"/{name}" if name else "")
 
 
-def _config(obj: KindObject) -> dict[str, Any]:
+def manifest_of(obj: KindObject) -> dict[str, Any]:
     """What the user wrote, and nothing that has a default."""
     data = obj.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
     return {"apiVersion": API_VERSION, "kind": obj.key.kind, **data}

@@ -14,7 +14,7 @@ import aiohttp
 
 from rollyard.client.kubeconfig import Context
 from rollyard.client.link import Backoff, beside, moved, raise_for_status
-from rollyard.errors import Unavailable
+from rollyard.errors import Unavailable, failure_text
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,16 @@ REQUEST_SECONDS = 90.0
 class Http:
     """One session; every call goes to the URL that counts at that moment."""
 
-    def __init__(self, context: Context, warn: Callable[[str], None] = log.warning) -> None:
-        """`warn`: told what the server says beside its answers, in `Warning` headers."""
+    def __init__(
+        self, context: Context, warn: Callable[[str], None] = log.warning, patience: float = PATIENCE_SECONDS
+    ) -> None:
+        """`warn`: told what the server says beside its answers, in `Warning` headers, and that it is waited for.
+
+        `patience`: seconds for which a call waits for a server that is away.
+        """
         self.context = context
         self._warn = warn
+        self._patience = patience
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         headers = {"Authorization": f"Bearer {context.token}"}
@@ -56,7 +62,7 @@ class Http:
         Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
         """
         backoff, loop = Backoff(), asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE_SECONDS
+        deadline, told = loop.time() + self._patience, False
         while True:
             asked = 0
             try:
@@ -64,15 +70,17 @@ class Http:
                     return await answer.json()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
+                words = f"no answer from {await self._url()} ({failure_text(error)})"
                 if loop.time() >= deadline or not (repeat or unsent):
-                    url = await self._url()
-                    message = f"no answer from {url} ({type(error).__name__}: {error}); is `rollyard serve` running?"
-                    raise Unavailable(message) from None
+                    raise Unavailable(f"{words}; is `rollyard serve` running?") from None
             except Unavailable as error:
-                asked = error.retry_after or 0
+                asked, words = error.retry_after or 0, f"the server cannot answer now: {error}"
                 if loop.time() + asked >= deadline or not repeat:
                     raise
-            await backoff.wait(asked)
+            if not told:
+                self._warn(f"{words}; trying again for {max(0.0, deadline - loop.time()):.0f} s")
+                told = True
+            await asyncio.sleep(max(asked, min(backoff.seconds(), deadline - loop.time())))
 
     @asynccontextmanager
     async def stream(

@@ -39,9 +39,9 @@ class Context:
         return ssl.create_default_context(cadata=self.ca_pem)
 
 
-def load_context(path: Path | None = None) -> Context:
+def load_context(path: Path | str | None = None) -> Context:
     """From this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config. Raises BadRequest that says what to do."""
-    given = path or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else Path.home() / ".rollyard" / "config")
+    given = Path(path or os.environ.get(VARIABLE) or Path.home() / ".rollyard" / "config")
     try:
         file = given.resolve(strict=True)
         config = yaml.safe_load(file.read_text())

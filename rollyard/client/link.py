@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from rollyard.errors import Unavailable, from_reason
+from rollyard.errors import Cause, Unavailable, failure_text, from_reason
 from rollyard.kinds.wire import AllocationFile, EndpointFile, Identity
 
 log = logging.getLogger(__name__)
@@ -85,20 +85,25 @@ class Link:
                 await raise_for_status(answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"no answer from the server: {type(error).__name__}: {error}") from None
+            raise Unavailable(f"no answer from the server: {failure_text(error)}") from None
 
 
 async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
     """An error answer as the ApiError that its `Status` body stands for."""
     if answer.status < 400:
         return
+    causes: list[Cause] = []
     try:
         body = await answer.json()
         message, reason = str(body["message"]), str(body["reason"])
-    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+        for cause in (body.get("details") or {}).get("causes") or ():
+            causes.append(
+                Cause(str(cause.get("field", "")), str(cause.get("message", "")), str(cause.get("reason", "")))
+            )
+    except (aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
     after = answer.headers.get("Retry-After", "")  # a date, which it may be too, is nothing that our server says
-    raise from_reason(answer.status, reason, message, retry_after=int(after) if after.isdecimal() else None)
+    raise from_reason(answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None)
 
 
 async def moved(url: Callable[[], Awaitable[str]], at: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 from rollyard.client.link import Backoff, Link, beside, moved
-from rollyard.errors import Fenced, Unavailable
+from rollyard.errors import Fenced, Unavailable, failure_text
 from rollyard.kinds.wire import FromNode, Hello, ToNode, to_node
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class NodeLine:
             try:
                 await self._connect(backoff)
             except (aiohttp.ClientError, Unavailable, TimeoutError, OSError) as error:
-                log.warning("no connection to the server: %s: %s", type(error).__name__, error)
+                log.warning("no connection to the server: %s", failure_text(error))
             finally:
                 self._socket = None
             await backoff.wait()

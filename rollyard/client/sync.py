@@ -37,13 +37,13 @@ class BlockingReceiver:
 class Client:
     """Submit, wait, look, cancel. Use as a context manager."""
 
-    def __init__(self, *, kubeconfig: Path | None = None) -> None:
+    def __init__(self, *, kubeconfig: Path | str | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollyard-client", daemon=True)
         self._thread.start()
         self._client = self._run(self._open(kubeconfig))
 
-    async def _open(self, kubeconfig: Path | None) -> AsyncClient:
+    async def _open(self, kubeconfig: Path | str | None) -> AsyncClient:
         return AsyncClient(kubeconfig=kubeconfig)
 
     def __enter__(self) -> Self:

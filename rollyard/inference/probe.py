@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from rollyard.errors import failure_text
 from rollyard.kinds.wire import Endpoint
 
 PROBE_SECONDS = 10.0
@@ -117,4 +118,4 @@ def _words(status: int, body: Any, ids: bool) -> str:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_WORDS]}"
+    return failure_text(error)[:MAX_WORDS]

@@ -69,9 +69,9 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         _NAME,
         *_POOL,
         Column("QUEUED", "Rollouts that wait.", lambda o, now: str(sum(s.queued for s in o.status.stages.values()))),
-        Column("INIT", "Rollouts in INIT, of its stage workers.", lambda o, now: _stage(o, "INIT")),
-        Column("RUN", "Rollouts in RUN, of its stage workers.", lambda o, now: _stage(o, "RUN")),
-        Column("EVAL", "Rollouts in EVAL, of its stage workers.", lambda o, now: _stage(o, "EVAL")),
+        Column("INIT", "Busy stage workers of INIT, of all; + rollouts in line.", lambda o, now: _stage(o, "INIT")),
+        Column("RUN", "Busy stage workers of RUN, of all; + rollouts in line.", lambda o, now: _stage(o, "RUN")),
+        Column("EVAL", "Busy stage workers of EVAL, of all; + rollouts in line.", lambda o, now: _stage(o, "EVAL")),
         _AGE,
     ],
     Allocation: [
@@ -107,7 +107,7 @@ def _weights(pool: InferencePool) -> str:
 
 def _stage(pool: RolloutPool, stage: str) -> str:
     status = pool.status.stages.get(stage)
-    return f"{status.in_flight}/{status.width}" if status else "0/0"
+    return status.text if status else "0/0"
 
 
 def _start(allocation: Allocation, now: datetime) -> str:

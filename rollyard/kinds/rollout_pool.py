@@ -156,8 +156,24 @@ class RolloutPoolSpec(Kinded):
 class StageStatus(Observed):
     queued: int = 0
     in_flight: int = 0
+    """Rollouts that node agents hold in this stage, at work or in line for a stage worker."""
     width: int = 0
     """Stage workers over all ready allocations."""
+
+    @property
+    def at_work(self) -> int:
+        """Stage workers that are busy."""
+        return min(self.in_flight, self.width)
+
+    @property
+    def in_line(self) -> int:
+        """Rollouts that node agents hold and that wait for a stage worker."""
+        return self.in_flight - self.at_work
+
+    @property
+    def text(self) -> str:
+        """`8/8 +20`: busy stage workers, of all of them, and rollouts in line for one."""
+        return f"{self.at_work}/{self.width}" + (f" +{self.in_line}" if self.in_line else "")
 
 
 class RolloutPoolStatus(PoolStatus):

@@ -9,7 +9,7 @@ import aiohttp
 import zstandard
 
 from rollyard.client.link import Backoff, Link, raise_for_status
-from rollyard.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable
+from rollyard.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, failure_text
 from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status
 from rollyard.kinds.wire import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader
 
@@ -75,7 +75,7 @@ class Uploads:
             async with self._http.put(url, data=data, headers=headers, timeout=timeout) as answer:
                 await raise_for_status(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{type(error).__name__}: {error}") from None
+            raise Unavailable(failure_text(error)) from None
 
 
 def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:

@@ -10,7 +10,9 @@ import click
 import pytest
 import yaml
 
-from rollyard.cli.output import align, jsonpath, show, table
+from rollyard.cli.jsonpath import jsonpath
+from rollyard.cli.output import Table, align, show, table
+from rollyard.errors import BadRequest
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 
@@ -50,7 +52,13 @@ def test_namespaces_and_wide_columns_are_shown_when_asked_for() -> None:
     policy = InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec})
     assert "/models/tiny" not in table(InferencePool, [policy], wide=False, namespaces=False)[1]
     assert "/models/tiny" in table(InferencePool, [policy], wide=True, namespaces=False)[1]
-    assert len(table(InferencePool, [policy], wide=False, namespaces=False, header=False)) == 1
+
+
+def test_rows_that_a_watch_adds_stand_in_line_with_those_before() -> None:
+    rows = Table(RolloutPool, wide=False, namespaces=False)
+    first, later = rows.lines([pool("swe"), BUSY]), rows.lines([pool("x")])
+    assert len(later) == 1
+    assert later[0].index("0/0") == first[0].index("READY")
 
 
 def test_align_keeps_every_cell() -> None:
@@ -89,10 +97,37 @@ def test_an_unknown_form_names_those_there_are() -> None:
         ("{.spec.suspend}", "false"),
         ("{.nothing.there}", ""),
         ("{.status.conditions[9].reason}", ""),
+        ('{.status.conditions[?(@.type=="Ready")].reason}', "Starting"),
+        ("{.status.conditions[?(@.type=='Nothing')].reason}", ""),
+        ("{.status.stages[?(@.queued>2)].width}", "8"),
+        ("{.status.stages.*.width}", "8"),
+        ("{..reason}", "Starting"),
+        ("{.status.conditions[-1:].type}", "Ready"),
+        ("{.status['conditions'][0]['type','status']}", "Ready False"),
+        ('{range .status.conditions[*]}{.type}={.status}{"\\n"}{end}', "Ready=False\n"),
+        (".metadata.name", "a-longer-name"),
+        ("{metadata.name}", "a-longer-name"),
     ],
 )
 def test_jsonpath_picks(template: str, found: str) -> None:
     assert jsonpath(BUSY.dump(), template) == found
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{.a",
+        "{end}",
+        "{range .a}",
+        "{.a[?(@.b==1 && @.c==2)]}",
+        "{.a[x]}",
+        "{.a[?(@.type==Ready)]}",
+        "{.a b}",
+    ],
+)
+def test_a_jsonpath_that_cannot_be_read_is_refused_and_answers_nothing(template: str) -> None:
+    with pytest.raises(BadRequest, match="paths look like"):
+        jsonpath(BUSY.dump(), template)
 
 
 def test_jsonpath_over_a_list(capsys: pytest.CaptureFixture[str]) -> None:

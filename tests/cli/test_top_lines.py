@@ -80,6 +80,23 @@ def test_on_a_small_terminal_what_needs_a_look_comes_first_and_the_rest_is_count
     assert len(lines(found, height=1)) == 6, "a pool is never left out"
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_on_a_narrow_terminal_the_columns_that_do_not_fit_are_named(width: int) -> None:
+    lost = endpoint(1, ready=False, weightsVersion="", reason="Ejected: no heartbeat for 8 s, since 12:00:01 UTC")
+    shown = [line.text for line in lines(top(serving(endpoint(0, **BUSY), lost), rollouts=(running(),)), None, width)]
+    header, *rows = shown[:4]
+    assert all(len(line) <= width for line in shown)
+    assert ("PREEMPT/S" in header) == (width >= 200)
+    assert all(name in header for name in ("INFERENCE POOL", "READY", "SESSIONS", "TOKENS/S", "REASON"))
+    assert any("Ejected: no" in row for row in rows)
+    assert any(line.strip().startswith(f"{width} columns are too few for PREEMPT/S") for line in shown) == (width < 200)
+
+
+def test_rollouts_in_line_are_told_from_busy_stage_workers() -> None:
+    stages = {"EVAL": {"queued": 0, "inFlight": 28, "width": 8}, "RUN": {"queued": 0, "inFlight": 3, "width": 8}}
+    assert cells(top(rollouts=(running(stages=stages),)))[1][3:7] == ["0/0", "3/8", "8/8", "+20"]
+
+
 def test_namespaces_are_named_where_there_are_several() -> None:
     found = cells(top(serving(), serving(namespace="ml"), rollouts=(running(endedPerMinute=None),)))
     assert [row[0] for row in found if row] == ["INFERENCE", "default/policy", "ml/policy", "ROLLOUT", "default/demo"]

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from rollyard.client import client as module
-from rollyard.client import http, link
+from rollyard.client import link
 from rollyard.client.client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.errors import Unavailable
@@ -118,33 +118,44 @@ async def test_a_creation_is_not_repeated_after_a_503(servers: Servers, client: 
     assert [r.method for r in servers.asked] == ["GET", "POST"]
 
 
-async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PATIENCE_SECONDS", 0.3)
+async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient) -> None:
     await servers.start(says_503(10**6, None))
-    with pytest.raises(Unavailable, match="HTTP 503"):
-        await client.get(ObjectKey(kind="RolloutPool", namespace="default", name="demo"))
+    said: list[str] = []
+    async with AsyncClient(client.context, warn=said.append, patience=0.3) as impatient:
+        with pytest.raises(Unavailable, match="HTTP 503"):
+            await impatient.get(ObjectKey(kind="RolloutPool", namespace="default", name="demo"))
     assert len(servers.asked) > 1
+    assert len(said) == 1
+    assert said[0].startswith("the server cannot answer now: HTTP 503")
 
 
-async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(
-    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_that_is_down_is_told_at_once_and_without_the_innards_of_ssl(
+    servers: Servers, client: AsyncClient
 ) -> None:
-    monkeypatch.setattr(http, "PATIENCE_SECONDS", 0.1)
-    waiting = asyncio.create_task(client.wait("r"))
-    for _ in range(2):  # each call of its own gives up meanwhile
-        with pytest.raises(Unavailable, match="no answer from"):
-            await client.counts()
-    assert not waiting.done()
-    await servers.start(has_ended)
-    assert (await soon(waiting)).reward == 1.0
+    said: list[str] = []
+    async with AsyncClient(client.context, warn=said.append, patience=0.3) as impatient:
+        with pytest.raises(Unavailable, match=r"no answer from http.*Connection refused.*rollyard serve"):
+            await impatient.counts()
+    assert len(said) == 1
+    assert "Connection refused" in said[0]
+    assert "SSLContext" not in said[0]
 
 
-async def test_who_waits_for_a_rollout_outlasts_503s(
-    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "PATIENCE_SECONDS", 0.0)
+async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(servers: Servers, client: AsyncClient) -> None:
+    async with AsyncClient(client.context, patience=0.1) as impatient:
+        waiting = asyncio.create_task(impatient.wait("r"))
+        for _ in range(2):  # each call of its own gives up meanwhile
+            with pytest.raises(Unavailable, match="no answer from"):
+                await impatient.counts()
+        assert not waiting.done()
+        await servers.start(has_ended)
+        assert (await soon(waiting)).reward == 1.0
+
+
+async def test_who_waits_for_a_rollout_outlasts_503s(servers: Servers, client: AsyncClient) -> None:
     await servers.start(says_503(3, ENDED))
-    assert (await soon(client.wait("r"))).reward == 1.0
+    async with AsyncClient(client.context, patience=0.0) as impatient:
+        assert (await soon(impatient.wait("r"))).reward == 1.0
     assert len(servers.asked) == 4
 
 

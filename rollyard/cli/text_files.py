@@ -1,0 +1,22 @@
+"""Text that people hand over in files or on standard input: UTF-8, or an error that names the line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rollyard.errors import BadRequest
+
+
+def read_text(name: str) -> str:
+    """The text of a file; `-` is standard input. Raises BadRequest with file and line."""
+    shown = "<stdin>" if name == "-" else name
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode()
+    except OSError as error:
+        raise BadRequest(f"{shown}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        wrong = f"byte 0x{data[error.start]:02x}"
+        raise BadRequest(f"{shown}:{line}: {wrong} is not UTF-8; save the file as UTF-8") from None

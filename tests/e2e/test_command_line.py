@@ -1,0 +1,162 @@
+"""What somebody at a shell meets, in the order in which they meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from e2e_yard import MODEL, ROOT, Yard
+
+LIMIT_SECONDS = 180.0
+TASK = {"kind": "math", "problem": "What is 417 * 36 + 58?", "answer": "15070"}
+
+
+def start(yard: Yard, *words: str, **more: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rollyard.cli.main", *words]
+    env = {**os.environ, "HOME": str(yard.folder)}
+    env.pop("ROLLYARD_KUBECONFIG", None)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=env, cwd=ROOT, **{**pipes, **more})  # type: ignore[call-overload, no-any-return]
+
+
+def rollyard(yard: Yard, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
+    """(standard output, standard error)"""
+    process = start(yard, *words)
+    out, err = process.communicate(text, LIMIT_SECONDS)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def pools(folder: Path, **spec: object) -> str:
+    """The demo's two pools, smaller."""
+    objects = list(yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()))
+    for found in objects:
+        found["spec"] |= {"replicas": 1, **spec}
+        if found["kind"] == "InferencePool":
+            found["spec"]["model"]["path"] = os.path.relpath(MODEL, folder)
+    (folder / "pools.yaml").write_text(yaml.safe_dump_all(objects))
+    return str(folder / "pools.yaml")
+
+
+def line_that_has(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return str(line)
+    raise AssertionError(f"it ended without a line that has {words!r}")
+
+
+def test_apply_waits_for_a_server_that_was_started_just_before_it(yard: Yard, tmp_path: Path) -> None:
+    yard.stop()
+    (yard.folder / ".rollyard" / "config").unlink()
+    applied = start(yard, "apply", "-f", pools(tmp_path, suspend=True))
+    line_that_has(applied, "waiting up to 20 s for a server that is starting")
+    yard.start()
+    out, err = applied.communicate(timeout=LIMIT_SECONDS)
+    assert (applied.returncode, out) == (0, "inferencepool/policy created\nrolloutpool/demo created\n"), err
+
+    yard.stop()  # quick and clear where none answers
+    began = time.monotonic()
+    _, err = rollyard(yard, "get", "rp", code=1)
+    assert time.monotonic() - began < 30
+    assert "Connection refused" in err
+    assert "trying again for 4 s" in err
+    assert "is `rollyard serve` running?" in err
+    assert "SSLContext" not in err
+
+
+def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
+    file = pools(tmp_path, suspend=True)
+
+    # a relative path means one thing, or is refused
+    _, err = rollyard(yard, "apply", "-f", "-", text=Path(file).read_text(), code=1)
+    assert "spec.model.path: write an absolute path" in err
+    sent, _ = rollyard(yard, "apply", "-f", file, "--dry-run", "client", "-o", "yaml")
+    assert str(MODEL) in sent
+    assert "inferencepool/policy created" in rollyard(yard, "apply", "-f", "-", text=sent)[0]
+
+    # what cannot be read is told by file and line
+    (tmp_path / "latin.yaml").write_bytes(b"# pools\nkind: R\xe9seau\n")
+    assert (
+        "latin.yaml:2: byte 0xe9 is not UTF-8" in rollyard(yard, "apply", "-f", str(tmp_path / "latin.yaml"), code=1)[1]
+    )
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert "declares no object" in rollyard(yard, "apply", "-f", str(tmp_path / "empty.yaml"), code=1)[1]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b'{"kind": "math"}\n{"kind": "m\xe9th"}\n')
+    assert "bad.jsonl:2: byte 0xe9" in rollyard(yard, "submit", "-f", str(bad), "--pool", "demo", code=1)[1]
+
+    bad.write_text(json.dumps(TASK) + '\n\n{"kind": "math", "problme": 1}\n')
+    _, err = rollyard(yard, "submit", "-f", str(bad), "--pool", "demo", code=1)
+    assert "bad.jsonl:3: task.problem: " in err
+    bad.write_text(json.dumps(TASK) + '\n{"kind": \n{"knd": "math"}\n')
+    _, err = rollyard(yard, "submit", "-f", str(bad), "--pool", "demo", code=1)
+    assert "bad.jsonl:2: this is no JSON" in err
+    assert "bad.jsonl:3: task.kind: " in err
+    assert "nothing was submitted" in err
+
+    # options
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps(TASK) + "\n" for _ in range(6)))
+    submit = ("submit", "-f", str(tasks), "--pool", "demo")
+    assert "--n" in rollyard(yard, *submit, "--n", "0", code=2)[1]
+    assert "did you mean `temperature`?" in rollyard(yard, *submit, "--sampling", "temprature=1", code=1)[1]
+
+    # objects
+    _, err = rollyard(yard, "wait", "rp/none", "--for", "condition=Ready", code=1)
+    assert "not found" in err
+    _, err = rollyard(yard, "wait", "rp/demo", "--for", "condition=Ready", "--timeout", "1", code=1)
+    assert "Suspended" in err
+    out, _ = rollyard(yard, "get", "ip,rp")
+    assert [line.split()[0] for line in out.splitlines() if line] == [
+        "NAME", "inferencepool/policy", "NAME", "rolloutpool/demo",
+    ]  # fmt: skip
+    path = 'jsonpath={.items[*].status.conditions[?(@.type=="Suspended")].status}'
+    assert rollyard(yard, "get", "rp", "-o", path)[0] == "True"
+    assert "paths look like" in rollyard(yard, "get", "rp", "-o", "jsonpath={.items[?(@.a==1 && @.b==2)]}", code=1)[1]
+
+    # Ctrl-C leaves rollouts behind, and says so
+    waiting = start(yard, *submit, "--wait", "--temperature", "0.5")
+    assert "resume" in line_that_has(waiting, "6 queued: ")
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=LIMIT_SECONDS)
+    assert waiting.returncode == 130
+    assert "6 of 6 rollouts were accepted and go on in the server" in err
+    assert "Aborted" not in err
+    cancel = err.split("To cancel them: rollyard ")[1].split(". To wait")[0].split()
+    assert "cancelled" in rollyard(yard, *cancel)[0]
+    assert rollyard(yard, "rollouts", "list", "--status", "Queued")[0].count("\n") == 1
+
+    # rollouts that all fail are no success
+    doomed = start(yard, *submit, "--wait", "--id-prefix", "doomed")
+    line_that_has(doomed, "6 queued: ")
+    rollyard(yard, "rollouts", "cancel", "--prefix", "doomed")
+    out, _ = doomed.communicate(timeout=LIMIT_SECONDS)
+    assert doomed.returncode == 1
+    assert "Cancelled: cancelled on request" in out
+
+    # deleted is what is gone
+    out, _ = rollyard(yard, "delete", "-f", file)
+    assert out.splitlines()[0] == "inferencepool/policy: deletion begun; it drains and ends its jobs first"
+    assert out.splitlines()[-1] == "rolloutpool/demo deleted"
+    assert "not found" in rollyard(yard, "get", "rp", "demo", code=1)[1]
+
+
+def test_an_object_with_the_name_of_a_deleted_one_has_its_own_events_alone(yard: Yard, tmp_path: Path) -> None:
+    file = pools(tmp_path, suspend=True)
+    rollyard(yard, "apply", "-f", file)
+    rollyard(yard, "wait", "rp/demo", "--for", "condition=Suspended")
+    rollyard(yard, "wait", "rp/demo", "--for", "condition=Ready=False")
+    assert "Suspended" in rollyard(yard, "events", "--for", "rp/demo")[0]
+    rollyard(yard, "delete", "-f", file)
+    rollyard(yard, "apply", "-f", pools(tmp_path, replicas=0))
+    rollyard(yard, "wait", "rp/demo", "--for", "condition=Suspended=False")
+    shown, _ = rollyard(yard, "describe", "rp/demo")
+    assert "spec.suspend is true" not in shown.split("Events:")[1]
+    assert "spec.suspend is true" in rollyard(yard, "events")[0]
