@@ -11,7 +11,7 @@ import hmac
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -51,6 +51,8 @@ class Door:
         self._expected = f"Bearer {token}".encode()
         self.generations = Generations()
         self.transfer = Transfer(engine)
+        self.ending: Callable[[], bool] = lambda: False
+        """Whether the engine is being ended: that it no longer answers is no fault then."""
         self._in_flight = 0
         self.idle = asyncio.Event()
         """Set while no request is under way."""
@@ -95,6 +97,10 @@ class Door:
         except Conflict as why:
             return _error(why.code, why.reason, str(why))
         except aiohttp.ClientError as error:
+            if self.ending():
+                refused = _error(503, "NotReady", "this model server is ending")
+                refused.headers["Retry-After"] = RETRY_AFTER
+                return refused
             log.warning("the engine does not answer: %s: %s", type(error).__name__, error)
             return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
 

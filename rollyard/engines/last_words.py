@@ -1,4 +1,4 @@
-"""Of all that an engine has said before its death, the line that says why. Pure.
+"""The line that says why, out of what an engine wrote shortly before its death. Pure.
 
 vLLM is several processes, and each that dies takes the next one with it: their tracebacks come one after the other, and the
 last of them only says that something went wrong before.
@@ -34,8 +34,14 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Why it died, in its own words, on one line; "it said nothing" where it did not."""
-    plain = [_LOGGED.sub("", _PROCESS.sub("", line)).rstrip() for line in lines]
+    """The reason that it gave, else its last line, on one line; "it said nothing" where it did not."""
+    last = next((line for line in reversed(_plain(lines)) if line), "it said nothing")
+    return reason_given(lines) or _short(last)
+
+
+def reason_given(lines: Sequence[str]) -> str:
+    """Why it exits, in its own words, on one line; empty where no line says so."""
+    plain = _plain(lines)
     ours = [line.removeprefix(OURS) for line in plain if line.startswith(OURS)]
     if ours:
         return _short(ours[-1])
@@ -45,7 +51,11 @@ def last_words(lines: Sequence[str]) -> str:
         return _short(_cause(plain, causes[-1]))
     if raised:
         return _short(_cause(plain, raised[-1]))
-    return _short(next((line for line in reversed(plain) if line), "it said nothing"))
+    return ""
+
+
+def _plain(lines: Sequence[str]) -> list[str]:
+    return [_LOGGED.sub("", _PROCESS.sub("", line)).rstrip() for line in lines]
 
 
 def out_of_memory(words: str) -> bool:

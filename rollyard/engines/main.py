@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 import threading
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -66,7 +65,7 @@ def main(folder: Path) -> int:
             return _serve(link, scratch)
     except (OSError, ValueError, RollyardError, EngineFailed) as error:
         log.exception("the inference server cannot go on")
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the job's log
+        log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
         return 1
 
 
@@ -112,7 +111,7 @@ class InferenceServer:
 
     async def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._end_within, STOP_SECONDS)
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(self._link.session())
             try:
@@ -130,6 +129,7 @@ class InferenceServer:
                 welcome = await self._until_stopped(self._register(http, url, csr.decode()))
                 assert welcome.certificate is not None
                 self._door = Door(engine, welcome.token)
+                self._door.ending = self._closing.is_set
                 self._weights = self._weights_of(self._door, engine, welcome.weights)
                 runner = await self._door.open(listener, self._tls(key, welcome.certificate))
                 try:
@@ -218,7 +218,7 @@ class InferenceServer:
             if engine.done() and not await self._stops_too():
                 # The reason must reach the server before the job is gone.
                 self._fatal = _reason(engine.exception())
-                print(f"error: {self._fatal}", file=sys.stderr)  # noqa: T201 - the job's log
+                log.critical("%s", self._fatal)
                 with contextlib.suppress(ApiError):
                     await self._say(http, url)
                 return 1
@@ -299,6 +299,10 @@ class InferenceServer:
         if self._supervisor.life == 0 and weights.error:
             return replace(health, reason=weights.error)
         return health
+
+    def _signalled(self, number: signal.Signals) -> None:
+        log.warning("%s received: running requests have %g s to end", number.name, STOP_SECONDS)
+        self._end_within(STOP_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
         self._until = min(self._until, asyncio.get_running_loop().time() + seconds)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
-import sys
 from pathlib import Path
 
 from rollyard.engines.gang import Gang
@@ -12,6 +12,8 @@ from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import EngineCommand, end_engine, how_it_ended, start_engine
 from rollyard.engines.source import serving
 from rollyard.kinds.inference_pool import InferencePoolSpec
+
+log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.0
 """When the first one goes, the engine's part here may be quicker to follow than the word of it."""
@@ -43,7 +45,7 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         finally:
             await end_engine(process)
             over.cancel()
-        print(f"error: rank {gang.rank} of the engine has died: {how}", file=sys.stderr)  # noqa: T201 - the job's log
+        log.critical("rank %d of the engine has died: %s", gang.rank, how)
         return 1
     finally:
         stopped.cancel()

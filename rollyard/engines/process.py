@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rollyard
+from rollyard.kinds.exits import exit_words
 
 STOP_SECONDS = 10.0
 
@@ -65,7 +66,8 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    """Of asyncio's return code, which is -n for signal n."""
+    return exit_words(128 - code if code < 0 else code)
 
 
 def _signal_group(leader: int, number: int) -> None:

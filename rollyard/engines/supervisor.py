@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 
 from rollyard.client.link import Backoff
-from rollyard.engines.last_words import last_words, out_of_memory
+from rollyard.engines.last_words import last_words, out_of_memory, reason_given
 from rollyard.engines.load import read_load
 from rollyard.engines.process import EngineCommand, EngineFailed, end_engine, how_it_ended, start_engine
 from rollyard.kinds.wire import EngineLoad
@@ -31,6 +31,8 @@ LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 RELAY_SECONDS = 2.0
 """For the last words of an engine that has ended."""
+RECENT_SECONDS = 10.0
+"""Lines of an engine older than this at its death do not explain it: vLLM's processes need some seconds to go down."""
 RELAY_BYTES = 64 << 10
 """At a time, and the longest line that is kept in one piece."""
 TAIL_LINES = 500
@@ -97,7 +99,8 @@ class Supervisor:
         self._lives = lives
         self._uds = uds
         self._startup = startup_seconds
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tail: deque[tuple[float, str]] = deque(maxlen=TAIL_LINES)
+        """(loop time, line)."""
         self._ready_at: float | None = None
         """Loop time at which this life was first ready."""
         self.health = Health(False, "Starting")
@@ -179,7 +182,7 @@ class Supervisor:
         again = asyncio.create_task(self._again.wait())
         try:
             await asyncio.wait({probe, death, again}, return_when=asyncio.FIRST_COMPLETED)
-            by_itself = death.done()
+            by_itself, ended_at = death.done(), asyncio.get_running_loop().time()
         finally:
             self.health = Health(False, "EngineDied")
             await end_engine(process)
@@ -192,10 +195,24 @@ class Supervisor:
                 probe.result() if probe.done() and not probe.cancelled() else Death("Restarting", "it is started anew")
             )
         assert process.returncode is not None
-        words_said = last_words(self._tail)
-        if out_of_memory(words_said):
-            return Death("OutOfMemory", words_said)
-        return Death("EngineDied", f"{how_it_ended(process.returncode)}: {words_said}")
+        return self._death(process.returncode, ended_at)
+
+    def _death(self, code: int, ended_at: float) -> Death:
+        """What is certain first: a signal has no reason in its words, and an old line is no reason for anything."""
+        recent = [line for at, line in self._tail if ended_at - at < RECENT_SECONDS]
+        how, why = how_it_ended(code), reason_given(recent)
+        if out_of_memory(words := last_words(recent)):
+            return Death("OutOfMemory", words)
+        if why and code > 0:
+            return Death("EngineDied", f"{how}: {why}")
+        said = self._last_output(ended_at) if recent else f"it wrote nothing in its last {RECENT_SECONDS:g} s"
+        return Death("EngineDied", f"{how}; {said}")
+
+    def _last_output(self, now: float) -> str:
+        if not self._tail:
+            return "it has written nothing"
+        at, _ = self._tail[-1]
+        return f"its last output, {max(0.0, now - at):.0f} s before: {last_words([self._tail[-1][1]])}"
 
     async def _relay(self, words: FileIO) -> None:
         """The engine's words go to the job's log; the last ones are kept to explain a death."""
@@ -216,7 +233,8 @@ class Supervisor:
 
     async def _pass_on(self, lines: bytes) -> None:
         texts = (line.strip() for line in lines.decode(errors="replace").split("\n"))
-        self._tail.extend(text for text in texts if text)
+        now = asyncio.get_running_loop().time()
+        self._tail.extend((now, text) for text in texts if text)
         # In a thread: the log lies on shared storage, which may stall, and this loop carries token streams.
         await asyncio.to_thread(_print, lines)
 
@@ -236,7 +254,7 @@ class Supervisor:
                     return Death("EngineDied", "it does not answer /health any more")
             elif loop.time() > deadline:
                 late = f"it was not ready after {self._startup:g} s (`engine.startupTimeoutSeconds`)"
-                return Death("StartupTimeout", f"{late}; its last words: {last_words(self._tail)}", final=True)
+                return Death("StartupTimeout", f"{late}; {self._last_output(loop.time())}", final=True)
             await asyncio.sleep(LOADING_PROBE_SECONDS if self._ready_at is None else PROBE_SECONDS)
 
     async def _ask(self, http: aiohttp.ClientSession) -> Health:

@@ -69,7 +69,7 @@ class Harness:
             done = await self._command(agent, base)
         session = self._session
         words = done.output.strip()[-LAST_WORDS:]
-        log.info("session %s: its command ended with %s; it said last: %s", session.id, done.exit_code, words)
+        log.info("session %s: its command ended with %s", session.id, done.exit_code)
         if not session.calls and not session.truncated:
             raise session.refused or TaskError(
                 f"the agent's command ended with exit code {done.exit_code} before its first model call: {words}"

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import ssl
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -36,17 +35,22 @@ def main(folder: Path) -> int:
         log.error("%s", error)
         return FENCED_EXIT
     except RollyardError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the pool's condition quotes this line of the job's log
+        log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
         return 1
 
 
 async def _run(link: Link) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
         await NodeAgent(link, http, models).run(stop)
     return 0
+
+
+def _signalled(number: signal.Signals, stop: asyncio.Event) -> None:
+    log.warning("%s received: what is in hand is handed back", number.name)
+    stop.set()
 
 
 def _models(tls: ssl.SSLContext) -> aiohttp.ClientSession:

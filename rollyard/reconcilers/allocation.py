@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,22 +16,27 @@ from rollyard.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, get_condition, set_condition
+from rollyard.kinds.registry import Pool
+from rollyard.reconcilers.endings import End, long, short, why_ended
 from rollyard.reconcilers.failures import GONE
-from rollyard.reconcilers.plan import COMPLETING, AllocationPlan, plan_allocation
+from rollyard.reconcilers.missing import LOOKS, why_not_gone
+from rollyard.reconcilers.plan import COMPLETING, MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.submitter import SUBMITTED, Submitter
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.rollouts.agents import Agents
-from rollyard.slurm.base import Driver, Job, Snapshot
+from rollyard.slurm.base import Driver, Job, JobState, Snapshot
 from rollyard.store.base import Store
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
-ACCOUNTING_SECONDS = 10.0
-"""Until accounting that did not answer is asked again."""
-SILENCE_SECONDS = 180.0
-"""After so much of it, an end is concluded without accounting."""
+NAME_SECONDS, NAME_LOOK_SECONDS = 3.0, 0.5
+"""For accounting to say who cancelled a job, and until it is asked again."""
+DRAINING, ENDING = "Draining", "Ending"
+"""Types of the conditions that say why we let a job end, and why we end it before it is done."""
+IN_QUEUE = "InQueue"
+"""Type of the condition about a job that Slurm's queue has not shown."""
 
 
 class AllocationReconciler:
@@ -62,8 +68,8 @@ class AllocationReconciler:
         """Told the uid of an allocation whose job has ended: its leases are taken back, and a copy that lives on is fenced."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
-        self._unanswered: dict[str, float] = {}
-        """uid -> since when accounting does not answer how its job ended (Unix seconds)."""
+        self._nameless: dict[str, float] = {}
+        """uid -> since when accounting has not said who cancelled its job (Unix seconds)."""
 
     async def reconcile(self, key: ObjectKey) -> Done | Again:
         try:
@@ -85,15 +91,15 @@ class AllocationReconciler:
         if plan.submit:
             self._submitter.add(allocation)
             return Again(WAIT_SECONDS)
-        if plan.cancel:
-            await self._cancel(plan.cancel)
         allocation = await self._observe(allocation, plan)
+        if plan.cancel:  # after why has been written down
+            await self._cancel(plan.cancel)
         if allocation.status.ended and not plan.cancel:
             return Again(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
-        if plan.gone:
-            return Again(ACCOUNTING_SECONDS)
         if allocation.spec.drain:
             await self._drain(allocation)
+        if plan.adopt is not None and plan.adopt.state.ended:
+            return Again(NAME_LOOK_SECONDS)
         undecided = plan.wait or plan.cancel or allocation.spec.drain or allocation.metadata.deletion_timestamp
         return Again(WAIT_SECONDS) if undecided else Done()
 
@@ -125,18 +131,17 @@ class AllocationReconciler:
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
-        seen = status.job_id in snapshot.jobs if status.job_id is not None else bool(snapshot.by_owner(owner))
-        if seen:
-            self._found(uid)
+        if status.job_id is not None:
+            return MISSES if self._feed.believed_gone(status.job_id) else 0
+        if snapshot.by_owner(owner):
+            self._missed.pop(uid, None)
+            return 0
+        if self._feed.incomplete:
             return 0
         number, count = self._missed.get(uid, (0, 0))
         if number != self._feed.count:
             self._missed[uid] = (self._feed.count, count + 1)
         return self._missed[uid][1]
-
-    def _found(self, uid: str) -> None:
-        self._missed.pop(uid, None)
-        self._unanswered.pop(uid, None)
 
     async def _cancel(self, ids: tuple[str, ...]) -> None:
         await self._driver.cancel(ids)
@@ -148,13 +153,18 @@ class AllocationReconciler:
         uid, status = allocation.metadata.uid, allocation.status
         self._agents.drain(uid)
         self._endpoints.drain(uid)
-        draining = next((c for c in status.conditions if c.type == "Draining"), None)
+        draining = get_condition(status.conditions, DRAINING)
         since = draining.last_transition_time.timestamp() if draining else self._clock.time()
-        limit = allocation.spec.drain_timeout_seconds
-        if status.job_id is not None and status.job_state != COMPLETING and self._clock.time() - since > limit:
-            await self._recorder.say(
-                allocation, "DrainTimedOut", f"still busy after {limit} s; what is left is handed back"
-            )
+        limit, now = allocation.spec.drain_timeout_seconds, self._clock.time()
+        if status.job_id is not None and status.job_state != COMPLETING and now - since > limit:
+            if get_condition(status.conditions, ENDING) is None:
+                said = f"still busy after {limit} s of draining; what is left is handed back"
+                await self._recorder.say(allocation, "DrainTimedOut", said)
+                conditions = set_condition(
+                    status.conditions, ENDING, True, "DrainTimedOut", said,
+                    generation=allocation.metadata.generation, now=as_datetime(now),
+                )  # fmt: skip
+                await self._write(allocation, {"conditions": conditions})
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
@@ -167,14 +177,17 @@ class AllocationReconciler:
             update = await self._forgotten(allocation)
         status = before.model_copy(update=update)
         over = status.ended
-        if over:
-            words = await asyncio.to_thread(self._workspace.last_words, allocation)
-            status = status.model_copy(update={"ready": False, "reason": words or status.reason})
-        else:
+        end: End | None = None
+        if over and not before.ended:
+            end = await self._end(allocation, plan, status)
+            if end is None:
+                return allocation
+            status = status.model_copy(update={"ready": False, "reason": short(end)})
+        elif not over:
             ready = self._ready(uid)
             ready_at = status.ready_at or (as_datetime(self._clock.time()) if ready else None)
             status = status.model_copy(update={"ready": ready, "ready_at": ready_at})
-        conditions = self._conditions(allocation, status, over)
+        conditions = await self._conditions(allocation, status, long(end) if end is not None else status.reason)
         final = status.model_copy(
             update={"conditions": conditions, "observed_generation": allocation.metadata.generation}
         )
@@ -188,37 +201,95 @@ class AllocationReconciler:
             self._agents.ends(uid, allocation.status.end_time.timestamp())
         return allocation
 
-    async def _forgotten(self, allocation: Allocation) -> dict[str, Any]:
-        """Slurm's memory has lost the job; accounting may know how it ended. No answer is no end, for a while."""
-        status, uid, now = allocation.status, allocation.metadata.uid, self._clock.time()
-        assert status.job_id is not None
+    async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> End | None:
+        """What is certain about it; None while accounting has yet to name who cancelled it."""
+        by_us = await self._why_ended(allocation)
+        job = plan.adopt
+        if job is not None and job.state is JobState.CANCELLED and not by_us and not _requeued(status):
+            known = await self._accounted(job.id)
+            if known is not None and not known.state.ended and self._waits_for_name(allocation.metadata.uid):
+                return None
+            job = known if known is not None and known.cancelled_by else job
+        ended_at = status.end_time.timestamp() if status.end_time is not None else self._clock.time()
+        return End(
+            state=status.job_state or "",
+            exit_code=status.exit_code,
+            slurm_reason=status.reason,
+            node=status.node,
+            by_us=by_us,
+            requeued=status.restart_count if _requeued(status) else 0,
+            cancelled_by=job.cancelled_by if job is not None else "",
+            output=await asyncio.to_thread(self._workspace.last_output, allocation, ended_at),
+        )
+
+    async def _accounted(self, id: str) -> Job | None:
+        """What accounting knows of a job that has ended; it is not waited for."""
+        with contextlib.suppress(SlurmUnreachable, TimeoutError):
+            async with asyncio.timeout(NAME_SECONDS):
+                return (await self._driver.accounting([id])).get(id)
+        return None
+
+    def _waits_for_name(self, uid: str) -> bool:
+        """slurmctld tells slurmdbd of an end a moment later than us."""
+        now = self._clock.time()
+        return now - self._nameless.setdefault(uid, now) < NAME_SECONDS
+
+    async def _why_ended(self, allocation: Allocation) -> str:
+        """Why we ended it; empty where we did not."""
+        if (ending := get_condition(allocation.status.conditions, ENDING)) is not None:
+            return ending.message
+        if (draining := get_condition(allocation.status.conditions, DRAINING)) is not None:
+            return draining.message.partition(";")[0]
+        if allocation.spec.drain or allocation.metadata.deletion_timestamp is not None:
+            return (await self._reason_to_go(allocation))[1]
+        return ""
+
+    async def _reason_to_go(self, allocation: Allocation) -> tuple[str, str]:
+        siblings, _ = await self._store.list_objects("Allocation", allocation.metadata.namespace)
         try:
-            job = (await self._driver.accounting([status.job_id])).get(status.job_id)
-        except SlurmUnreachable as error:
-            if now - self._unanswered.setdefault(uid, now) < SILENCE_SECONDS:
-                return {}
-            why = f"how job {status.job_id} ended is not known: accounting has not answered for {SILENCE_SECONDS:g} s"
-            await self._recorder.say(allocation, "AccountingSilent", f"{why}: {error}", "Warning")
-            job = None
-        if job is not None and job.state.ended:
-            return _from_job(job)
+            pool = await self._store.get(_pool_key(allocation))
+        except NotFound:
+            pool = None
+        ours = [a for a in siblings if isinstance(a, Allocation)]
+        return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
+
+    async def _forgotten(self, allocation: Allocation) -> dict[str, Any]:
+        """Slurm's memory has lost the job, and nothing speaks for it; accounting may know how it ended."""
+        status, now = allocation.status, self._clock.time()
+        assert status.job_id is not None
+        absence = self._feed.missing[status.job_id]
+        if absence.account is not None and absence.account.state.ended:
+            return _from_job(absence.account)
+        why = f"how job {status.job_id} ended is not known: nothing was heard of it for {absence.quiet(now):.0f} s"
+        if absence.silence:
+            why = f"{why}, and accounting does not answer: {absence.silence}"
+            await self._recorder.say(allocation, "AccountingSilent", why, "Warning")
+        elif absence.accounted:
+            why = f"{why}, and accounting still calls it {absence.account.state if absence.account else ''}"
+            await self._recorder.say(allocation, "AccountingBehind", why, "Warning")
         end = min(now, status.end_time.timestamp()) if status.end_time is not None else now
-        return {"job_state": GONE, "end_time": as_datetime(end)}
+        return {"job_state": GONE, "reason": "", "end_time": as_datetime(end)}
 
     def _forget(self, uid: str) -> None:
         self._agents.forget(uid)
         self._endpoints.forget(uid)
         self._submitter.forget(uid)
-        self._found(uid)
+        self._nameless.pop(uid, None)
+        self._missed.pop(uid, None)
 
     def _ready(self, uid: str) -> bool:
         endpoint = self._endpoints.of_allocation(uid)
         return endpoint.ready if endpoint is not None else self._agents.of_allocation(uid) is not None
 
-    def _conditions(self, allocation: Allocation, status: AllocationStatus, over: bool) -> list[Condition]:
+    async def _conditions(self, allocation: Allocation, status: AllocationStatus, ended: str) -> list[Condition]:
+        """`ended`: how it did, where it has; that is said once and stays."""
         generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
-        if over:
-            reason, message = "Ended", f"job {status.job_id} ended {status.job_state}: {status.reason}"
+        known = get_condition(status.conditions, "Ready")
+        if status.ended and known is not None and known.reason == "Ended":
+            return status.conditions
+        if status.ended:
+            which = f"job {status.job_id} ended {status.job_state}: " if status.job_id is not None else ""
+            reason, message = "Ended", f"{which}{ended}"
         elif status.ready:
             reason, message = "Serving", f"job {status.job_id} on {status.node}"
         elif status.job_state == "RUNNING":
@@ -235,22 +306,46 @@ class AllocationReconciler:
         if status.job_id is not None and get_condition(conditions, SUBMITTED) is not None:  # also one that was adopted
             said = f"as job {status.job_id}"
             conditions = set_condition(conditions, SUBMITTED, True, "Submitted", said, generation=generation, now=now)
+        conditions = self._queued(status, conditions, generation)
         if allocation.spec.drain:
-            message = "takes nothing new and ends when what is in hand is done"
-            conditions = set_condition(conditions, "Draining", True, "Drain", message, generation=generation, now=now)
+            draining = get_condition(conditions, DRAINING)
+            if draining is None:
+                word, why = await self._reason_to_go(allocation)
+                message = f"{why}; takes nothing new and ends when what is in hand is done"
+            else:  # why it was told to go does not change by what happens to others later
+                word, message = draining.reason, draining.message
+            conditions = set_condition(conditions, DRAINING, True, word, message, generation=generation, now=now)
         return conditions
+
+    def _queued(self, status: AllocationStatus, conditions: list[Condition], generation: int) -> list[Condition]:
+        """Whether Slurm's queue shows the job, once it has not."""
+        absence, now = self._feed.missing.get(status.job_id or ""), self._clock.time()
+        if status.ended or (absence is None and get_condition(conditions, IN_QUEUE) is None):
+            return conditions
+        missing = absence is not None and absence.looks >= LOOKS
+        reason, message = ("Missing", why_not_gone(absence, now)) if absence is not None and missing else ("Listed", "")
+        return set_condition(
+            conditions, IN_QUEUE, not missing, reason, message, generation=generation, now=as_datetime(now)
+        )
 
     async def _tell(self, allocation: Allocation, before: AllocationStatus) -> None:
         status = allocation.status
+        listed, listed_before = (get_condition(s.conditions, IN_QUEUE) for s in (status, before))
+        if listed is not None and listed.status == "False" and (not listed_before or listed_before.status == "True"):
+            await self._recorder.say(allocation, "MissingFromQueue", listed.message, "Warning")
+        if _requeued(status) and not _requeued(before):
+            said = (
+                f"job {status.job_id} was requeued, not by us; its second run is ended, for its work has gone to others"
+            )
+            await self._recorder.say(allocation, "Requeued", said, "Warning")
         if status.job_state == before.job_state:
             return
         if status.ended:
-            bad = (
-                not (allocation.spec.drain or allocation.metadata.deletion_timestamp)
-                and status.job_state != "COMPLETED"
-            )
-            code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
-            message = f"job {status.job_id} ended {status.job_state}{code}: {status.reason or 'it said nothing'}"
+            ended = get_condition(status.conditions, "Ready")
+            ours = allocation.spec.drain or allocation.metadata.deletion_timestamp
+            timed_out = get_condition(status.conditions, ENDING) is not None
+            bad = not ours or timed_out or status.job_state not in ("CANCELLED", "COMPLETED")
+            message = ended.message if ended is not None else status.reason
             await self._recorder.say(allocation, "JobEnded", message, "Warning" if bad else "Normal")
         elif status.job_state == "RUNNING":
             await self._recorder.say(allocation, "JobStarted", f"job {status.job_id} runs on {status.node}")
@@ -273,6 +368,11 @@ class AllocationReconciler:
 def _pool_key(allocation: Allocation) -> ObjectKey:
     pool = allocation.spec.pool
     return ObjectKey(kind=pool.kind, namespace=allocation.metadata.namespace, name=pool.name)
+
+
+def _requeued(status: AllocationStatus) -> bool:
+    """Whether somebody had its job run again after a process had been bound to it."""
+    return status.binding is not None and status.restart_count > status.binding.restart_count
 
 
 def _from_job(job: Job) -> dict[str, Any]:

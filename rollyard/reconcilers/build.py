@@ -15,6 +15,7 @@ from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation import AllocationReconciler
 from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.missing import Known
 from rollyard.reconcilers.orphans import OrphanSweep
 from rollyard.reconcilers.pool import PoolReconciler
 from rollyard.reconcilers.rollout_pool import RolloutTrade
@@ -54,6 +55,7 @@ def build_manager(
     jobs = AllocationReconciler(
         store, driver, feed, workspace, recorder, agents, endpoints, clock, submitter, job_ended
     )
+    feed.known = lambda: [_known(a, agents, endpoints, submitter, clock) for a in allocations.list() if _lives(a)]
     manager = Manager(
         informers=[allocations, inference_pools, rollout_pools],
         controllers=[
@@ -108,6 +110,27 @@ def build_manager(
     rollout_pools.subscribe(pool_changed)
     feed.changed = jobs_changed
     return manager
+
+
+def _lives(allocation: Allocation) -> bool:
+    return allocation.status.job_id is not None and not allocation.status.ended
+
+
+def _known(allocation: Allocation, agents: Agents, endpoints: Endpoints, submitter: Submitter, clock: Clock) -> Known:
+    """Its job, with the last word of the process that is bound to it."""
+    status, uid = allocation.status, allocation.metadata.uid
+    assert status.job_id is not None
+    endpoint, agent = endpoints.of_allocation(uid), agents.of_allocation(uid)
+    heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None
+    bound = status.binding is not None and status.binding.job_id == status.job_id
+    return Known(
+        status.job_id,
+        runs=status.job_state == "RUNNING",
+        restart_count=status.restart_count,
+        heard_at=clock.time() - (clock.monotonic() - heard) if bound and heard is not None else None,
+        since=submitter.answered.get(uid, 0.0),
+        leaving=allocation.metadata.deletion_timestamp is not None,
+    )
 
 
 def _declared(pool: Pool | None) -> tuple[object, ...] | None:

@@ -198,8 +198,7 @@ def _end(allocation: Allocation) -> str:
     status = allocation.status
     if status.job_id is None:
         return f"{allocation.metadata.name}: {status.reason}"
-    code = f", exit code {status.exit_code}" if status.exit_code is not None else ""
-    return f"{allocation.metadata.name} ended {status.job_state}{code}: {status.reason or 'it said nothing'}"
+    return f"{allocation.metadata.name} ended {status.job_state}: {status.reason}"
 
 
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from rollyard.clock import Clock
+from rollyard.clock import Clock, as_text
 from rollyard.errors import SlurmUnreachable
+from rollyard.reconcilers.missing import Absence, Known, Verdict, absences, doubt, incomplete, verdict
 from rollyard.slurm.base import Driver, Job, Site, Snapshot
 
 log = logging.getLogger(__name__)
@@ -20,16 +21,27 @@ SITE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
 """The driver has shorter limits of its own, and its budget waits between attempts."""
 SOON_SECONDS = 0.1
+OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
+"""A look-up that takes longer than this, and so many times as long as the one before, is no answer until it comes."""
+ACCOUNTING_SECONDS = 10.0
+"""Until accounting is asked again about the same missing jobs."""
+ACCOUNTING_LOOK_SECONDS = 0.2
 
 
 class SnapshotFeed:
-    """The latest complete snapshot; None until the first, and while Slurm cannot be read."""
+    """The latest snapshot that is believed; None until the first, and while Slurm cannot be read or is not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, changed: Callable[[set[str]], None] = lambda _: None) -> None:
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()
         self._doubted = False
+        self._taken = 0.0
+        """Seconds that the last look-up took."""
+        self.known: Callable[[], Collection[Known]] = lambda: ()
+        """The jobs that live as far as allocations and heartbeats tell."""
+        self.missing: dict[str, Absence] = {}
+        """What the last look-up did not show of them, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
         """Complete snapshots so far: lets a reader tell two of them apart."""
@@ -49,6 +61,17 @@ class SnapshotFeed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look())
             tasks.create_task(self._look_around())
+            tasks.create_task(self._ask_accounting())
+
+    def believed_gone(self, id: str) -> bool:
+        """Whether this job is missing, and nothing contradicts that (any more)."""
+        absence = self.missing.get(id)
+        return absence is not None and verdict(absence, self._clock.time()) is Verdict.BELIEVED
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether what the latest snapshot does not show may be there all the same."""
+        return incomplete(self.missing.values(), self._clock.time())
 
     async def _look(self) -> None:
         while True:
@@ -71,15 +94,20 @@ class SnapshotFeed:
         """Seconds that Slurm took to answer; 0 when it did not, for then the call budget spaces the next ones out."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                snapshot = await self._driver.snapshot()
+                snapshot = await self._answer()
         except (SlurmUnreachable, TimeoutError) as error:
             self._lost(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return 0.0
         taken = max(0.0, self._clock.time() - snapshot.taken_at)
-        if self._doubtful(snapshot):
-            log.warning("Slurm says that none of our jobs is there any more; it is asked again before that is believed")
-            self._soon.set()
+        self._taken = taken
+        if why := self._doubt(snapshot):
+            if self._doubted:
+                self._lost(why)
+            else:  # a controller that has just started errs too: it is asked again at once
+                self._doubted = True
+                self._soon.set()
             return taken
+        self._doubted = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
         self.latest, self.unreachable_since = snapshot, None
@@ -90,16 +118,50 @@ class SnapshotFeed:
             self.changed(set() if was_unknown else moved)  # what vanished meanwhile is in neither
         return taken
 
+    async def _answer(self) -> Snapshot:
+        """What the driver answers; when that takes long, nothing counts as known until then."""
+        began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
+        try:
+            await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._taken))
+            if not call.done() and self.unreachable_since is None:
+                self._lost(f"the look-up of {as_text(began)} has not been answered yet")
+            return await call
+        finally:
+            call.cancel()
+
+    def _doubt(self, snapshot: Snapshot) -> str:
+        """Why it is not believed; empty where it is, but for single jobs."""
+        known, now = self.known(), self._clock.time()
+        self.missing = absences(self.missing, known, snapshot)
+        return doubt(known, self.missing, now)
+
+    async def _ask_accounting(self) -> None:
+        """About all that is missing, in one call."""
+        while True:
+            await asyncio.sleep(ACCOUNTING_LOOK_SECONDS)
+            now = self._clock.time()
+            due = [id for id, a in self.missing.items() if a.asked_at is None or now - a.asked_at >= ACCOUNTING_SECONDS]
+            if not due:
+                continue
+            accounts, silence = {}, ""
+            try:
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    accounts = dict(await self._driver.accounting(due))
+            except (SlurmUnreachable, TimeoutError) as error:
+                silence = str(error) or f"no answer in {TIMEOUT_SECONDS:g} s"
+            at = self._clock.time()
+            for id in due:
+                if (absence := self.missing.get(id)) is not None:
+                    self.missing[id] = absence.asked(at, accounts.get(id), silence)
+            self.refresh()
+
     def _lost(self, why: str) -> None:
-        self.unreachable_why = why
-        if self.unreachable_since is None:
+        told, self.unreachable_why = self.unreachable_why, why
+        if self.unreachable_since is not None:
+            if told != why:
+                self.changed(set())
+        else:
             log.warning("Slurm cannot be read: %s", why)
             self.unreachable_since = self._clock.time()
             self.latest = None
             self.changed(set())
-
-    def _doubtful(self, snapshot: Snapshot) -> bool:
-        """An empty queue where several jobs lived a moment ago; once, for a controller that has just started says so too."""
-        lived = self.latest is not None and any(not j.state.ended for j in self.latest.jobs.values())
-        self._doubted = lived and not snapshot.jobs and not self._doubted
-        return self._doubted

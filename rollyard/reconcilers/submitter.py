@@ -21,6 +21,7 @@ from rollyard.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnr
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition, set_condition
 from rollyard.kinds.registry import Pool
+from rollyard.reconcilers.endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.reconcilers.workspace import Workspace
 from rollyard.slurm.base import BatchScript, Driver, JobIds
@@ -227,7 +228,10 @@ class Submitter:
         conditions = allocation.status.conditions
         if get_condition(conditions, SUBMITTED) is not None:
             conditions = self._submitted(allocation, False, "Refused", why)
-        update = {"job_state": REFUSED, "reason": why, "end_time": now, "conditions": conditions}
+        generation = allocation.metadata.generation
+        conditions = set_condition(conditions, "Ready", False, "Ended", why, generation=generation, now=now)
+        reason = one_line(why, SHORT_CHARS)
+        update = {"job_state": REFUSED, "reason": reason, "end_time": now, "conditions": conditions}
         await self._write(allocation, update)
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rollyard.errors import NotFound
@@ -15,13 +17,17 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.object_names import name_problems
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.wire import AllocationFile
+from rollyard.reconcilers.endings import RECENT_SECONDS, Output
 from rollyard.slurm.base import BatchScript, Job
 from rollyard.slurm.runtime import STAGE, Runtime
 from rollyard.slurm.script import FOLDER, JOB_PREFIX, batch_script
 from rollyard.trust.secrets import write_secret
 from rollyard.trust.tokens import Role
 
-LAST_WORDS_BYTES = 16 << 10
+TAIL_BYTES, TAIL_LINES = 16 << 10, 20
+"""How much of the end of a log is looked at."""
+SLURMS_OWN = ("slurmstepd: ", "srun: ")
+"""Lines in a job's log that are not the job's."""
 GANG_WAIT_SECONDS = 60
 
 
@@ -122,17 +128,17 @@ class Workspace:
         """Beside what it is for, for people to look at. Blocks."""
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
-    def last_words(self, allocation: Allocation) -> str:
-        """Why a job ended, in its own words: its last line that says error, else its last line. Blocks."""
+    def last_output(self, allocation: Allocation, end: float) -> Output | None:
+        """What its job wrote in the seconds before this end (Unix seconds), where that is certain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LAST_WORDS_BYTES))
-                lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+                facts = os.fstat(file.fileno())
+                file.seek(max(0, facts.st_size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
         except OSError:
-            return ""
-        errors = [line for line in lines if line.startswith("error: ")]
-        return _words((errors or lines or [""])[-1])[:500]
+            return None
+        return last_output(lines, facts.st_mtime, end)
 
     def remove(self, allocation: Allocation) -> None:
         """Blocks."""
@@ -146,13 +152,30 @@ class Workspace:
                     shutil.rmtree(burst)
 
 
-def _words(line: str) -> str:
-    """Of a line for people, or of one of our own logs."""
-    with contextlib.suppress(ValueError):
+def last_output(lines: Sequence[str], written_at: float, end: float) -> Output | None:
+    """The last line, or the reason that one of our processes gave for its exit; None where it is older or its age unknown.
+
+    `written_at`: when the last of them was (Unix seconds). Lines of our own logs say themselves when they were. Pure.
+    """
+    said = [line for line in lines if line.strip()]
+    for line in reversed(said[-TAIL_LINES:]):
+        at, level, message = _logged(line)
+        if at is not None and level == "critical" and end - at < RECENT_SECONDS:
+            return Output(message, end - at, meant=True)
+    if not said or said[-1].startswith(SLURMS_OWN):  # which moves the file's time
+        return None
+    at, _, message = _logged(said[-1])
+    before = end - (written_at if at is None else at)
+    return Output(message, before) if before < RECENT_SECONDS else None
+
+
+def _logged(line: str) -> tuple[float | None, str, str]:
+    """(Unix seconds, level, message) of a line of our logs; (None, "", line) of any other."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         logged = json.loads(line)
-        if isinstance(logged, dict) and "message" in logged:
-            return str(logged["message"])
-    return line.removeprefix("error: ")
+        at = datetime.fromisoformat(logged["time"].replace("Z", "+00:00")).timestamp()
+        return at, str(logged["level"]), str(logged["message"])
+    return None, "", line.strip()
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:

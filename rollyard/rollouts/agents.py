@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rollyard.clock import Clock, SystemClock
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import Drain, Identity, LeaseRef, ToNode, Want
 
@@ -38,6 +39,8 @@ class NodeAgent:
     draining: bool = False
     ends: float | None = None
     """When its walltime is over (Unix seconds), once that is known."""
+    heard_at: float | None = None
+    """When its last heartbeat came (monotonic seconds)."""
     expel: Callable[[], None] = lambda: None
     """Ends the connection for good: its process must exit."""
 
@@ -50,7 +53,8 @@ class NodeAgent:
 class Agents:
     """All connections, by holder. A reconnect replaces the connection before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._by_holder: dict[str, NodeAgent] = {}
         self._by_uid: dict[str, NodeAgent] = {}
         self._draining: set[str] = set()
@@ -81,6 +85,7 @@ class Agents:
 
     def heard(self, agent: NodeAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
         """What it has in hand, and how wide its stages are."""
+        agent.heard_at = self._clock.monotonic()
         in_hand = Counter(ref.stage for ref in held)
         known = {stage: widths[stage] for stage in Stage if stage in widths}
         if agent.in_hand != in_hand:

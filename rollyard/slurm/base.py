@@ -70,6 +70,8 @@ class Job:
     """While it is pending: Slurm's estimate, where it has one."""
     end_time: float | None = None
     """When it ended or, while it runs, when its walltime ends. All times are Unix seconds."""
+    cancelled_by: str = ""
+    """Who cancelled it, where accounting says so: `uid 0 (root)`, or a user's name."""
 
     @property
     def owner(self) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import getpass
 import os
+import pwd
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,9 +198,21 @@ def _job(row: Sequence[str]) -> Job:
             submit_time=_seconds(submit),
             start_time=_seconds(start),
             end_time=_seconds(end),
+            cancelled_by=_canceller(state),
         )
     except ValueError as error:
         raise SlurmUnreachable(f"Slurm's answer about job {id[:40]!r} cannot be read: {error}") from None
+
+
+def _canceller(state: str) -> str:
+    """sacct's `CANCELLED by 0`, as `uid 0 (root)`; squeue does not say who."""
+    found = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
+    if found is None:
+        return ""
+    try:
+        return f"uid {found[1]} ({pwd.getpwuid(int(found[1])).pw_name})"
+    except KeyError:
+        return f"uid {found[1]}"
 
 
 def _exit_code(text: str) -> int:

@@ -103,6 +103,7 @@ def told(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]
         "submit_time": job.submit_time,
         "start_time": job.start_time,
         "end_time": end,
+        "cancelled_by": getattr(job, "cancelled_by", None) or "",
     }
     if job.array_id is None:
         yield {"id": str(job.id), **facts}

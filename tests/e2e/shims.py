@@ -15,6 +15,13 @@ echo "$order" >> {folder}/{name}.calls
 case $order in
   silence) exit 0 ;;
   header) {real} "$@" | head -n 1; exit 0 ;;
+  half) {real} "$@" > {folder}/$$.table; head -n 2 {folder}/$$.table; rm {folder}/$$.table; exit 0 ;;
+  but-one) {real} "$@" | grep -v -- "$(cat {folder}/{name}.word)"; exit 0 ;;
+  record) {real} "$@" | tee {folder}/{name}.recorded; exit 0 ;;
+  replay) cat {folder}/{name}.recorded; exit 0 ;;
+  rewound) {real} "$@" | sed s/RUNNING/PENDING/; exit 0 ;;
+  hang) sleep 40; exec {real} "$@" ;;
+  complaint) {real} "$@"; echo "{name}: error: the site's plug-in failed" >&2; exit 1 ;;
   failure) echo "{name}: error: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
   garbage) echo "<html>502 Bad Gateway</html>"; exit 0 ;;
   late) sleep 7; exec {real} "$@" ;;
@@ -30,14 +37,16 @@ class Shims:
     def __init__(self, folder: Path, path: str) -> None:
         self.folder = folder
         folder.mkdir()
-        for name in ("squeue", "sbatch"):
+        for name in ("squeue", "sbatch", "sacct"):
             real = shutil.which(name, path=path)
-            assert real is not None
+            if real is None:
+                continue
             (folder / name).write_text(TEXT.format(folder=folder, name=name, real=real))
             (folder / name).chmod(0o755)
 
-    def order(self, name: str, what: str, times: int = 1) -> None:
-        """So many calls of this command go wrong, from the next one on."""
+    def order(self, name: str, what: str, times: int = 1, *, word: str = "") -> None:
+        """So many calls of this command go wrong, from the next one on; `but-one` leaves out lines with this word."""
+        (self.folder / f"{name}.word").write_text(word)
         fresh = self.folder / f"{name}.fresh"
         fresh.write_text(f"{what}\n" * times)
         fresh.replace(self.folder / f"{name}.orders")

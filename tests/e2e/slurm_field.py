@@ -15,6 +15,7 @@ from shims import Shims
 from rollyard.client.client import AsyncClient
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -30,6 +31,8 @@ class Field:
         self.yard, self.cluster, self.shims = yard, cluster, shims
         self.stranger = ""
         self.ids: list[str] = []
+        self.attempts: set[int] = set()
+        """Which attempts led to the results."""
         self.client: AsyncClient
         self._open = contextlib.AsyncExitStack()
 
@@ -68,6 +71,7 @@ class Field:
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
         assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
+        self.attempts = {t.attempt for t in trajectories}
 
         seen: list[Any] = []
 
@@ -114,6 +118,11 @@ class Field:
         found = await self.yard.until(look, seconds)
         assert isinstance(found, Allocation)
         return found
+
+    async def said(self, reason: str) -> list[str]:
+        """Messages of the events with this reason."""
+        events, _ = await self.client.list_objects("Event")
+        return [e.message for e in events if isinstance(e, Event) and e.reason == reason]
 
     async def slurm(self, *argv: str) -> str:
         return await asyncio.to_thread(self.cluster.run, *argv)

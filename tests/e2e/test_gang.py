@@ -64,7 +64,7 @@ async def test_it_serves_over_two_nodes_and_a_dead_rank_fails_it_whole(field: Fi
     (member,) = field.yard.processes("--headless")
     kill(member)
     ended = await field.ended(first, "FAILED", "GONE")
-    assert "rank 1 of the engine has died: killed by SIGKILL" in ended.status.reason
+    assert "rank 1 of the engine has died: killed by signal 9 (KILL)" in ended.status.reason
     await field.all_is_well(jobs=2)
 
     # What drains ends on every node, and its job has not failed: it leaves, or is cancelled once nothing is in its hands.

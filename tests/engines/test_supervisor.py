@@ -166,8 +166,15 @@ async def test_a_model_that_cannot_be_served_is_given_up_with_the_engines_own_wo
     ("engine", "reason"),
     [
         ("echo loading; echo 'error: no memory' >&2; echo bye; exit 7", "EngineFailed: exit code 7: no memory"),
-        ("kill -KILL $$", "EngineFailed: killed by SIGKILL: it said nothing"),
-        ("head -c 200000 /dev/zero; echo; echo last; exit 1", "EngineFailed: exit code 1: last"),
+        ("kill -KILL $$", "EngineFailed: killed by signal 9 (KILL); it wrote nothing in its last 10 s"),
+        (
+            "echo '{\"id\": 7}'; kill -KILL $$",
+            'EngineFailed: killed by signal 9 (KILL); its last output, 0 s before: {"id": 7}',
+        ),
+        (
+            "head -c 200000 /dev/zero; echo; echo last; exit 1",
+            "EngineFailed: exit code 1; its last output, 0 s before: last",
+        ),
     ],
 )
 async def test_what_it_died_of_is_told(engine: str, reason: str, tmp_path: Path) -> None:
@@ -248,7 +255,7 @@ async def test_memory_that_ran_out_has_a_word_of_its_own(tmp_path: Path) -> None
 async def test_workers_that_an_engine_leaves_behind_are_ended_before_it_is_started_again(tmp_path: Path) -> None:
     mark = str(tmp_path / "worker")
     worker = f'{sys.executable} -c "import time; time.sleep(300)" {mark}'
-    with pytest.raises(EngineFailed, match="exit code 1: leader"):
+    with pytest.raises(EngineFailed, match="exit code 1; its last output, 0 s before: leader"):
         await asyncio.wait_for(
             Supervisor(program(f"{worker} & echo leader; exit 1"), tmp_path / "e").run(), WAIT_SECONDS
         )

@@ -15,7 +15,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     for name in (
         "snapshots.INTERVAL_SECONDS",
         "allocation.WAIT_SECONDS",
-        "allocation.ACCOUNTING_SECONDS",
+        "snapshots.ACCOUNTING_SECONDS",
         "orphans.SWEEP_SECONDS",
     ):
         monkeypatch.setattr(f"rollyard.reconcilers.{name}", 0.2)

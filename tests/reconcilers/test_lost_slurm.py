@@ -66,7 +66,10 @@ async def forget(site: Site, allocation: Allocation, **status: datetime) -> Job:
     return job
 
 
-async def test_a_job_that_was_forgotten_while_slurm_was_away_is_missed_at_once(site: Site) -> None:
+async def test_a_job_that_was_forgotten_while_slurm_was_away_is_replaced(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.reconcilers.missing.ABSENT_SECONDS", 0.5)
     await site.apply(replicas=2)
     first, second = await site.running(2)
     assert first.status.job_id is not None
@@ -105,7 +108,7 @@ async def test_an_end_is_not_concluded_while_accounting_does_not_answer(site: Si
 async def test_an_end_that_accounting_never_tells_is_concluded_and_no_later_than_its_walltime(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.reconcilers.allocation.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("rollyard.reconcilers.missing.DISPUTE_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
     site.line.accounts, end = None, datetime(2026, 1, 1, tzinfo=UTC)
@@ -117,7 +120,7 @@ async def test_an_end_that_accounting_never_tells_is_concluded_and_no_later_than
 
     await site.until(concluded)
     (event,) = await site.events("AccountingSilent")
-    assert "has not answered" in event.message
+    assert "accounting does not answer" in event.message
     assert "Connection refused" in event.message
     await site.running(1, newest=1)
 

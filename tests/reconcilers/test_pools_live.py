@@ -191,10 +191,11 @@ async def test_what_crashes_is_tried_again_more_slowly_and_says_why(site: Site) 
     ready = await site.condition("Ready")
     assert ready is not None
     assert ready.status == "False"
-    assert "FAILED, exit code 7: no such model" in ready.message
+    said = "exit code 7; its last output, at the end: error: no such model"
+    assert f"FAILED: {said}" in ready.message
     ended = await site.events("JobEnded")
     assert {e.type for e in ended} == {"Warning"}
-    assert any("exit code 7: no such model" in e.message for e in ended)
+    assert any(said in e.message for e in ended)
     assert (await site.pool()).status.failures >= CRASH_LOOP
     assert not await site.live()
 
@@ -291,7 +292,7 @@ async def test_a_change_that_fails_is_told_at_its_generation_while_the_old_ones_
     assert (replicas.ready, replicas.updated) == (1, 0)
     fact = await site.condition("Updated")
     assert fact is not None
-    assert "exit code 3: share /w is not mounted" in fact.message
+    assert "exit code 3; its last output, at the end: error: share /w is not mounted" in fact.message
     await site.until(lambda: is_("Updated", "False", "CrashLoop"))
     await site.change(allocation={"setup": "exec sleep 601"})
     # the back-off is 4 s by now; what is corrected is made at once, and starts from no failures
@@ -322,12 +323,15 @@ async def test_a_missing_inference_pool_is_told(site: Site) -> None:
     await site.until(told)
 
 
-async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(site: Site) -> None:
+async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that was lost comes back with the job still on it: the allocation has been replaced by then."""
+    monkeypatch.setattr("rollyard.reconcilers.missing.ABSENT_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
     seen = await site.line.driver.snapshot()
-    site.line.stale = replace(seen, taken_at=seen.taken_at + 3600, jobs={})
+    site.line.stale = replace(seen, jobs={})
 
     async def concluded() -> bool:
         return any(a.status.job_state == "GONE" for a in await site.allocations())

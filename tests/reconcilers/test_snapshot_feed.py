@@ -98,3 +98,16 @@ async def test_a_look_up_that_hangs_is_no_answer(told: Told, monkeypatch: pytest
     told.line.answers.set()
     monkeypatch.setattr("rollyard.reconcilers.snapshots.TIMEOUT_SECONDS", 30.0)
     await told.until_known(True)
+
+
+async def test_a_look_up_that_is_overdue_is_told_before_it_is_given_up(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await told.until_known(True)
+    monkeypatch.setattr("rollyard.reconcilers.snapshots.OVERDUE_SECONDS", 0.1)
+    told.line.answers.clear()
+    await told.until_known(False)
+    assert "has not been answered yet" in told.feed.unreachable_why
+    told.line.answers.set()
+    await told.until_known(True)  # by that same look-up
+    assert told.feed.unreachable_since is None

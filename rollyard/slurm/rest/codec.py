@@ -149,6 +149,7 @@ class Codec(ABC):
             submit_time=self._seconds(times["submission"]),
             start_time=self._seconds(times["start"]),
             end_time=self._seconds(times["end"]),
+            cancelled_by=str(record.get("kill_request_user") or "") if state is JobState.CANCELLED else "",
         )
 
     def site(self, nodes: Body, partitions: Body) -> Site:

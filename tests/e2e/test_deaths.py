@@ -1,0 +1,85 @@
+"""Who or what ended a job, on a real Slurm with accounts: told as it was done, and nothing of a log taken for the cause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from cluster import NewCluster
+from slurm_field import Field, field_on
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey, get_condition
+
+
+async def told(field: Field, old: Allocation, *states: str) -> str:
+    """How it ended, in short; the long sentence and the event say the same."""
+    status = (await field.ended(old, *states)).status
+    condition = get_condition(status.conditions, "Ready")
+    assert condition is not None
+    certain = status.reason.partition(";")[0].rstrip("…")
+    assert certain in condition.message
+    assert len(status.reason) <= 120
+
+    async def said() -> bool:
+        return condition.message in await field.said("JobEnded")
+
+    await field.yard.until(said)
+    assert status.end_time is not None
+    return status.reason
+
+
+async def test_each_death_is_told_as_it_was_done(
+    new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
+    async with field_on(new_cluster(accounting=True, conf=conf), tmp_path_factory) as field:
+        await field.begin()
+
+        old = await field.running()
+        (pid,) = field.yard.processes("node-agent", old.metadata.name)
+        os.kill(pid, signal.SIGKILL)
+        assert (await told(field, old, "FAILED")).startswith("killed by signal 9 (KILL), by nobody that is known")
+
+        server = await field.running("InferencePool")
+        (pid,) = field.yard.processes("inference-server", server.metadata.name)
+        os.kill(pid, signal.SIGKILL)
+        assert (await told(field, server, "FAILED")).startswith("killed by signal 9 (KILL), by nobody that is known")
+
+        await field.yard.ready(field.client)
+        old = await field.running()
+        await field.slurm("scancel", str(old.status.job_id))
+        assert await told(field, old, "CANCELLED") == "cancelled by uid 0 (root), not by us"
+
+        await field.yard.ready(field.client)
+        old = await field.running()
+        await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
+        await field.slurm("scontrol", "requeue", str(old.status.job_id))
+        said = await told(field, old, "CANCELLED", "FAILED", "COMPLETED")
+        assert said == "requeued, not by us (restart 1); that run was ended, for its work had gone to others"
+        assert f"job {old.status.job_id} was requeued, not by us" in " ".join(await field.said("Requeued"))
+
+        await field.yard.ready(field.client)
+        server = await field.running("InferencePool")
+        await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{server.status.node}")
+        assert await told(field, server, "NODE_FAIL") == f"NODE_FAIL on node {server.status.node}"
+        await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{server.status.node}")
+
+        await field.yard.ready(field.client)
+        old = await field.running()
+        (pid,) = field.yard.processes("node-agent", old.metadata.name)
+        os.kill(pid, signal.SIGTERM)
+        said = await told(field, old, "COMPLETED")
+        assert said.startswith("it ended by itself with exit code 0, told to by nobody that is known; its last output")
+        assert "SIGTERM" in said
+
+        await field.yard.ready(field.client)
+        await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 1)
+
+        async def given_back() -> bool:
+            return any("ended by us: given back" in said for said in await field.said("JobEnded"))
+
+        await field.yard.until(given_back)
+        await field.all_is_well(jobs=3)

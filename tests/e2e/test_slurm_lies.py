@@ -1,0 +1,131 @@
+"""Slurm's commands answer wrongly and say that all is well. No job is lost by it, none is made, and the pool says it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from cluster import NewCluster
+from slurm_field import Field, field_on
+
+from rollyard.kinds.base import ObjectKey, get_condition
+
+LIES = 8
+LONG_LIES = 40
+"""Longer than what nobody contradicts has to last to be believed."""
+
+
+@pytest.fixture
+async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_on(new_cluster(conf=("KillWait=2",)), tmp_path_factory) as found:
+        yield found
+
+
+async def lie(field: Field, what: str, times: int, words: str) -> None:
+    """For so many look-ups; waits for the pool's condition to say these words meanwhile."""
+    field.shims.order("squeue", what, times)
+
+    async def told() -> bool:
+        return words in await field.condition("SlurmReachable", "False")
+
+    await field.yard.until(told)
+
+
+async def nothing_has_changed(field: Field, before: set[str]) -> None:
+    async def happened() -> bool:
+        return field.shims.done("squeue")
+
+    await field.yard.until(happened, 120)
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well()
+    assert {j.id for j in await field.yard.jobs(live=False)} == before, "no job was ended, and none was made"
+    assert field.attempts == {1}
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("header", "4 of 4 jobs missing from squeue; heartbeats say they run"),
+        ("half", "jobs missing from squeue; heartbeats say they run"),
+        ("replay", "4 of 4 jobs missing from squeue; heartbeats say they run"),
+        ("rewound", "squeue's answer is older than an earlier one: job"),
+    ],
+)
+async def test_a_table_that_heartbeats_contradict_burns_no_job(
+    field: Field, what: str, words: str, long_run: bool
+) -> None:
+    if what == "replay":
+        field.shims.order("squeue", "record")
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs(live=False)}
+    await lie(field, what, LONG_LIES if long_run else LIES, words)
+    await nothing_has_changed(field, before)
+
+
+async def test_one_job_that_a_table_lacks_is_kept_and_said(field: Field) -> None:
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs(live=False)}
+    old = await field.running()
+    field.shims.order("squeue", "but-one", LIES, word=f"^{old.status.job_id}~")
+
+    async def told() -> bool:
+        conditions = (await field.client.get(old.key)).status.conditions  # type: ignore[attr-defined]
+        found = get_condition(conditions, "InQueue")
+        return found is not None and found.status == "False" and "heartbeats say it runs" in found.message
+
+    await field.yard.until(told)
+    await nothing_has_changed(field, before)
+    assert f"job {old.status.job_id} is missing from squeue" in " ".join(await field.said("MissingFromQueue"))
+
+
+async def test_accounting_speaks_for_a_job_too_and_is_not_needed(
+    new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async with field_on(new_cluster(accounting=True, conf=("KillWait=2",)), tmp_path_factory) as field:
+        await field.begin()
+        before = {j.id for j in await field.yard.jobs(live=False)}
+        await lie(field, "header", LIES, "; heartbeats and accounting say they run")
+        await field.condition("SlurmReachable", "True")
+        field.shims.order("sacct", "garbage", 10)
+        await lie(field, "header", LIES, "; heartbeats say they run")
+        await nothing_has_changed(field, before)
+
+
+async def test_a_queue_that_hangs_is_told_long_before_it_is_given_up(field: Field) -> None:
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs(live=False)}
+    calls = field.shims.folder / "squeue.calls"
+    field.shims.order("squeue", "hang")
+
+    async def hangs() -> bool:
+        return "hang" in calls.read_text()
+
+    await field.yard.until(hangs)
+    began = time.monotonic()
+    assert "has not been answered yet" in await field.condition("SlurmReachable", "False")
+    assert time.monotonic() - began < 25, "the command is given up after 30 s"
+    await nothing_has_changed(field, before)
+
+
+async def test_ids_that_sbatch_printed_before_it_failed_are_kept(field: Field) -> None:
+    field.shims.order("sbatch", "complaint", 2)
+    await field.begin()
+    await field.all_is_well()
+    rows = await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")
+    assert len(rows.splitlines()) == 5, "two arrays of two and the stranger's"
+    assert "sbatch ended with exit code 1: the site's plug-in failed" in " ".join(await field.said("SubmitComplained"))
+
+
+async def test_an_sbatch_that_hangs_is_told_while_it_does(field: Field) -> None:
+    await field.begin()
+    field.shims.order("sbatch", "late")
+    await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 3)
+
+    async def told() -> bool:
+        found = [get_condition(a.status.conditions, "Submitted") for a in await field.allocations()]
+        return any(c is not None and "sbatch has not answered since 20" in c.message for c in found)
+
+    await field.yard.until(told)
+    await field.all_is_well(jobs=5)
+    assert field.attempts == {1}

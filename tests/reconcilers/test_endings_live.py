@@ -1,0 +1,76 @@
+"""How jobs of this machine ended, as their allocations tell it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from reconciler_site import Site
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import get_condition
+
+
+async def ended(site: Site, allocation: Allocation) -> str:
+    """Waits for its end; the short sentence, which the long one begins with."""
+    found: list[Allocation] = []
+
+    async def over() -> bool:
+        found[:] = [a for a in await site.allocations() if a.metadata.uid == allocation.metadata.uid]
+        return found[0].status.ended
+
+    await site.until(over)
+    condition = get_condition(found[0].status.conditions, "Ready")
+    assert condition is not None
+    assert found[0].status.reason.partition(";")[0] in condition.message
+    return found[0].status.reason
+
+
+def leader(site: Site, allocation: Allocation) -> int:
+    job = site.folder / "slurm" / "jobs" / str(allocation.status.job_id)
+    return int(json.loads((job / "run.json").read_text())["pid"])
+
+
+async def test_a_job_that_somebody_kills_is_told_by_its_signal_and_not_by_its_log(site: Site) -> None:
+    await site.apply(replicas=1)
+    (first,) = await site.running(1)
+    log = site.workspace.log_file("default", first.metadata.name)
+    with log.open("a") as file:
+        file.write("a line about something else\n")
+    os.utime(log, (site.now() - 1_860, site.now() - 1_860))
+    os.kill(leader(site, first), signal.SIGKILL)
+    assert await ended(site, first) == "killed by signal 9 (KILL), by nobody that is known"
+    (event,) = await site.events("JobEnded")
+    assert (event.type, "something else" in event.message) == ("Warning", False)
+
+
+async def test_a_job_that_was_cancelled_behind_our_back_is_told_so(site: Site) -> None:
+    await site.apply(replicas=1)
+    (first,) = await site.running(1)
+    await site.end(str(first.status.job_id))
+    assert await ended(site, first) == "cancelled, not by us; by whom is not known"
+
+
+async def test_a_job_that_we_end_is_told_with_our_reason(site: Site) -> None:
+    for change, why in ((dict(replicas=0), "its pool needs fewer"), (dict(suspend=True), "its pool is suspended")):
+        name = f"swe-{why.split()[-1]}"
+        await site.apply(replicas=1, name=name)
+        (allocation,) = await site.running(1)
+        agent = await site.connect(allocation)
+        await site.lease(agent)
+        await site.change(name, **change)
+
+        async def draining(why: str = why) -> bool:
+            conditions = [get_condition(a.status.conditions, "Draining") for a in await site.allocations()]
+            return any(c is not None and why in c.message for c in conditions)
+
+        await site.until(draining)
+        await site.finish(agent)
+        site.agents.disconnect(agent)
+
+        async def told(name: str = name, why: str = why) -> bool:
+            said = [e for e in await site.events("JobEnded") if e.involved_object.name.startswith(name)]
+            return [why in e.message and e.type == "Normal" for e in said] == [True]
+
+        await site.until(told)
