@@ -32,8 +32,9 @@ RollyardError
 │       └── AnswerRefused    by us: an endpoint's answer that cannot be trained on
 ├── NoEndpoint               none was ready for too long: the rollout is handed back, at no cost to it
 ├── Standstill               a pool does not come to what is waited for unless somebody changes something
-├── ContextExceeded          the conversation does not fit the model: Truncated, not an error of anyone
+├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed where nothing was sampled yet
 └── TaskError                the task or its evaluator is wrong: Failed
+    ├── NothingSampled       RUN ended without one sampled token: there is nothing to score
     └── HandlerFailed        the task handler's code raised an exception of its own, or returned what it may not
 """
 
@@ -213,6 +214,10 @@ class ContextExceeded(RollyardError):
 
 
 class TaskError(RollyardError):
+    pass
+
+
+class NothingSampled(TaskError):
     pass
 
 

@@ -38,13 +38,19 @@ class AgentRun:
 async def run_agent(
     run: AgentRun, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
 ) -> None:
-    """Fill `run` turn by turn. Raises SandboxLost and EndpointError; every other limit ends it Truncated."""
+    """Fill `run` turn by turn. Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for
+    the first token; every other limit ends it Truncated."""
     for number in range(agent.max_turns):
         started = time.monotonic()
         prompt = run.conversation.prompt_ids()
         try:
             sample = await policy.sample(prompt, _seeded(sampling, sample_index, number))
-        except ContextExceeded:
+        except ContextExceeded as error:
+            if not run.turns:
+                raise ContextExceeded(
+                    f"the prompt has {len(prompt)} tokens and leaves no room for an answer: {error}",
+                    context=error.context,
+                ) from error
             return
         text = run.conversation.add_sampled(
             sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason

@@ -153,8 +153,14 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                own_fault = message.reason in (NODE_AGENT_ERROR, UNREADABLE_LEASE)  # else it would go round for ever
-                await services.rollouts.lose(message.lease, message.reason, handed_back=not own_fault)
+                if message.reason == NODE_AGENT_ERROR:  # it is known which rollout that was
+                    limit = await _max_attempts(services, message.lease)
+                    await services.rollouts.fail(
+                        message.lease, agent.identity.uid, message.reason, message.message, limit
+                    )
+                else:
+                    unread = message.reason == UNREADABLE_LEASE  # it would go round for ever
+                    await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # its expiry will do the same, later
                 log.warning("hand-back of %s was not stored: %s", message.lease.id, error)
         case _:

@@ -75,6 +75,8 @@ class Session:
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
         self.refused: EndpointRefused | None = None
         """What the endpoint last said of a request that it did not like."""
+        self.exceeded: ContextExceeded | None = None
+        """What last did not fit the context."""
         self.truncated = False
         """A limit was reached: of calls, or of the context."""
         self.tokens = 0
@@ -171,8 +173,9 @@ class Session:
 
     def too_large(self) -> Refusal:
         """For a request above `terms.max_body`."""
-        self.truncated = True
-        return too_long(f"a request may have at most {self.terms.max_body} bytes, as more do not fit the context")
+        message = f"a request may have at most {self.terms.max_body} bytes, as more do not fit the context"
+        self.exceeded, self.truncated = ContextExceeded(message), True
+        return too_long(message)
 
     async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
         """One turn of a conversation. Raises Refusal."""
@@ -263,7 +266,7 @@ class Session:
                     await tell(piece)
                 return await task, time.monotonic() - started
         except ContextExceeded as error:
-            self.truncated = True
+            self.exceeded, self.truncated = error, True
             told = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
             raise told from error
         except Refusal:

@@ -6,6 +6,7 @@ terminal record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -271,6 +272,11 @@ class Segment(Wire):
             if bool(sampled) != (logprob is not None) or bool(sampled) != (version is not None):
                 raise ValueError("logprobs and weights_version must be null exactly where loss_mask is 0")
         return self
+
+
+def sampled_tokens(segments: Sequence[Segment]) -> int:
+    """What there is to learn from."""
+    return sum(sum(segment.loss_mask) for segment in segments)
 
 
 class Turn(Wire):

@@ -173,6 +173,8 @@ class HandBack(Message):
     type: Literal["hand_back"] = "hand_back"
     lease: LeaseRef
     reason: str
+    message: str = ""
+    """What went wrong, where `reason` is NODE_AGENT_ERROR."""
 
 
 # server -> node agent
@@ -286,7 +288,9 @@ class ResultHeader(Message):
     endpoint: str | None = None
     turns: int = 0
     tokens: int = 0
-    """Sampled tokens."""
+    """Sampled tokens, of all turns."""
+    sampled: int | None = None
+    """Sampled tokens in its segments; null from a node agent that does not say it."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
     weights_versions: list[str] = []

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str, int]
 """(namespace, rollout id, fence)."""
 HAND_BACK_SECONDS = 5.0
+MAX_ERROR_CHARS = 2000
 
 
 class NodeAgent:
@@ -172,10 +173,15 @@ class NodeAgent:
             log.warning("%s", error)
         except NoEndpoint as error:
             await self._line.say(HandBack(lease=work.ref, reason=str(error)))
-        except Exception:
+        except Exception as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it was stopped, and what came of that is nobody's fault
+                log.info("rollout %s was stopped: %r", key[1], error)
+                return
             # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
             log.exception("rollout %s broke its node agent's code", key[1])
-            await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR))
+            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
         finally:
             self._works.pop(key, None)
             self._policies.pop(key, None)

@@ -61,8 +61,8 @@ class Harness:
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
         """Completed when the command ends by itself with exit code 0 within all limits, Truncated otherwise; the exit code.
 
-        Raises SandboxLost, TaskError when the command ended before its first model call, and whatever kept the session
-        from going on.
+        Raises SandboxLost, TaskError when the command ended before its first model call, ContextExceeded when no call had
+        a prompt that fits, and whatever kept the session from going on.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)
@@ -70,9 +70,13 @@ class Harness:
         session = self._session
         words = done.output.strip()[-LAST_WORDS:]
         log.info("session %s: its command ended with %s", session.id, done.exit_code)
-        if not session.calls and not session.truncated:
-            raise session.refused or TaskError(
-                f"the agent's command ended with exit code {done.exit_code} before its first model call: {words}"
+        if not session.calls:
+            raise (
+                session.exceeded
+                or session.refused
+                or TaskError(
+                    f"the agent's command ended with exit code {done.exit_code} before its first model call: {words}"
+                )
             )
         whole = done.exit_code == 0 and not session.truncated
         return Status.COMPLETED if whole else Status.TRUNCATED, done.exit_code

@@ -51,6 +51,10 @@ class LeasedPolicy:
         self._moving = asyncio.Lock()
         self.limit: asyncio.Timeout | None = None
         """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
+        self.asked = 0
+        """Turns that were asked for."""
+        self.heard = 0
+        """Tokens that have arrived, also those of turns that were cut off."""
         self._repin = False
         self._in_flight = InFlight()
         self._sampling = 0
@@ -69,6 +73,7 @@ class LeasedPolicy:
 
         Raises ContextExceeded, EndpointLost, EndpointRefused, NoEndpoint, Fenced.
         """
+        self.asked += 1
         limit = sampling.max_tokens
         if self._context is not None:
             limit = min(limit, self._context - len(prompt_ids))
@@ -76,10 +81,16 @@ class LeasedPolicy:
             raise ContextExceeded(
                 f"the conversation has {len(prompt_ids)} tokens of {self._context}", context=self._context
             )
+
+        def hear(ids: Sequence[int]) -> None:
+            self.heard += len(ids)
+            if on_progress is not None:
+                on_progress(ids)
+
         self._sampling += 1
         try:
             return await self._tokens.complete_with_failover(
-                self._checkout, prompt_ids, sampling, limit, self._stop_ids, on_progress, MAX_MOVES, self._in_flight
+                self._checkout, prompt_ids, sampling, limit, self._stop_ids, hear, MAX_MOVES, self._in_flight
             )
         finally:
             self._sampling -= 1

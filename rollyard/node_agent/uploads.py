@@ -10,7 +10,7 @@ import zstandard
 
 from rollyard.client.link import Backoff, Link, raise_for_status
 from rollyard.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, failure_text
-from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status
+from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status, sampled_tokens
 from rollyard.kinds.wire import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:
         endpoint=outcome.endpoint,
         turns=len(outcome.turns),
         tokens=sum(t.response_length for t in outcome.turns),
+        sampled=sampled_tokens(outcome.segments),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
         weights_versions=sorted({v for s in outcome.segments for v in s.weights_version if v is not None}),

@@ -14,15 +14,24 @@ from rollyard.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.agents.tasks.installed import Handlers
 from rollyard.agents.tools import Tools
 from rollyard.agents.toolset import SCHEMAS
-from rollyard.errors import EndpointError, Invalid, NodeFault, RollyardError, SandboxError, TaskError, TooLarge
+from rollyard.errors import (
+    ContextExceeded,
+    EndpointError,
+    Invalid,
+    NodeFault,
+    RollyardError,
+    SandboxError,
+    TaskError,
+    TooLarge,
+)
 from rollyard.gateway.session import Session
 from rollyard.gateway.terms import Terms
 from rollyard.kinds.quantity import size_bytes
-from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn
+from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn, sampled_tokens
 from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 from rollyard.kinds.wire import Lease, LeaseRef
 from rollyard.node_agent.harness import Harness
-from rollyard.node_agent.outcome import StageTimeout, failed
+from rollyard.node_agent.outcome import StageTimeout, failed, unsampled
 from rollyard.node_agent.policy import ROLE, LeasedPolicy
 from rollyard.node_agent.stages import StagePools
 from rollyard.node_agent.uploads import Uploads
@@ -32,6 +41,9 @@ from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.template import ChatTemplate
 from rollyard.tokens.tool_calls import parser_for
 
+TERM_SECONDS = 0.2
+"""A job that is ended gets TERM in all its processes, and a sandbox may be gone before our own signal is read. Then this
+rollout is handed back, and the loss of its sandbox is no attempt's fault."""
 AGENTS_SHARE = 0.8
 """Of EVAL's budget, what the agent's work may use up: a solution that hangs must not look like a fault of ours."""
 
@@ -61,6 +73,8 @@ class _Ran:
     turns: list[Turn]
     breaks: dict[str, int]
     metrics: dict[str, float] = field(default_factory=dict)
+    overdue: bool = False
+    """RUN's budget ended it."""
 
 
 class Work:
@@ -82,7 +96,13 @@ class Work:
 
     async def pursue(self) -> None:
         """Raises Fenced when the lease turns out to be void."""
-        await self._shop.uploads.result(self.ref, await self._outcome())
+        outcome = await self._outcome()
+        if outcome.status is Status.INFRA_FAILED:
+            await asyncio.sleep(TERM_SECONDS)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # a task group may swallow it, where one of its own fails meanwhile
+            raise asyncio.CancelledError
+        await self._shop.uploads.result(self.ref, outcome)
 
     async def _outcome(self) -> Outcome:
         try:
@@ -96,7 +116,7 @@ class Work:
             return await self._evaluated(handler, run)
         except (Invalid, TooLarge) as error:
             return self._failed(TaskError(str(error)))
-        except (SandboxError, TaskError, NodeFault, EndpointError) as error:
+        except (SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded) as error:
             return self._failed(error)
 
     def _handler(self) -> TaskHandler:
@@ -151,6 +171,8 @@ class Work:
         else:
             ran = await self._loop(handler, sandbox, template, policy)
         self._endpoint = policy.endpoint.id
+        if not sampled_tokens(ran.segments):
+            raise unsampled(ran.overdue, policy.asked, policy.heard, self._budget(Stage.RUN))
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             return ran, await handler.collect(self._lease.task, sandbox)
@@ -161,12 +183,14 @@ class Work:
         parser = parser_for(template, lease.agent.tool_parser, schemas)
         tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
         run = AgentRun(Conversation(template, handler.prompt(task), schemas), parser)
+        overdue = False
         try:
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
         except TimeoutError:
-            run.status = Status.TRUNCATED
-        return _Ran(run.status, run.conversation.segments(), run.turns, _counted(run.conversation))
+            run.status, overdue = Status.TRUNCATED, True
+        conversation = run.conversation
+        return _Ran(run.status, conversation.segments(), run.turns, _counted(conversation), overdue=overdue)
 
     async def _command(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeasedPolicy
@@ -184,13 +208,16 @@ class Work:
             context=lease.budgets.context_tokens,
         )
         session = Session(secrets.token_hex(16), template, policy, terms)
-        status, metrics = Status.TRUNCATED, {}
+        status, metrics, overdue = Status.TRUNCATED, {}, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
+                overdue = False
         # what a call that was given up has left in a thread ends first
-        return await session.look(lambda: _Ran(status, session.segments(), session.turns(), session.breaks(), metrics))
+        return await session.look(
+            lambda: _Ran(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
+        )
 
     # EVAL
 

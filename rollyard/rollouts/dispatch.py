@@ -20,7 +20,7 @@ from rollyard.kinds.wire import Endpoint, Grant, Lease
 from rollyard.rollouts.agents import Agents, NodeAgent, PoolKey
 from rollyard.rollouts.freshness import POLICY, Served, allowed
 from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.step import Granted, step
+from rollyard.rollouts.step import Granted, step, suspect
 from rollyard.store.base import GroupVersions, RolloutRecord, Store, Transaction
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,18 @@ class _Room:
     agent: NodeAgent
     free: dict[Stage, int]
     """By the stage that a lease begins with."""
+    held: int
+    """Leases that it has, those of this round included."""
+    kept: bool = False
+    """It gets nothing more now, so that it is empty soon: a rollout waits for a node agent for itself."""
 
     def takes(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+        """Whether it has room, and nothing else in hand where the rollout has to be alone."""
+        return not (suspect(record) and self.held) and self.fits(record, stages, now)
+
+    def fits(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
         """Whether it has room, knows this kind of task, and what is left of its walltime covers the stages to come."""
-        if self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
+        if self.kept or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
             return False
         if self.agent.ends is None:
             return True
@@ -152,7 +160,11 @@ class Dispatcher:
         pool = await self._pool(key)
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
-        rooms = [_Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}) for a in agents]
+        rooms = [
+            _Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}, self._leases.held(a.holder))
+            for a in agents
+            if not self._leases.alone(a.holder)
+        ]
         served = served_in(self._placement, pool)
         heaps = {name: self._placement.heap((key[0], name)) for name in pool.spec.inference.values()}
         granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
@@ -191,6 +203,7 @@ class Dispatcher:
                     break  # a role has no endpoint that is ready and not full; its pool's conditions say why
                 if endpoints is None:
                     room.free[Stage.INIT] += 1
+                    room.held -= 1
                     continue  # those with the weights that it may have are full; what is behind it may have others
                 if record.group is not None:
                     mates[record.group] = endpoints
@@ -260,7 +273,13 @@ def _matches(
             room = max(able, key=lambda r: r.free[stage], default=None)
             if room is not None:
                 room.free[stage] -= 1
+                room.held += 1
+                room.kept |= suspect(record)
                 yield record, room
+            elif suspect(record) and not any(r.kept for r in rooms):
+                fitting = (r for r in takers if r.fits(record, stages, now))
+                if (least := min(fitting, key=lambda r: r.held, default=None)) is not None:
+                    least.kept = True
         if not page or len(page) < limit:
             return
         last = page[-1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rollyard.clock import Clock
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import LeaseRef
+from rollyard.rollouts.step import suspect
 from rollyard.store.base import RolloutRecord
 
 Key = tuple[str, str]
@@ -29,6 +30,8 @@ class LiveLease:
     """As the holder last said; the durable stage moves only when RUN is stored."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
+    alone: bool = False
+    """Its holder gets nothing else."""
     told_at: float = float("-inf")
     """When its holder was last told to ask for another endpoint."""
 
@@ -47,6 +50,9 @@ class Leases:
         self._live: dict[Key, LiveLease] = {}
         self._on: dict[str, dict[Key, None]] = {}
         """Endpoint id -> its leases, in the order in which they came there: the same set, seen from the other side."""
+        self._held: Counter[str] = Counter()
+        self._alone: Counter[str] = Counter()
+        """Holder -> its leases, and those of them that are to be alone there."""
         self.counted: Callable[[str], None] = lambda endpoint: None
         """Called with an endpoint when the number of sessions on it has changed."""
 
@@ -56,14 +62,29 @@ class Leases:
         pool, key = (record.namespace, record.pool), (record.namespace, record.id)
         if key in self._live:
             self.discard(*key)
-        lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints)
+        alone = suspect(record)
+        lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints, alone)
         self._live[key] = lease
+        self._held[lease.holder] += 1
+        self._alone[lease.holder] += alone
         self._placed(key, frozenset(), lease)
 
     def discard(self, namespace: str, id: str) -> None:
         lease = self._live.pop((namespace, id), None)
         if lease is not None:
             self._leave((namespace, id), lease.on)
+            self._held[lease.holder] -= 1
+            self._alone[lease.holder] -= lease.alone
+            if not self._held[lease.holder]:
+                del self._held[lease.holder], self._alone[lease.holder]
+
+    def held(self, holder: str) -> int:
+        """Leases of one node agent."""
+        return self._held[holder]
+
+    def alone(self, holder: str) -> bool:
+        """Whether it has one that is to be alone there."""
+        return self._alone[holder] > 0
 
     def moved(self, record: RolloutRecord) -> None:
         """The durable stage or an endpoint moved under the same lease."""

@@ -34,6 +34,15 @@ def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
     return header, frame
 
 
+def count_sampled(frame: bytes) -> int:
+    """Sampled tokens of a stored outcome. Raises Invalid."""
+    try:
+        outcome = json.loads(decompress(frame))
+        return sum(sum(segment["loss_mask"]) for segment in outcome["segments"])
+    except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+        raise Invalid(f"this is no result: {error}") from None
+
+
 def decompress(frame: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(frame, max_output_size=MAX_RESULT_BYTES)
 

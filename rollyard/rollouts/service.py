@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from rollyard.clock import Clock
 from rollyard.errors import Fenced, NotFound, Unavailable
-from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.wire import Cancel, LeaseRef, ResultHeader
 from rollyard.rollouts.agents import Agents
 from rollyard.rollouts.freshness import Verdict
 from rollyard.rollouts.leases import Key, Leases
 from rollyard.rollouts.pace import Pace
+from rollyard.rollouts.results import count_sampled
 from rollyard.rollouts.step import (
     Cancelled,
     Effect,
@@ -181,17 +182,27 @@ class Rollouts:
         """The holder's verdict, with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
         ref, now = header.lease, self._clock.time()
         summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
-        status = Status(header.status)
+        status, sampled = Status(header.status), header.sampled
+        if sampled is None:  # an older node agent does not say it
+            sampled = await asyncio.to_thread(count_sampled, blob) if status.scored else 0
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
             record = _held(tx, ref, holder_uid)
             if record.leased and record.fence == ref.fence:
                 result = tx.add_blob(blob)
-                event = Finished(now, ref.fence, status, header.reward, header.error, result, max_attempts, summary)
-                return [(record, event)]
-            return [(record, Finished(now, ref.fence, status, None, None, None, max_attempts))]
+                verdict = Finished(
+                    now, ref.fence, status, header.reward, header.error, result, max_attempts, sampled, summary
+                )
+                return [(record, verdict)]
+            return [(record, Finished(now, ref.fence, status, None, None, None, max_attempts, sampled))]
 
         await self._change(change)
+
+    async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
+        """The rollout broke its node agent's code: a fault, which is counted. Raises Fenced."""
+        error = RolloutError(stage=ref.stage, reason=reason, message=message or "it broke its node agent's code")
+        fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
+        await self._change(lambda tx: [(_held(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
         """The lease came back undone; a void lease is nobody's loss."""

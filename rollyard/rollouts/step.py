@@ -6,7 +6,8 @@ this function: whatever process dies, what follows is one of the events below.
               Granted                 RunStored               Finished
     queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
       ^  ^                  |                          |
-      |  +--- Lost ---------+                          |      Lost: the lease came back undone; costs no retry
+      |  +--- Lost ---------+                          |      Lost: the lease came back undone; costs no retry, but
+      |                     |                          |      after some in a row it runs alone, and then ends
       |       Finished(InfraFailed), retries left      |      a fault of ours: counted, with back-off, until spent
       |       Outdated, not at EVAL                    |      its weights became too old: begun anew, costs no retry
       +------------------------------------------------+      at EVAL the stored run is scored again, not run again
@@ -16,6 +17,7 @@ this function: whatever process dies, what follows is one of the events below.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,8 +27,11 @@ from rollyard.errors import Fenced
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.store.base import BlobRef, RolloutRecord
 
-MAX_LOSSES = 20
-"""Leases that may come back undone before a rollout counts as one that ends its node agents."""
+SUSPECT_LOSSES = 3
+"""Leases lost in a row after which a rollout may be what ends its node agents. From then on it gets one for itself: its
+neighbours are not lost with it again, and what is lost there is lost by its doing, or by nobody's."""
+MAX_LOSSES = 6
+"""Leases lost in a row after which it counts as the cause."""
 MAX_OUTDATED = 10
 """Attempts given up for their weights before a rollout counts as one that is too slow for what it asks."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
@@ -76,6 +81,8 @@ class Finished:
     error: RolloutError | None
     result: BlobRef | None
     max_attempts: int
+    sampled: int
+    """Sampled tokens in its segments."""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -131,6 +138,11 @@ class StopHolder:
 
 
 Effect = Requeued | Ended | StopHolder
+
+
+def suspect(record: RolloutRecord) -> bool:
+    """Whether it is granted only to a node agent that has nothing else in hand, which then gets nothing else."""
+    return record.losses >= SUSPECT_LOSSES
 
 
 def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -192,7 +204,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
             f"it was sampled from {', '.join(sorted(event.versions))}, and its group from {record.weights_version}"
         )
         return _outdate(record, Outdated(event.at, event.fence, "WeightsMixed", message))
-    return replace(record, stage=Stage.EVAL, run=event.run), ()
+    return replace(record, stage=Stage.EVAL, run=event.run, losses=0), ()
 
 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -216,8 +228,12 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     _check_fence(record, event.fence)
     losses = record.losses + (0 if event.handed_back else 1)
-    if losses > MAX_LOSSES:
-        message = f"its lease was lost {losses} times, the last time: {event.reason}"
+    if losses >= MAX_LOSSES and not event.handed_back:
+        alone = losses - SUSPECT_LOSSES
+        message = (
+            f"its lease was lost {losses} times in a row, the last {alone} on a node agent that had nothing else in hand; "
+            f"the last time: {event.reason}"
+        )
         error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
         return _end(replace(record, losses=losses), Status.INFRA_FAILED, None, error, None, {}, event.at), (Ended(),)
     return _requeue(replace(record, losses=losses), event.at, event.at)
@@ -230,9 +246,23 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
         if record.faults < event.max_attempts:
             # Elsewhere, if it can be: the endpoint may have had its part in the fault.
             return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
-    reward = event.reward if event.status.scored else None
-    ended = _end(record, event.status, reward, event.error, event.result, event.summary, event.at)
-    return ended, (Ended(),)
+    status, error = event.status, event.error
+    if status.scored and (refused := _nothing_to_learn(record, event)) is not None:
+        status, error = Status.FAILED, refused
+    reward = event.reward if status.scored else None
+    return _end(record, status, reward, error, event.result, event.summary, event.at), (Ended(),)
+
+
+def _nothing_to_learn(record: RolloutRecord, event: Finished) -> RolloutError | None:
+    """Why a verdict cannot stand as a score: a reward for no sampled token, or none that is a number, spoils a batch."""
+    ended = f"it ended {event.status}"
+    if event.sampled == 0:
+        return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")
+    if event.reward is None or not math.isfinite(event.reward):
+        return RolloutError(
+            stage=record.stage, reason="NoReward", message=f"{ended}, and its reward is no finite number"
+        )
+    return None
 
 
 def backoff(id: str, faults: int) -> float:

@@ -20,6 +20,7 @@ from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.rollouts.agents import NodeAgent
 from rollyard.rollouts.dispatch import needed_seconds
 from rollyard.rollouts.freshness import POLICY, Served, allowed, waiting
+from rollyard.rollouts.step import suspect
 from rollyard.store.base import GroupVersions, RolloutRecord
 
 UNANSWERED_SECONDS = 3.0
@@ -317,6 +318,14 @@ def _group_version(record: RolloutRecord, view: QueueView) -> Fact | None:
     return Fact(f"its group is sampled from {group.fixed}, and no endpoint with it is ready")
 
 
+def _alone(record: RolloutRecord, view: QueueView) -> Fact | None:
+    if not suspect(record):
+        return None
+    return Fact(
+        f"{record.losses} node agents in a row were lost with it, so it waits for one that has nothing else in hand"
+    )
+
+
 def _in_queue(record: RolloutRecord, view: QueueView) -> Fact:
     before, agents = view.places.get(record.seq), len(view.agents)
     stage = record.stage.value
@@ -349,6 +358,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("WalltimeTooShort", _walltime),
     ("EndpointsFull", _endpoints_full),
     ("GroupVersion", _group_version),
+    ("NodeAgentForItself", _alone),
     ("InQueue", _in_queue),
 )
 """(word, row). The first row that says something is what a rollout waits for; the last one always does."""

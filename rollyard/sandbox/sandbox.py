@@ -52,9 +52,12 @@ class Sandbox:
 
     async def prepare(self, tools: Sequence[str]) -> None:
         """Start "bash" or "ipython" now rather than at their first call (10 ms and half a second)."""
-        async with asyncio.TaskGroup() as group:
-            for tool in tools:
-                group.create_task(self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS))
+        calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
+        for done in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(
+                done, BaseException
+            ):  # as it is: a task group would wrap SandboxLost, and nobody would know it
+                raise done
 
     async def bash(self, command: str, timeout: float) -> CommandResult:
         """Run a command in the sandbox's bash, which keeps its state; one at a time. `timeout` in seconds."""

@@ -59,7 +59,7 @@ class RolloutRecord:
     faults: int = 0
     """Infrastructure failures so far: these are the retries that are counted."""
     losses: int = 0
-    """Leases that came back undone: preemption, drain, expiry. Not retries; bounded all the same."""
+    """Leases in a row that were lost without a word from their holder. Not retries; bounded all the same."""
     fence: int = 0
     """Grows with every lease; a message with a lower one is void."""
     holder: str | None = None

@@ -11,6 +11,7 @@ import pytest
 from rollyard.agents.loop import AgentRun, run_agent
 from rollyard.agents.tools import Tools
 from rollyard.agents.toolset import SCHEMAS
+from rollyard.errors import ContextExceeded
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.runtimes import find_runtime
@@ -54,6 +55,37 @@ async def run(template: ChatTemplate, sandbox: Sandbox, name: str | None, *texts
     done, policy = AgentRun(Conversation(template, QUESTION, schemas), parser), Told(template, *texts)
     await run_agent(done, policy, Tools(OFFERED, sandbox, 30.0, parser.form), AgentSpec(), Sampling(), 0)
     return done, policy
+
+
+class Full(Told):
+    """A policy whose context holds so many tokens."""
+
+    def __init__(self, template: ChatTemplate, context: int, *texts: str) -> None:
+        super().__init__(template, *texts)
+        self._context = context
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+        if len(prompt_ids) >= self._context:
+            raise ContextExceeded(f"the conversation has {len(prompt_ids)} tokens of {self._context}")
+        return await super().sample(prompt_ids, sampling)
+
+
+async def test_a_prompt_larger_than_the_context_is_no_truncated_rollout_but_an_error_with_both_numbers(
+    model_dir: Path, sandbox: Sandbox
+) -> None:
+    template = ChatTemplate.load(model_dir)
+    schemas = [SCHEMAS[tool] for tool in OFFERED]
+    parser = parser_for(template, None, schemas)
+    prompt = len(Conversation(template, QUESTION, schemas).prompt_ids())
+    tools = Tools(OFFERED, sandbox, 30.0, parser.form)
+    done = AgentRun(Conversation(template, QUESTION, schemas), parser)
+    with pytest.raises(
+        ContextExceeded, match=f"the prompt has {prompt} tokens and leaves no room .* tokens of {prompt}"
+    ):
+        await run_agent(done, Full(template, prompt, "x"), tools, AgentSpec(), Sampling(), 0)
+    policy = Full(template, prompt + 1, bash("echo more"))
+    await run_agent(done, policy, tools, AgentSpec(), Sampling(), 0)
+    assert (done.status, len(done.turns)) == (Status.TRUNCATED, 1), "later it is the agent's outcome"
 
 
 def bash(command: str) -> str:

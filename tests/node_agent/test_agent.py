@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
 
+from rollyard.agents.tasks import installed
 from rollyard.client.link import Link
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
@@ -145,3 +147,15 @@ async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on
 async def wants(agent: Connected) -> None:
     while not agent.want_init:
         await asyncio.sleep(0.01)
+
+
+async def test_a_plug_in_that_does_not_import_takes_away_its_kind_and_not_the_node_agent(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [*entry_points(group="rollyard.tasks"), EntryPoint("quiz", "no_such_package:Quiz", "rollyard.tasks")]
+    monkeypatch.setattr(installed, "entry_points", lambda group: given)
+    async with yard.server() as server, at_work(await yard.allocate(server)):
+        agent = await connected(server)
+        assert {"code", "math"} <= agent.kinds
+        assert "quiz" not in agent.kinds
+        assert agent.failed_kinds["quiz"].startswith("ModuleNotFoundError: No module named 'no_such_package'")

@@ -131,9 +131,10 @@ async def test_a_command_that_never_gets_to_a_call_is_a_wrong_request(sandbox: S
             await Harness(sandbox, mine).run(command("nonesuch --now"), PROMPT)
 
 
-async def test_a_first_prompt_that_does_not_fit_truncates(sandbox: Sandbox, template: ChatTemplate) -> None:
-    full = Session("x", template, FailingPolicy(ContextExceeded("too long")), Terms("policy", Sampling()))
-    assert await Harness(sandbox, full).run(command(PYTHON), PROMPT) == (Status.TRUNCATED, 1)
+async def test_a_first_prompt_that_does_not_fit_fails(sandbox: Sandbox, template: ChatTemplate) -> None:
+    full = Session("x", template, FailingPolicy(ContextExceeded("9 tokens of 4")), Terms("policy", Sampling()))
+    with pytest.raises(ContextExceeded, match="9 tokens of 4"):
+        await Harness(sandbox, full).run(command(PYTHON), PROMPT)
 
 
 async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, template: ChatTemplate) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
+
+import pytest
 
 from rollyard.agents.tasks.base import TaskHandler
 from rollyard.agents.tasks.installed import Handlers
 from rollyard.agents.tasks.math import MathHandler
-from rollyard.errors import TooLarge
+from rollyard.errors import SandboxLost, TaskError, TooLarge
 from rollyard.kinds.rollout import Outcome, RunResult, Status
 from rollyard.kinds.wire import Lease, LeaseRef
-from rollyard.node_agent.work import Work, Workshop
+from rollyard.node_agent.outcome import unsampled, verdict
+from rollyard.node_agent.work import TERM_SECONDS, Work, Workshop
 
 LEASE = Lease.model_validate(
     {
@@ -42,10 +46,87 @@ class Ran(Work):
 
 
 async def test_a_run_above_the_limit_fails_and_is_not_repeated() -> None:
-    uploads, nothing = Full(), cast(Any, None)
-    shop = Workshop(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
-    await Ran(shop, LEASE, lambda: None).pursue()
+    uploads = Full()
+    await work(Ran, uploads).pursue()
     (told,) = uploads.told
     assert told.status is Status.FAILED
     assert told.error is not None
     assert (told.error.reason, "at most 268435456 bytes" in told.error.message) == ("TaskError", True)
+
+
+class Lost(Work):
+    """Its sandbox dies in INIT."""
+
+    async def _run(self, handler: TaskHandler) -> RunResult:
+        raise SandboxLost("sandbox s: its socket was closed")
+
+
+def work(kind: type[Work], uploads: Full) -> Work:
+    nothing = cast(Any, None)
+    shop = Workshop(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
+    return kind(shop, LEASE, lambda: None)
+
+
+async def test_a_sandbox_that_dies_with_its_job_is_no_attempts_fault() -> None:
+    """TERM goes to all processes of a job: the node agent reads it a moment after its sandboxes have died."""
+    uploads = Full()
+    running = asyncio.create_task(work(Lost, uploads).pursue())
+    done, _ = await asyncio.wait([running], timeout=TERM_SECONDS / 10)
+    assert not done
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert uploads.told == []
+
+
+async def test_a_lost_sandbox_is_told_as_what_it_is() -> None:
+    uploads = Full()
+    await work(Lost, uploads).pursue()
+    (told,) = uploads.told
+    assert told.error is not None
+    assert (told.status, told.error.reason) == (Status.INFRA_FAILED, "SandboxLost")
+
+
+class Swallowed(Work):
+    """A task group that is cancelled while one of its tasks fails raises the group, and the cancellation is gone."""
+
+    async def _run(self, handler: TaskHandler) -> RunResult:
+        async def fails() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise TaskError("it was in the middle of something")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+        except* TaskError:
+            pass
+        raise TaskError("and goes on")
+
+
+async def test_what_was_stopped_uploads_nothing_whatever_came_of_it() -> None:
+    uploads = Full()
+    running = asyncio.create_task(work(Swallowed, uploads).pursue())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert uploads.told == []
+
+
+@pytest.mark.parametrize(
+    ("overdue", "calls", "tokens", "status", "words"),
+    [
+        (False, 1, 0, Status.FAILED, "ended without a sampled token"),
+        (True, 0, 0, Status.FAILED, "made no model call within RUN's budget of 60 s"),
+        (True, 1, 0, Status.INFRA_FAILED, "no model server sent a token within RUN's budget of 60 s"),
+        (True, 1, 300, Status.FAILED, "over within the first turn, after 300 tokens"),
+    ],
+)
+def test_why_nothing_was_sampled_and_whose_doing_it_is(
+    overdue: bool, calls: int, tokens: int, status: Status, words: str
+) -> None:
+    error = unsampled(overdue, calls, tokens, 60.0)
+    assert (verdict(error), words in str(error)) == (status, True)

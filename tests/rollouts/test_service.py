@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import zstandard
 
 from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
 from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
 from rollyard.inference.state import SLOW_START_SECONDS
-from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
+from rollyard.kinds.rollout import Outcome, RolloutError, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import (
     Cancel,
@@ -39,6 +40,7 @@ from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.repin import AGAIN_SECONDS, Repinner
 from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.step import SUSPECT_LOSSES
 from rollyard.rollouts.submission import MAX_TASK_BYTES, expand
 from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
 from rollyard.store.sqlite import SqliteStore
@@ -149,7 +151,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
 
 def header(lease: Lease | LeaseRef, status: str = "Completed", reward: float | None = 1.0, **more: Any) -> ResultHeader:
     ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
-    return ResultHeader(lease=ref, status=status, reward=reward, **more)
+    return ResultHeader(lease=ref, status=status, reward=reward, **({"sampled": 5} | more))
 
 
 async def status_of(yard: Yard, id: str) -> tuple[Status, Stage]:
@@ -304,6 +306,79 @@ async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_atte
     assert (record.status, record.reward, record.faults) == (Status.INFRA_FAILED, None, 2)
     assert record.error is not None
     assert record.error.reason == "SandboxLost"
+
+
+async def test_what_breaks_its_node_agents_code_is_a_fault_of_its_own_and_ends(yard: Yard) -> None:
+    node = yard.node()
+    lease = await yard.leased(node, "a")
+    with pytest.raises(Fenced):
+        await yard.rollouts.fail(lease, "u2", "NodeAgentError", "not its own", 2)
+    for attempt in (1, 2):
+        await yard.rollouts.fail(lease, "u1", "NodeAgentError", "KeyError: 'x'", 2)
+        if attempt == 1:
+            yard.clock.turn(60)
+            yard.wants(node, init=1)
+            await until(lambda: len(node.leases) == 2)
+            lease = node.leases[1]
+    record = await yard.rollouts.get("default", "a")
+    assert (record.status, record.faults, record.losses) == (Status.INFRA_FAILED, 2, 0)
+    assert record.error is not None
+    assert (record.error.reason, record.error.message) == ("NodeAgentError", "KeyError: 'x'")
+
+
+async def lose_often(yard: Yard, node: Node, n: int) -> None:
+    """Until the `n` rollouts that this node agent gets each time are suspects."""
+    for _ in range(SUSPECT_LOSSES):
+        yard.wants(node, init=n)
+        await until(lambda: yard.leases.held(node.agent.holder) == n)
+        await yard.expire()
+
+
+async def test_what_may_end_its_node_agents_runs_alone_and_takes_no_neighbour_with_it(yard: Yard) -> None:
+    one = yard.node("u1")
+    await yard.rollouts.submit("default", [request("bad"), request("good")])
+    await lose_often(yard, one, 2)
+    await yard.rollouts.submit("default", [request("later")])
+    yard.wants(one, init=9)
+    await until(lambda: yard.leases.held(one.agent.holder) == 1)
+    two = yard.node("u2", init=9)
+    await until(lambda: yard.leases.held(two.agent.holder) == 1)
+    three = yard.node("u3", init=9)
+    await until(lambda: yard.leases.held(three.agent.holder) == 1)
+    assert [node.leases[-1].id for node in (one, two, three)] == ["bad", "good", "later"], "each suspect is alone"
+    await yard.rollouts.finish(header(two.leases[-1]), "u2", b"", 3)
+    await yard.rollouts.submit("default", [request(f"more-{i}") for i in range(17)])
+    yard.wants(two, init=9)
+    await until(lambda: yard.leases.held(two.agent.holder) == 9)
+    assert yard.leases.held(one.agent.holder) == 1
+
+
+async def test_a_busy_node_agent_is_kept_free_for_what_has_to_be_alone(yard: Yard) -> None:
+    node = yard.node()
+    await yard.rollouts.submit("default", [request("bad")])
+    await lose_often(yard, node, 1)
+    await yard.rollouts.submit("default", [request("old", priority=1)])
+    yard.wants(node, init=1)
+    await until(lambda: node.leases[-1].id == "old")
+    await yard.rollouts.submit("default", [request("new")])
+    yard.wants(node, init=5)
+    await yard.rollouts.finish(header(node.leases[-1]), "u1", b"", 3)
+    yard.wants(node, init=5)
+    await until(lambda: node.leases[-1].id == "bad")
+    assert "new" not in {lease.id for lease in node.leases}, "else the suspect would wait for ever"
+
+
+async def test_an_older_node_agent_is_judged_by_its_segments(yard: Yard) -> None:
+    segment = Segment(
+        token_ids=[1, 2], loss_mask=[0, 1], logprobs=[None, -0.5], weights_version=[None, "w"], prompt_length=1
+    )
+    node = yard.node()
+    for id, segments, status in (("none", [], Status.FAILED), ("one", [segment], Status.COMPLETED)):
+        lease = await yard.leased(node, id)
+        outcome = Outcome(status=Status.COMPLETED, reward=1.0, segments=segments)
+        body = zstandard.compress(outcome.model_dump_json().encode())
+        await yard.rollouts.finish(header(lease, sampled=None), "u1", body, 3)
+        assert (await status_of(yard, id))[0] is status
 
 
 async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard) -> None:

@@ -12,6 +12,7 @@ from rollyard.errors import Fenced
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.rollouts.step import (
     MAX_LOSSES,
+    SUSPECT_LOSSES,
     Cancelled,
     Ended,
     EndpointMoved,
@@ -24,6 +25,7 @@ from rollyard.rollouts.step import (
     StopHolder,
     backoff,
     step,
+    suspect,
 )
 from rollyard.store.base import BlobRef, RolloutRecord
 
@@ -42,8 +44,10 @@ def granted(record: RolloutRecord, at: float = 1.0) -> RolloutRecord:
     return step(record, Granted(at, "uid/instance", "node1", {"policy": "e1"}))[0]
 
 
-def finished(record: RolloutRecord, status: Status, reward: float | None = None, attempts: int = 3) -> Finished:
-    return Finished(2.0, record.fence, status, reward, None if status.scored else FAULT, BLOB, attempts)
+def finished(
+    record: RolloutRecord, status: Status, reward: float | None = None, attempts: int = 3, sampled: int = 5
+) -> Finished:
+    return Finished(2.0, record.fence, status, reward, None if status.scored else FAULT, BLOB, attempts, sampled)
 
 
 def test_a_rollout_goes_from_the_queue_to_one_terminal_record() -> None:
@@ -82,12 +86,43 @@ def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
 
 def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
     record = fresh()
-    for _ in range(MAX_LOSSES + 1):
+    for losses in range(1, MAX_LOSSES + 1):
+        assert suspect(record) == (losses > SUSPECT_LOSSES), "after a few it runs alone"
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "Expired"))
     assert (record.status, record.reward) == (Status.INFRA_FAILED, None)
     assert record.error is not None
     assert record.error.reason == "LostTooOften"
+    assert "lost 6 times in a row, the last 3 on a node agent that had nothing else in hand" in record.error.message
+
+
+def test_what_got_through_its_run_is_no_suspect_any_more() -> None:
+    record = fresh()
+    for _ in range(SUSPECT_LOSSES):
+        record = granted(record)
+        record, _ = step(record, Lost(1.0, record.fence, "Expired"))
+    assert suspect(record)
+    record = granted(record)
+    record, _ = step(record, RunStored(1.5, record.fence, BLOB))
+    assert not suspect(record)
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.TRUNCATED])
+def test_a_reward_without_a_sampled_token_does_not_exist(status: Status) -> None:
+    record = granted(fresh())
+    record, effects = step(record, finished(record, status, 1.0, sampled=0))
+    assert (record.status, record.reward, record.result, effects) == (Status.FAILED, None, BLOB, (Ended(),))
+    assert record.error is not None
+    assert (record.error.reason, str(status) in record.error.message) == ("NothingSampled", True)
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_finite_number_is_a_failure(reward: float | None) -> None:
+    record = granted(fresh())
+    record, _ = step(record, finished(record, Status.COMPLETED, reward))
+    assert (record.status, record.reward) == (Status.FAILED, None)
+    assert record.error is not None
+    assert record.error.reason == "NoReward"
 
 
 def test_infrastructure_faults_are_retried_and_then_end_without_a_reward() -> None:
@@ -141,7 +176,7 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
         case "run":
             return RunStored(at, fence, BLOB)
         case "finish":
-            return Finished(at, fence, status, 0.5, FAULT, BLOB, 3)
+            return Finished(at, fence, status, 0.5, FAULT, BLOB, 3, sampled=int(at) % 3)
         case "lost":
             return Lost(at, fence, "Expired")
         case "move":
@@ -166,7 +201,7 @@ def test_whatever_happens_a_rollout_ends_once_and_fences_only_grow(events: list[
         assert not (before.status.terminal and record != before)
         assert record.fence >= before.fence
         assert record.leased == (record.status is Status.RUNNING)
-        assert record.reward is None or record.status.scored
+        assert (record.reward is not None) == record.status.scored
         assert (record.finished_at is not None) == record.status.terminal
         assert record.faults <= 3
     assert endings == record.status.terminal

@@ -210,6 +210,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"served": V7_SERVED, "groups": {"g": GroupVersions(frozenset({"v6"}))}},
         f"its group is sampled from v6, and no endpoint with it is ready {SINCE_QUEUED}",
     ),
+    (
+        "NodeAgentForItself", {"losses": 3}, {"places": {7: 12}},
+        f"3 node agents in a row were lost with it, so it waits for one that has nothing else in hand {SINCE_QUEUED}",
+    ),
     ("InQueue", {}, {"places": {7: 12}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (
         "InQueue", {}, {"places": dict.fromkeys(range(8, 8 + LOOK_AHEAD), 0)},

@@ -106,6 +106,18 @@ async def test_a_killed_agent_is_a_lost_sandbox(sandboxes: Sandboxes, spec: Sand
     await sandbox.close()
 
 
+async def test_a_sandbox_that_dies_while_its_tools_start_is_a_lost_one(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    sandbox = await sandboxes.start(spec)
+    family = [one for one in descendants(os.getpid()) if one.pid not in before]
+    running = asyncio.create_task(sandbox.prepare(["bash", "ipython"]))
+    await asyncio.sleep(0)
+    os.kill(next(one.pid for one in family if one.pid_inside == 1), signal.SIGKILL)
+    with pytest.raises(SandboxLost, match=sandbox.id):
+        await running
+    await sandbox.close()
+
+
 async def test_a_killed_launcher_is_a_lost_sandbox(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)

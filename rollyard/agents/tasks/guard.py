@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import reprlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -99,8 +100,8 @@ class GuardedHandler:
 
     def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
         if not right:
-            shown = repr(found)[:200]
-            raise HandlerFailed(f"{call}() of task kind {self._kind!r} must return {expected}, and returned {shown}")
+            shown = f"{call}() of task kind {self._kind!r} must return {expected}, and returned {reprlib.repr(found)}"
+            raise HandlerFailed(shown)
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -1,0 +1,150 @@
+"""What a task handler of somebody else's does wrong ends as HandlerFailed with its own line, whatever it is."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any, cast
+
+import pytest
+
+from rollyard.agents.tasks import installed
+from rollyard.agents.tasks.base import Score
+from rollyard.agents.tasks.guard import GuardedHandler
+from rollyard.agents.tasks.installed import load_handlers
+from rollyard.errors import HandlerFailed, Invalid, NodeFault, SandboxLost, TaskError
+from rollyard.kinds.rollout import Task
+
+TASK, SANDBOX = Task(kind="quiz"), cast(Any, None)
+
+
+class Handler:
+    """Does what is asked of it; each test makes one call of it go wrong."""
+
+    eval_needs_sandbox = False
+
+    def __init__(self, **wrong: Any) -> None:
+        self._wrong = wrong
+
+    def _answer(self, call: str, good: Any) -> Any:
+        wrong = self._wrong.get(call, good)
+        return wrong() if callable(wrong) else wrong
+
+    def image(self, task: Task) -> Any:
+        return self._answer("image", None)
+
+    def tools(self, task: Task) -> Any:
+        return self._answer("tools", ["bash"])
+
+    def prompt(self, task: Task) -> Any:
+        return self._answer("prompt", [{"role": "user", "content": "?"}])
+
+    async def init(self, task: Task, sandbox: Any) -> Any:
+        return self._answer("init", None)
+
+    async def collect(self, task: Task, sandbox: Any) -> Any:
+        return self._answer("collect", {"a": "b"})
+
+    async def evaluate(self, task: Task, artifact: Any, sandbox: Any, turns: Any, seconds: float) -> Any:
+        return self._answer("evaluate", Score(1.0))
+
+
+CALLS: dict[str, Callable[[GuardedHandler], Any]] = {
+    "image": lambda h: h.image(TASK),
+    "tools": lambda h: h.tools(TASK),
+    "prompt": lambda h: h.prompt(TASK),
+    "init": lambda h: h.init(TASK, SANDBOX),
+    "collect": lambda h: h.collect(TASK, SANDBOX),
+    "evaluate": lambda h: h.evaluate(TASK, {}, None, [], 1.0),
+}
+
+
+async def call(name: str, **wrong: Any) -> Any:
+    found = CALLS[name](GuardedHandler("quiz", Handler(**wrong)))
+    return await found if inspect.isawaitable(found) else found
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def go() -> None:
+        raise error
+
+    return go
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_each_call_gives_what_the_handler_gives(name: str) -> None:
+    assert await call(name) == await call(name, **{name: await call(name)})
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("topic"), RuntimeError("no"), OSError(5, "x"), TimeoutError(), SystemExit(3), asyncio.CancelledError()],
+)
+async def test_an_exception_of_its_own_is_told_with_type_message_and_line(name: str, error: BaseException) -> None:
+    line = raising.__code__.co_firstlineno + 2
+    with pytest.raises(HandlerFailed) as found:
+        await call(name, **{name: raising(error)})
+    expected = f"{name}() of task kind 'quiz' raised {type(error).__name__}: {error} ({__file__}:{line})"
+    assert str(found.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("image", 5), ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
+        ("prompt", [{"content": "?"}]), ("collect", b"raw"), ("collect", {"a": b"raw"}), ("collect", {"a": "\ud800"}),
+        ("evaluate", 1.0), ("evaluate", Score(float("nan"))), ("evaluate", Score(float("inf"))),
+        ("evaluate", Score(cast(Any, "1"))), ("evaluate", Score(cast(Any, None))),
+        ("evaluate", Score(1.0, {"m": float("nan")})), ("evaluate", Score(1.0, cast(Any, [1]))),
+    ],
+)  # fmt: skip
+async def test_an_answer_of_the_wrong_shape_is_told_with_the_right_one(name: str, wrong: Any) -> None:
+    with pytest.raises(HandlerFailed, match=rf"{name}\(\) of task kind 'quiz' must return .*, and returned "):
+        await call(name, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    "error", [SandboxLost("gone"), NodeFault("disk"), TaskError("no such task"), Invalid("task.x: no")]
+)
+async def test_our_own_errors_keep_their_meaning_alone_and_in_a_task_group(error: Exception) -> None:
+    for raised in (error, ExceptionGroup("tasks", [ValueError("besides"), ExceptionGroup("inner", [error])])):
+        with pytest.raises(type(error)) as found:
+            await call("collect", collect=raising(raised))
+        assert found.value is error
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    class Slow(Handler):
+        async def collect(self, task: Task, sandbox: Any) -> Any:
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(GuardedHandler("quiz", Slow()).collect(TASK, SANDBOX))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def test_a_plug_in_that_cannot_be_loaded_takes_away_its_own_kind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = types.ModuleType("empty_plug_in")
+    empty.__dict__["NoHandler"] = object
+    monkeypatch.setitem(sys.modules, "empty_plug_in", empty)
+    given = {
+        "good": f"{__name__}:Handler",
+        "absent": "no_such_package:Handler",
+        "nameless": "empty_plug_in:Handler",
+        "unlike": "empty_plug_in:NoHandler",
+    }
+    points = [EntryPoint(kind, value, "rollyard.tasks") for kind, value in given.items()]
+    monkeypatch.setattr(installed, "entry_points", lambda group: points)
+    found = load_handlers()
+    assert set(found.loaded) == {"good"}
+    assert set(found.failed) == {"absent", "nameless", "unlike"}
+    assert found.failed["absent"].startswith("ModuleNotFoundError: No module named 'no_such_package'")
+    assert "AttributeError" in found.failed["nameless"]
+    assert "is no task handler: it lacks image, tools, prompt, init, collect, evaluate" in found.failed["unlike"]
