@@ -52,7 +52,7 @@ def start_engine(model_dir: Path) -> Iterator[StartEngine]:
             command = [sys.executable, "-m", "rollyard.engines.embedded", "--model", str(model)]
             process = subprocess.Popen([*command, "--served-name", "policy", "--uds", str(socket), *options], cwd=ROOT)
             started.append(EngineProcess(process, socket))
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while not socket.exists():
                 assert process.poll() is None, "the engine ended before it served"
                 assert time.monotonic() < deadline, "the engine does not serve"
@@ -63,4 +63,4 @@ def start_engine(model_dir: Path) -> Iterator[StartEngine]:
         for engine in started:
             engine.process.terminate()
         for engine in started:
-            engine.process.wait(30)
+            engine.process.wait(60)

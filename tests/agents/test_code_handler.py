@@ -33,7 +33,7 @@ SQUARES = [{"call": f"f({n})", "expect": str(n * n)} for n in (2, 3)]
 
 
 def task(cases: list[dict[str, str]] = SQUARES, **more: Any) -> Task:
-    fields = {"problem": "Square.", "solution": "/workspace/s.py", "cases": cases, "case_seconds": 1.0}
+    fields = {"problem": "Square.", "solution": "/workspace/s.py", "cases": cases, "case_seconds": 20.0}
     return Task.model_validate({"kind": "code", **fields, **more})
 
 
@@ -91,7 +91,7 @@ HOSTILE = {
 @pytest.mark.parametrize("solution", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_a_hostile_solution_gets_nothing(sandbox: Sandbox, solution: str) -> None:
     cases = [{"call": "f(2)", "expect": "4.0"}, {"call": "f(3)", "expect": "9.0"}]
-    found = await score(sandbox, solution, task(cases))
+    found = await score(sandbox, solution, task(cases, case_seconds=1.0))
     assert (found.reward, found.metrics["passed"]) == (0.0, 0.0)
     assert (await sandbox.bash("echo alive", 10)).output.strip() == "alive", "the sandbox outlives it"
 

@@ -50,7 +50,7 @@ async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxe
     async with await sandboxes.start(SPEC) as run:
         await run.write_file("/workspace/s.py", b"def f(n):\n    return n + 1\n")
         await run.bash(SPY, 10)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not spies():
                 await asyncio.sleep(0.02)
         artifact = await handler.collect(TASK, run)

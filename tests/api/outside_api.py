@@ -76,7 +76,7 @@ async def messages(base: str, key: str, body: Any) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

@@ -77,7 +77,7 @@ async def test_uploads_that_stop_do_not_keep_others_out(
         stuck = [caller(api, opened, b"{", "Content-Length: 8000000") for _ in range(12)]
         try:
             async with client(opened) as ai:
-                said = await ai.chat.completions.create(model="m", messages=QUESTION, timeout=20)  # type: ignore[call-overload]
+                said = await ai.chat.completions.create(model="m", messages=QUESTION, timeout=60)  # type: ignore[call-overload]
             assert said.choices[0].message.content == "Hi."
             for one in stuck:
                 one.settimeout(20)
@@ -164,7 +164,7 @@ async def test_callers_that_give_up_in_line_free_their_place(
                 task.cancel()
             await asyncio.gather(*impatient, return_exceptions=True)
             patient = asyncio.create_task(post(opened, body))
-        async with asyncio.timeout(20):  # whoever held the place has gone
+        async with asyncio.timeout(60):  # whoever held the place has gone
             assert (await patient)[0] == 200
         assert bodies._held == 0
 
@@ -297,9 +297,9 @@ async def test_calls_at_once_wait_for_an_endpoint_together(
         opened = await api.open()
         api.endpoints.probed("e", "ConnectionRefused")
         began = asyncio.get_running_loop().time()
-        ended = await asyncio.gather(*(post(opened, json.dumps(BODY).encode()) for _ in range(12)))
+        ended = await asyncio.gather(*(post(opened, json.dumps(BODY).encode()) for _ in range(40)))
         assert {status for status, _ in ended} == {503}
-        assert asyncio.get_running_loop().time() - began < 6, "twelve times a second is how long it took in turn"
+        assert asyncio.get_running_loop().time() - began < 30, "forty times a second is how long it took in turn"
 
 
 async def test_sessions_opened_at_once_spread_though_the_first_has_to_wait_for_its_template(

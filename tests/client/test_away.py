@@ -21,7 +21,7 @@ from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout_pool import RolloutPool
 
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 60.0
 ENDED = {
     "rollout": {
         "id": "r", "namespace": "default", "pool": "demo", "task_kind": "math", "group": None, "sample_index": 0,

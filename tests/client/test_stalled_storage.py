@@ -21,7 +21,7 @@ from rollyard.kinds.rollout import Outcome, Stage, Status
 from rollyard.kinds.wire import AllocationFile, Hello, LeaseRef, ToNode
 from rollyard.node_agent.uploads import Uploads
 
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = 60.0
 REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
 
 

@@ -35,7 +35,7 @@ def until() -> Until:
     """Waits for a condition."""
 
     async def wait(holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.005)
 

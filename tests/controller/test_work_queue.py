@@ -21,7 +21,7 @@ def queue() -> Iterator[WorkQueue[str]]:
 
 
 async def take(queue: WorkQueue[str]) -> str:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await queue.get()
 
 
@@ -92,7 +92,7 @@ async def test_many_workers_never_have_one_key_together(queue: WorkQueue[str]) -
             for key in "abc":
                 queue.add(key)
             await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(queue) or any(in_hand.values()):
                 await asyncio.sleep(0)
         for worker in workers:

@@ -81,7 +81,7 @@ class Yard:
             return
         if self.server.poll() is None:
             self.server.terminate()
-        self.server.wait(30)
+        self.server.wait(60)
         assert self.server.stdout is not None
         self.server.stdout.close()
 
@@ -167,7 +167,7 @@ class Yard:
         found, _ = await client.list_objects("Allocation")
         return [a for a in found if isinstance(a, Allocation)]
 
-    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
+    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
         """The first true answer. Fails with the server's last words."""
         deadline = time.monotonic() + seconds
         while True:
@@ -180,7 +180,7 @@ class Yard:
                 )
             await asyncio.sleep(0.05)
 
-    async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 120.0) -> list[Trajectory]:
+    async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 300.0) -> list[Trajectory]:
         async with asyncio.timeout(seconds):
             return [await client.wait(id) for id in ids]
 
@@ -191,7 +191,7 @@ class Yard:
             left = [job.id for job in await self.jobs()]
             await self.driver.cancel(left, "KILL")  # nobody is left to say goodbye to
             await self.driver.cancel(left)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await self.jobs():
                     await asyncio.sleep(0.05)
 
@@ -225,7 +225,7 @@ async def end(made: Yard) -> None:
     async def nothing_left() -> bool:
         return not made.processes()
 
-    await made.until(nothing_left, 20)
+    await made.until(nothing_left)
 
 
 def kill(pid: int) -> None:

@@ -20,7 +20,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import RolloutPool
 
-BUDGETS = {"init": {"timeoutSeconds": 30}, "run": {"timeoutSeconds": 60}, "eval": {"timeoutSeconds": 30}}
+BUDGETS = {"init": {"timeoutSeconds": 120}, "run": {"timeoutSeconds": 240}, "eval": {"timeoutSeconds": 120}}
 ROLLOUTS = 12
 
 
@@ -65,7 +65,7 @@ class Field:
     async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
         self.ids += await self.client.submit(requests(count, 0, prefix=prefix))
 
-    async def all_is_well(self, *, jobs: int = 4, seconds: float = 120.0) -> None:
+    async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
         """More work is done too; then as many jobs live as are declared, and each is one of an allocation."""
         await self.submit(f"after-{len(self.ids)}", 4)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
@@ -83,7 +83,7 @@ class Field:
             return live == active and len(live) == jobs
 
         try:
-            await self.yard.until(settled, 60)
+            await self.yard.until(settled)
         except AssertionError as error:
             raise AssertionError(f"{seen}\n{error}") from None
         assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
@@ -108,7 +108,7 @@ class Field:
 
         return str(await self.yard.until(look))
 
-    async def ended(self, old: Allocation, *states: str, seconds: float = 60.0) -> Allocation:
+    async def ended(self, old: Allocation, *states: str, seconds: float = 120.0) -> Allocation:
         """Its job has ended so, for us too."""
 
         async def look() -> Allocation | None:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from e2e_yard import MODEL, Yard, kill, requests
 from recompute import differences
+from slowness import slowness
 from standstill import freeze
 
 from rollyard.client.client import AsyncClient
@@ -93,7 +94,7 @@ async def test_a_command_that_is_none_fails_and_says_so(served: tuple[Yard, Asyn
 async def test_a_budget_truncates_a_harness_and_what_it_did_is_scored(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     agent = {"type": "command", "command": f"{HARNESS}\nsleep 600"}
-    budgets = {"run_seconds": 6}
+    budgets = {"run_seconds": 6 * slowness()}
     (ended,) = await yard.gather(
         client, await client.submit(requests(1, 0, prefix="slow", agent=agent, budgets=budgets))
     )

@@ -100,7 +100,7 @@ async def test_the_same_id_attaches_and_another_body_is_refused(served: tuple[Ya
 async def test_a_stream_resumes_after_its_cursor(served: tuple[Yard, AsyncClient], ended: list[Trajectory]) -> None:
     _, client = served
     seen: list[tuple[int, str]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for cursor, trajectory in client.stream():
             seen.append((cursor, trajectory.id))
             if len(seen) == 10:
@@ -205,7 +205,7 @@ async def test_a_missing_model_folder_is_a_condition_and_an_event(served: tuple[
             ready = conditions.get("Ready")
             return ready is not None and ready.status == "False" and "/no/such/model" in ready.message
 
-        await yard.until(told, 30)
+        await yard.until(told)
         events, _ = await client.list_objects("Event")
         assert any("/no/such/model" in getattr(e, "message") for e in events)  # noqa: B009
     finally:

@@ -27,7 +27,7 @@ async def terminal_ids(client: AsyncClient, expected: int) -> Counter[str]:
     """Every terminal record of the stream, up to the expected number and whatever comes right behind it."""
     seen: Counter[str] = Counter()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for _, trajectory in client.stream():
                 seen[trajectory.id] += 1
                 if seen.total() >= expected:
@@ -152,7 +152,7 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
             with contextlib.suppress(Unavailable):  # it may die of the first one
                 await delete_pools(client)
         assert yard.server is not None
-        await asyncio.to_thread(yard.server.wait, 30)
+        await asyncio.to_thread(yard.server.wait, 120)
         yard.stop()
         yard.start()
         if not down:

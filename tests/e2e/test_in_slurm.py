@@ -64,7 +64,7 @@ class JobYard(Yard):
         rows = self.slurm.run("squeue", "-h", "-t", ",".join(states), "-n", self.place.name, "-o", "%i").split()
         return sorted(rows, key=int)
 
-    async def until_served_by(self, *jobs: str, seconds: float = 30.0) -> dict[str, Any]:
+    async def until_served_by(self, *jobs: str, seconds: float = 120.0) -> dict[str, Any]:
         async def moved() -> dict[str, Any] | None:
             found = self.endpoint()
             return found if found["job"] in jobs else None
@@ -215,7 +215,7 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
         await freeze_idle(old)
         try:
             await asyncio.to_thread(yard.slurm.stop_daemon, "slurmd-n1")
-            await yard.until_served_by(successor, seconds=90)
+            await yard.until_served_by(successor)
             assert yard.server_pid() == old, "the lock is still its own"
             await all_is_well(yard, client, ids, allocations)
         finally:

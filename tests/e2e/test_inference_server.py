@@ -23,7 +23,7 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 async def apply(client: AsyncClient, **spec: Any) -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 from cluster import Cluster, NewCluster
+from slowness import slowness
 from slurm_field import Field, field_on
 
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import get_condition
 
-STAGES = {"init": {"timeoutSeconds": 5}, "run": {"timeoutSeconds": 10}, "eval": {"timeoutSeconds": 5}}
 SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval": {"workers": {"min": 2}}}
 
 
@@ -59,6 +59,18 @@ class Watch:
                 self.blocked.append(f"{found.reason}: {found.message}")
 
 
+def stages(times: int) -> dict[str, dict[str, int]]:
+    return {
+        "init": {"timeoutSeconds": 5 * times},
+        "run": {"timeoutSeconds": 10 * times},
+        "eval": {"timeoutSeconds": 5 * times},
+    }
+
+
+def minutes(count: int) -> str:
+    return f"00:{count:02}:00"
+
+
 async def soak(of: Field, seconds: float) -> Watch:
     """Steady load for so long, and a watch on the endpoints."""
     watch = Watch()
@@ -84,17 +96,17 @@ async def overlap(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFact
 
 
 async def test_an_overlap_leaves_no_gap(overlap: Field, long_run: bool) -> None:
-    limit = "00:02:00" if long_run else "00:01:00"
-    allocation = {"timeLimit": limit}
+    times = slowness()
+    allocation = {"timeLimit": minutes(times * (2 if long_run else 1))}
     await overlap.begin(
         policy={
             "allocation": allocation,
             "replicas": 1,
-            "renewal": {"beforeExpirySeconds": 20, "drainTimeoutSeconds": 15},
+            "renewal": {"beforeExpirySeconds": 20 * times, "drainTimeoutSeconds": 15 * times},
         },
-        demo={"allocation": allocation, "replicas": 1, "stages": STAGES},
+        demo={"allocation": allocation, "replicas": 1, "stages": stages(times)},
     )
-    watch = await soak(overlap, 600 if long_run else 100)
+    watch = await soak(overlap, times * (600 if long_run else 100))
     pools = [await overlap.pool("InferencePool", "policy"), await overlap.pool()]
     made = [pool.status.next_index for pool in pools]
     print(f"\n{len(overlap.ids)} rollouts, allocations made {made}, gaps {watch.gaps}")
@@ -109,17 +121,22 @@ async def test_where_one_job_is_all_that_is_allowed_the_gap_is_told_before(
 ) -> None:
     if strategy == "Overlap" and not long_run:
         pytest.skip("the same limit met with the strategy Overlap: only with --long")
+    times = slowness()
     async with field_on(accounting_cluster, tmp_path_factory) as of:
         await of.begin(
             policy={
-                "allocation": {"timeLimit": "00:02:00" if long_run else "00:01:00", "qos": "one"},
+                "allocation": {"timeLimit": minutes(times * (2 if long_run else 1)), "qos": "one"},
                 "replicas": 1,
                 # a model server goes 20 s before its end, and the gap is told another 10 s earlier
-                "renewal": {"strategy": strategy, "beforeExpirySeconds": 30, "drainTimeoutSeconds": 15},
+                "renewal": {
+                    "strategy": strategy,
+                    "beforeExpirySeconds": 30 * times,
+                    "drainTimeoutSeconds": 15 * times,
+                },
             },
-            demo={"replicas": 1, "stages": STAGES},
+            demo={"replicas": 1, "stages": stages(times)},
         )
-        watch = await soak(of, 600 if long_run else 100)
+        watch = await soak(of, times * (600 if long_run else 100))
         print(f"\n{strategy}: {len(of.ids)} rollouts, gaps {watch.gaps}, told {watch.blocked[:1]}")
         assert watch.gaps, "one job at a time cannot be without"
         assert watch.blocked_at is not None

@@ -85,12 +85,12 @@ async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
     old = await field.running()
     (pid,) = field.yard.processes("node-agent", old.metadata.name)
     await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{old.status.node}")
-    await field.ended(old, "NODE_FAIL", seconds=90)
+    await field.ended(old, "NODE_FAIL", seconds=180)
 
     async def gone() -> bool:
         return not alive(pid)
 
-    await field.yard.until(gone, 30)  # told to exit, though no slurmd is there to end it
+    await field.yard.until(gone)  # told to exit, though no slurmd is there to end it
     await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{old.status.node}")
     await field.all_is_well()
 
@@ -227,7 +227,7 @@ async def test_a_server_killed_between_two_lines_makes_no_second_job(field: Fiel
         else:
             await field.client.scale(key, 3)
     assert field.yard.server is not None
-    await asyncio.to_thread(field.yard.server.wait, 60)
+    await asyncio.to_thread(field.yard.server.wait, 120)
     field.yard.stop()
     field.yard.start()
     await field.connect()

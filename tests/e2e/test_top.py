@@ -29,7 +29,7 @@ from rollyard.kinds.top import Top
 def command(yard: Yard, *words: str) -> str:
     line = [sys.executable, "-m", "rollyard.cli.main", "top", *words]
     line += ["--kubeconfig", str(yard.data / "admin.kubeconfig")]
-    return subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT, timeout=30).stdout
+    return subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT, timeout=120).stdout
 
 
 def on_a_terminal(yard: Yard, word: bytes) -> bytes:
@@ -49,7 +49,7 @@ def on_a_terminal(yard: Yard, word: bytes) -> bytes:
             if screen.count(word) > 1 and not pressed:
                 process.send_signal(signal.SIGINT)
                 pressed = True
-    assert process.wait(30) == 0, screen[-500:]
+    assert process.wait(120) == 0, screen[-500:]
     return screen
 
 

@@ -26,7 +26,7 @@ from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls import server_ssl_context
 
 TOKEN = "door-token"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 COMPLETION = {"model": "policy", "prompt": [5, 6, 7], "max_tokens": 24, "seed": 1, "return_token_ids": True}
 
 

@@ -94,7 +94,7 @@ def test_a_cache_larger_than_the_memory_is_refused(folder: Path) -> None:
 def test_the_process_says_why_and_exits_2(folder: Path, tmp_path: Path, options: list[str], says: str) -> None:
     command = [sys.executable, "-m", "rollyard.engines.embedded", "--model", str(folder), "--served-name", "policy"]
     done = subprocess.run(
-        [*command, "--uds", str(tmp_path / "socket"), *options], capture_output=True, text=True, timeout=30
+        [*command, "--uds", str(tmp_path / "socket"), *options], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 PROMPT = [1, 30, 31, 32, 33, 34, 35, 36]
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp
     supervisor = Supervisor(Preparation(InferencePoolSpec.model_validate(spec), uds), uds)
 
     async def until(done: Callable[[EngineLoad], bool]) -> EngineLoad:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while supervisor.health.load is None or not done(supervisor.health.load):
                 await asyncio.sleep(0.01)
         return supervisor.health.load

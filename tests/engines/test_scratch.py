@@ -38,7 +38,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_lives_is_not(tmp_path: P
             assert other.exists()
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert other.exists()
     with scratch_folder(tmp_path) as mine:
         assert {f.name for f in tmp_path.iterdir()} == {mine.name, "ry-someones"}

@@ -25,7 +25,7 @@ from rollyard.engines.process import EngineCommand
 from rollyard.engines.supervisor import EngineFailed, Prepare, Supervisor
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 BRIEF = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as server:

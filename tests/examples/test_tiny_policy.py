@@ -87,7 +87,9 @@ def test_the_cases_accept_the_reference_and_refuse_a_constant_that_is_off_by_one
 
 def test_tasks_are_printed_as_json_lines() -> None:
     command = [sys.executable, "-m", "examples.tiny_policy.families", "--kind", "code", "--n", "3", "--held-out"]
-    runs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60) for _ in range(2)]
+    runs = [
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240) for _ in range(2)
+    ]
     assert runs[0].stdout == runs[1].stdout
     tasks = [json.loads(line) for line in runs[0].stdout.splitlines()]
     assert [set(task) for task in tasks] == [{"kind", "problem", "solution", "cases"}] * 3
@@ -117,7 +119,7 @@ def test_python_errors_read_as_ipython_prints_them(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script]
     home = {"HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
-    run = subprocess.run(command, env=home, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(command, env=home, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240)
     box = Toolbox()
     printed = run.stdout.split("--end of cell--\n")[:-1]
     assert [box.ipython(cell) for cell in cells] == [toolset.ipython_result(text) for text in printed]

@@ -41,13 +41,13 @@ class Gate:
 
         def stand(*args: Any) -> Any:
             self.begun.set()
-            assert self.go.wait(10)
+            assert self.go.wait(60)
             return real(*args)
 
         monkeypatch.setattr(owner, name, stand)
 
     async def reached(self) -> None:
-        assert await asyncio.to_thread(self.begun.wait, 10)
+        assert await asyncio.to_thread(self.begun.wait, 60)
 
 
 def asked(*said: str) -> Asked:

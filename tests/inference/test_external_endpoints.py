@@ -92,7 +92,7 @@ async def pool(client: AsyncClient, **external: Any) -> None:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (found := condition()):
             await asyncio.sleep(0.02)
     return found
@@ -137,7 +137,7 @@ async def test_a_person_does_the_same_by_command(server: Server, client: AsyncCl
         added = await rollyard("add", "policy", one.url, "--capacity", "2")
         assert added == f"inferencepool/policy: endpoint {one.url} added\n"
         await until(lambda: any(s.ready for s in states(server).values()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "True" not in (shown := await rollyard("list", "policy")):
                 pass
         assert shown.splitlines()[1].split()[1:4] == ["True", "0", "2"]

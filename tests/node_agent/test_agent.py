@@ -74,7 +74,7 @@ async def change_sandbox(server: Server) -> None:
 
 
 async def connected(server: Server) -> Connected:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (found := [agent for agent in server.agents.all() if agent.widths]):
             await asyncio.sleep(0.01)
     return found[0]
@@ -133,7 +133,7 @@ async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on
     )
     async with yard.server() as server, at_work(await yard.allocate(server)):
         agent = await connected(server)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await wants(agent)
             agent.want_init = 0
             agent.grants += 1

@@ -175,7 +175,7 @@ async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
 ) -> None:
     async with session(template) as (mine, _):
         running = asyncio.create_task(Harness(sandbox, mine).run(command(f"{PYTHON}\nsleep 1000"), PROMPT))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while mine.calls < 3:
                 await asyncio.sleep(0.02)
         running.cancel()
@@ -195,7 +195,7 @@ async def test_one_sandbox_does_not_reach_anothers_session(
     ):
         hold = "echo $OPENAI_BASE_URL >/workspace/url; while [ ! -e /workspace/end ]; do sleep 0.05; done"
         held = asyncio.create_task(Harness(other, its).run(command(hold), PROMPT))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await other.edit("view", "/workspace/url")).ok is False:
                 await asyncio.sleep(0.02)
         url = (await other.read_file("url", 100)).decode().strip()
@@ -204,7 +204,7 @@ async def test_one_sandbox_does_not_reach_anothers_session(
 import os, urllib.request, urllib.error
 def get(url, **headers):
     try:
-        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5).status
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60).status
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:

@@ -34,7 +34,7 @@ from rollyard.store.base import RolloutFilter, Transaction
 from rollyard.store.sqlite import SqliteStore
 
 SERVER_ID = "site"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class Line:

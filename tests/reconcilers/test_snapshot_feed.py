@@ -39,18 +39,18 @@ class Told:
         return id
 
     async def until_known(self, known: bool) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (self.feed.latest is not None) is not known:
                 await asyncio.sleep(0.01)
 
     async def until_ended(self, id: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (job := self.feed.latest.jobs.get(id) if self.feed.latest else None) is None or not job.state.ended:
                 await asyncio.sleep(0.01)
 
     async def more_looks(self, count: int) -> None:
         before = self.feed.count
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.feed.count < before + count:
                 await asyncio.sleep(0.01)
 

@@ -71,7 +71,7 @@ def held(stage: Stage, n: int) -> list[LeaseRef]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -35,7 +35,7 @@ def agent() -> Iterator[tuple[Stream, subprocess.Popen[bytes]]]:
     with gate:
         yield stream, process
     stream.close()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 def ask(stream: Stream, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:

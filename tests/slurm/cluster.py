@@ -68,7 +68,7 @@ class Cluster:
         rows = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T").splitlines()
         return dict(row.split() for row in rows).get(job, "")
 
-    def wait_for(self, predicate: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def wait_for(self, predicate: Callable[[], Any], seconds: float = 120.0) -> Any:
         """The first true answer. Fails with what Slurm holds by then."""
         deadline = time.monotonic() + seconds
         while not (found := predicate()):
@@ -76,7 +76,7 @@ class Cluster:
             time.sleep(0.05)
         return found
 
-    def wait_for_state(self, job: str, *states: str, seconds: float = 30.0) -> str:
+    def wait_for_state(self, job: str, *states: str, seconds: float = 120.0) -> str:
         return str(self.wait_for(lambda: (state := self.state(job)) in states and state, seconds))
 
     def clear(self) -> None:

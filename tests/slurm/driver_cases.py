@@ -22,7 +22,7 @@ from rollyard.slurm.rest.address import Address, Identity
 from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.script import batch_script
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 COMMENT = "rollyard:server:uid"
 
 

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 def freeze(pid: int) -> None:

@@ -216,7 +216,7 @@ async def silent(own: Ground) -> None:
     done = await asyncio.gather(*(call() for call in calls), return_exceptions=True)
     assert [type(error) for error in done] == [SlurmUnreachable] * len(calls), done
     assert all(str(error) for error in done)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 async def test_the_limits_of_a_site_and_what_is_wrong_with_it(own: Ground) -> None:
@@ -266,7 +266,7 @@ async def test_accounting_knows_how_jobs_ended(accounted: Ground) -> None:
     await accounted.driver.cancel([task])
     seen[task] = await accounted.ended(task)
     known: Mapping[str, Job] = {}
-    async with asyncio.timeout(30):  # slurmctld tells slurmdbd when it finds the time to, and the end before the start
+    async with asyncio.timeout(60):  # slurmctld tells slurmdbd when it finds the time to, and the end before the start
         while not (len(known) == 2 and all(job.state.ended and job.name == "rollyard-t-0" for job in known.values())):
             known = await accounted.driver.accounting([ended, task, "999999", "999999_1"])
             await asyncio.sleep(0.1)
@@ -329,7 +329,7 @@ async def test_it_is_what_slurms_own_commands_say(slurm: Ground, histories: Hist
     async def of_history() -> dict[str, Job]:
         return {job.id: job for job in (await commands.snapshot()).jobs.values() if job.name == NAME}
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:  # until nothing moves while we look; the estimated start of what waits does
             before = await of_history()
             seen = (await slurm.driver.snapshot()).jobs

@@ -24,7 +24,7 @@ from rollyard.slurm.local_job import LocalJob
 from rollyard.slurm.process import ProcessProof, start_time
 from rollyard.slurm.script import FOLDER, batch_script, directives
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 def job(folder: Path, command: str, *, limit: str | None = None, name: str = "rollyard-t-0") -> BatchScript:

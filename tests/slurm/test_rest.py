@@ -76,7 +76,7 @@ async def test_an_expired_token_says_so_and_a_renewed_file_is_read_again(
     file = tmp_path / "token"
     file.write_text(f"SLURM_JWT={rest_cluster.token(seconds=1)}\n")
     driver = opened(port_of(rest_cluster), Identity(token_file=file))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while time.time() < float(str(claims(file.read_text())["exp"])):
             await asyncio.sleep(0.1)
     with pytest.raises(SlurmUnreachable, match=rf"expired at .* write a new one to {file}"):
@@ -108,7 +108,7 @@ async def test_a_slurmrestd_that_was_killed_is_asked_again_once_it_is_back(
     began = time.monotonic()
     with pytest.raises(SlurmUnreachable, match="did not answer within 2 s"):
         await ground.driver.snapshot()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     cluster.thaw("slurmrestd")
     await ground.close()
 

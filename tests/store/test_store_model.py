@@ -128,7 +128,7 @@ async def check(store: SqliteStore, namespace: str, operations: list[Operation])
                 await carry_out(store, namespace, op, copy)
     found, version = await store.list_objects("RolloutPool", namespace)
     assert {o.metadata.name: state_of(o) for o in found if isinstance(o, RolloutPool)} == model.objects
-    seen = [await asyncio.wait_for(anext(watch), 5) for _ in model.changes]
+    seen = [await asyncio.wait_for(anext(watch), 60) for _ in model.changes]
     assert [(e.type, e.object.metadata.name) for e in seen] == model.changes
     if seen:
         assert seen[-1].object.metadata.resource_version == version

@@ -20,7 +20,7 @@ def version(event: WatchEvent) -> int:
 
 async def take(store: SqliteStore, since: int | str, count: int, kind: str | None = None) -> list[WatchEvent]:
     watch = store.watch(kind, str(since))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [await anext(watch) for _ in range(count)]
 
 

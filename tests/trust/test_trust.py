@@ -36,7 +36,7 @@ def shake_hands(pem: Path, ca_pem: str, host: str) -> None:
         with socket.create_connection(listener.getsockname()) as raw:
             ssl.create_default_context(cadata=ca_pem).wrap_socket(raw, server_hostname=host).close()
     finally:
-        thread.join(10)
+        thread.join(60)
         listener.close()
 
 
