@@ -34,6 +34,7 @@ MIRROR=$(mirror | grep -m 1 -E '/debian/?$') || die "the apt sources of this mac
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -r "$KEYRING" ] || die "$KEYRING is missing: install the package debian-archive-keyring"
 
+echo "install.sh: fetching and unpacking Apptainer of Debian's $SUITE (a minute)" >&2
 mkdir -p "$(dirname "$PREFIX")"
 WORK=$(mktemp -d "$PREFIX.XXXXXX")
 trap 'rm -rf "$WORK"' EXIT

@@ -42,6 +42,7 @@ if [ ! -e "$policy" ]; then
   chmod 755 "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
+echo 'install.sh: installing Slurm with apt-get (a minute or two)' >&2
 apt-get -qq update || die "missing:$lacking; apt-get update failed"
 # A release may have no package of its own for a plugin that another of them holds.
 known=$(apt-cache pkgnames | grep -xF "$(printf '%s\n' $packages)")

@@ -31,6 +31,7 @@ if [ -x "$TREE/enter" ]; then echo "$TREE"; exit 0; fi
 for tool in apt-get python3 unshare flock; do command -v "$tool" >/dev/null || die "$tool is missing"; done
 python3 -m pip --version >/dev/null 2>&1 || die "this machine's python3 has no pip, by which pyslurm's sources come"
 unshare -m true 2>/dev/null || die "this machine allows no mount namespace (unshare -m), and the tree is entered by one"
+command -v mmdebstrap >/dev/null || say 'installing mmdebstrap with apt-get (half a minute)'
 command -v mmdebstrap >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends mmdebstrap >/dev/null; } ||
   die "mmdebstrap is missing and apt-get could not install it"
 
@@ -52,7 +53,7 @@ NEW=$TREE.new
 rm -rf --one-file-system "$NEW" "$TREE"
 trap 'rm -rf --one-file-system "$NEW" "$NEW.apt"' EXIT
 
-say "unpacking Slurm of $SUITE"
+say "fetching and unpacking Slurm of $SUITE (a minute, 550 MB)"
 # How this machine fetches packages (proxies, time-outs) holds here too. A mirror that lags, and a snapshot always, serves a
 # Release file past its one week of Valid-Until: an old sid serves as well here, and signatures are checked all the same.
 apt-config dump | grep '^Acquire::' | grep -v '^Acquire::IndexTargets' > "$NEW.apt"
