@@ -47,10 +47,10 @@ class Progress:
         while True:
             with contextlib.suppress(RollyardError):
                 await self._look()
-            if self._waiting != said:
-                said = self._waiting
-                if said:
-                    click.echo(said, err=True)
+            reason = self._waiting.partition(": ")[2]  # without how many wait for it
+            if reason and reason != said:
+                click.echo(self._waiting, err=True)
+                said = reason
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> str:

@@ -82,6 +82,7 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         Column("STATE", "Slurm's job state.", lambda o, now: o.status.job_state or "<none>"),
         Column("NODE", "Where it runs.", lambda o, now: o.status.node or "<none>"),
         Column("START", "Since when it runs, or when it is expected to.", lambda o, now: _start(o, now), wide=True),
+        Column("END", "When it ended, or when its walltime ends.", lambda o, now: _end(o, now), wide=True),
         Column("EXIT", "Exit code of its job.", lambda o, now: _exit(o), wide=True),
         Column("REASON", "Why it waits, or how it ended.", lambda o, now: o.status.why or "<none>", wide=True),
         _AGE,
@@ -115,6 +116,13 @@ def _start(allocation: Allocation, now: datetime) -> str:
     if start is None:
         return "<unknown>"
     return f"in {age(now, start)}" if allocation.status.job_state == "PENDING" else f"{age(start, now)} ago"
+
+
+def _end(allocation: Allocation, now: datetime) -> str:
+    end = allocation.status.end_time
+    if end is None or allocation.status.job_state == "PENDING":
+        return "<unknown>"
+    return f"{age(end, now)} ago" if end <= now else f"in {age(now, end)}"
 
 
 def _exit(allocation: Allocation) -> str:
