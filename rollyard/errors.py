@@ -15,6 +15,7 @@ RollyardError
 │   ├── TooLarge             413
 │   ├── UnsupportedMediaType 415
 │   ├── Invalid              422  names each wrong field and what one can write instead
+│   │   └── TemplateUnusable 422  a model's tokenizer or chat template will not do, whatever the conversation
 │   ├── TooManyRequests      429
 │   └── Unavailable          503  try again later (a full disk, a server that is stopping)
 │       └── Superseded       503  another server has the data folder now; this one must stop
@@ -119,6 +120,10 @@ class UnsupportedMediaType(ApiError):
 
 class Invalid(ApiError):
     code, reason = 422, "Invalid"
+
+
+class TemplateUnusable(Invalid):
+    pass
 
 
 class TooManyRequests(ApiError):

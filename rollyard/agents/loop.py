@@ -86,7 +86,7 @@ def _answer(run: AgentRun, said: ParsedTurn, results: list[str]) -> list[str]:
     if wrong is not None and results and run.parser.error_role == "user":
         # Mistral's template refuses a user behind tool results: only the model may speak there
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
-    run.conversation.add_results(said.calls, results)
+    run.conversation.add_results(said.calls, results, said.content)
     if wrong is None:
         return results
     run.conversation.add_messages([{"role": run.parser.error_role, "content": wrong}])

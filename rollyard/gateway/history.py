@@ -157,7 +157,7 @@ class History:
         ended the turn; callers who know it may repeat it too."""
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
-        answer.calls = parsed.calls
+        answer.calls, answer.content = parsed.calls, parsed.content
         branch.know(message.get("tool_calls", ()), parsed.calls)
         own = _own(message)
         self._known[before, own] = self._latest[own] = answer
@@ -250,7 +250,7 @@ def alike(text: str, other: str) -> int:
 def _says_the_thoughts(message: Message, answer: Answer) -> bool:
     """Harmony's are in no text that a caller sees."""
     said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
-    return said[0].strip() == shown[0].strip() and (bool(said[1]) or answer.turn.rest is None)
+    return said[0].strip() == shown[0].strip() and (bool(said[1]) or not answer.turn.thinks)
 
 
 def _own(message: Message) -> str:

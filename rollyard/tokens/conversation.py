@@ -1,9 +1,9 @@
 """A conversation as token ids. Sampled ids are canonical; only the text around them is ever tokenised.
 
-Each time the whole conversation is rendered with a placeholder for every sampled turn. The rendered text, cut at the
-placeholders, shows whether the template left the earlier parts as they were. If so, just the new part is tokenised and
-appended. If not, the prefix is broken: a new segment opens with the parts tokenised as they now stand and the sampled
-ids in their places, and the break is counted.
+Each time the whole conversation is rendered by the model's template, with what was really said. If the rendering begins
+with the text of all ids so far, only what is new behind it is tokenised and appended. If not, the prefix is broken: a new
+segment opens with the rendering as it now stands, sampled ids in their places where it has their very text, and the
+break is counted. Either way the prompt's ids spell the rendering.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
-from rollyard.tokens.rendering import Answer, Renderer, Rendering
+from rollyard.tokens.rendering import Answer, Renderer
 from rollyard.tokens.template import ChatTemplate, Message
 from rollyard.tokens.tool_calls import ToolCall
-from rollyard.tokens.track import Break, Cause, Placed, Track, shown_whole, text_before
+from rollyard.tokens.track import Break, Cause, Placed, Track, located
 from rollyard.tokens.turn import SampledTurn, sampled_turn
 
 __all__ = ["Break", "Cause", "Conversation"]
@@ -40,9 +40,10 @@ class Conversation:
         self._tracks = [Track(opened_by=opened_by)]
         self._settled = 0
         """So many of the messages end with the last turn; what comes behind it may still be replaced."""
-        self._rendering: Rendering | None = None
+        self._rendered: str | None = None
+        """What the next prompt says; None where that is not known yet."""
         self._pending: list[int] = []
-        """Ids of the last text: part of the next prompt, of a segment only once a turn is sampled behind them."""
+        """Its last ids: of a segment only once a turn is sampled behind them."""
 
     @property
     def segment_count(self) -> int:
@@ -54,14 +55,16 @@ class Conversation:
         return sum(len(track.ids) for track in self._tracks)
 
     def prompt_ids(self) -> list[int]:
-        """Ids for the next model call. Raises TaskError when the template refuses the conversation."""
-        if self._rendering is None:
-            rendering = self._renderer.render(self._messages)
-            difference = self._tracks[-1].difference(rendering, self._sampled)
-            if difference is not None:
-                self._open_track(rendering, Break(len(self._sampled), *difference))
-            self._pending = self._closing(rendering.texts[-1], new=difference is not None)
-            self._rendering = rendering
+        """Ids for the next model call. Raises TaskError when the template refuses the conversation, TemplateUnusable when
+        it fails at it."""
+        if self._rendered is None:
+            rendered = self._renderer.whole(self._messages)
+            track = self._tracks[-1]
+            new = track.new_in(rendered) if track.prompt_length is not None else None
+            if new is None:
+                new = self._open_track(rendered)
+            self._pending = self._ids(new)
+            self._rendered = rendered
         return self._tracks[-1].ids + self._pending
 
     def add_sampled(
@@ -74,21 +77,22 @@ class Conversation:
         versions = [weights_version] * len(ids) if isinstance(weights_version, str) else list(weights_version)
         if not len(ids) == len(logprobs) == len(versions):
             raise ValueError(f"{len(ids)} ids, {len(logprobs)} logprobs and {len(versions)} versions: one each")
-        prompt_length = len(self.prompt_ids())
-        rendering, self._rendering = self._rendering, None
-        assert rendering is not None
+        prompt = self.prompt_ids()
+        rendered, self._rendered = self._rendered, None
+        assert rendered is not None
         track, number = self._tracks[-1], len(self._sampled)
-        turn = sampled_turn(self._template, ids, rendering.texts[-1])
+        turn = sampled_turn(self._template, ids, prompt)
         track.append_prompt(self._pending)
-        track.texts.append(rendering.texts[-1])
-        track.turns.append(Placed(number, True))
+        track.text, track.said = rendered, tuple(text + turn.end for text in turn.spellings)
+        end = len(rendered) + len(turn.text) + len(turn.end)
+        track.turns.append(Placed(number, 0, len(rendered), end, bool(turn.end)))
         track.ids += ids
         track.logprobs += logprobs
         track.weights_version += versions
         track.finish_reasons.append(finish_reason)
         if track.prompt_length is None:
-            track.prompt_length = prompt_length
-        self._append(turn, ())
+            track.prompt_length = len(prompt)
+        self._append(turn, (), "")
         return turn.text
 
     @property
@@ -101,29 +105,25 @@ class Conversation:
 
     def add_recalled(self, answer: Answer) -> None:
         """A turn that was sampled in another conversation, before any of this one: its ids stand here as context."""
-        self._append(answer.turn, answer.calls)
-        self._rendering = None
+        self._append(answer.turn, answer.calls, answer.content)
+        self._changed()
 
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
         """Put these messages behind the last turn, in place of any that are there."""
-        if len(self._tracks) > 1 and self._tracks[-1].prompt_length is None:
-            # opened for a prompt that was never answered
-            self._tracks.pop()
-            self.breaks.pop()
         self._messages[self._settled :] = messages
-        self._rendering = None
+        self._changed()
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """What a user says, or anything else that is no answer to a call."""
         self._messages += messages
-        self._rendering = None
+        self._changed()
 
-    def add_results(self, calls: Sequence[ToolCall], results: Sequence[str]) -> None:
-        """One result for each call of the turn sampled last, in the same order."""
+    def add_results(self, calls: Sequence[ToolCall], results: Sequence[str], content: str = "") -> None:
+        """One result for each call of the turn sampled last, in the same order; `content`: what it says beside them."""
         answer = self._messages[-1]
         if not isinstance(answer, Answer) or len(calls) != len(results):
             raise ValueError("results follow a sampled turn, one for each of its calls")
-        answer.calls = tuple(calls)
+        answer.calls, answer.content = tuple(calls), content
         ids = answer.call_ids()
         self.add_messages(
             [
@@ -136,41 +136,39 @@ class Conversation:
         """One for each unbroken sequence, up to its last sampled token."""
         return [track.segment(track.prompt_length) for track in self._tracks if track.prompt_length is not None]
 
-    def _append(self, turn: SampledTurn, calls: Sequence[ToolCall]) -> None:
-        self._messages.append(Answer(len(self._sampled), turn, tuple(calls)))
+    def _append(self, turn: SampledTurn, calls: Sequence[ToolCall], content: str) -> None:
+        self._messages.append(Answer(len(self._sampled), turn, tuple(calls), content))
         self._sampled.append(turn)
         self._settled = len(self._messages)
 
-    def _open_track(self, rendering: Rendering, broken: Break) -> None:
-        if self._tracks[-1].prompt_length is None:  # nothing was sampled on it, so nothing breaks
-            self._tracks[-1] = Track(opened_by=self._tracks[-1].opened_by)
+    def _changed(self) -> None:
+        """The messages are others: a segment that was opened for a prompt without an answer is none."""
+        self._rendered = None
+        if len(self._tracks) > 1 and self._tracks[-1].prompt_length is None:
+            self._tracks.pop()
+            self.breaks.pop()
+
+    def _open_track(self, rendered: str) -> str:
+        """Begin a segment with the sampled turns of a rendering, by their ids; gives the text behind them all."""
+        marked = self._renderer.marked(self._messages) if self._sampled else None
+        before = self._tracks[-1]
+        if before.prompt_length is None:  # nothing was sampled on it, so nothing breaks
+            track = self._tracks[-1] = Track(opened_by=before.opened_by)
         else:
+            broken = Break(len(self._sampled), *before.difference(rendered, marked, self._sampled))
             self.breaks.append(broken)
-            self._tracks.append(Track(opened_by=broken))
-        track = self._tracks[-1]
-        for seen, rendered in zip(rendering.turns, rendering.texts, strict=False):
-            turn = self._sampled[seen.number]
-            text, whole = text_before(rendered, seen, turn), shown_whole(seen, turn)
+            track = Track(opened_by=broken)
+            self._tracks.append(track)
+        position = 0
+        for placed in located(rendered, marked, self._sampled, self._template) if marked is not None else ():
+            turn = self._sampled[placed.number]
             # these were sampled behind another prefix, where they are trained on; here they are context
-            track.append_prompt(self._closing(text, new=True))
-            track.append_prompt(turn.shown(whole)[0])
-            track.texts.append(text)
-            track.turns.append(Placed(seen.number, whole))
+            track.append_prompt(self._ids(rendered[position : placed.start]))
+            track.append_prompt((turn.ids if placed.ended else turn.said)[placed.first :])
+            track.turns.append(placed)
+            position = placed.end
+        return rendered[position:]
 
-    def _closing(self, text: str, *, new: bool) -> list[int]:
-        """Ids of the text behind the last turn. The template closes every turn; one that closed itself is not closed
-        twice. In a new segment the end is the template's, where that is another.
-
-        The text is tokenised with its closing token and that one is taken off afterwards, so that a tokenizer which
-        treats the start of a text differently sees the same boundary as in the whole.
-        """
-        track, ids = self._tracks[-1], self._template.encode(text)
-        last = track.turns[-1] if track.turns else None
-        said = self._sampled[last.number].shown(last.whole)[0] if last else []
-        if not said or said[-1] not in self._template.stop_ids:
-            return ids
-        if ids[:1] == said[-1:]:
-            return ids[1:]
-        if new:
-            track.drop_last()
-        return ids
+    def _ids(self, text: str) -> list[int]:
+        ids = self._tracks[-1].ids
+        return self._renderer.ids(text, ids[-1] if ids else None)

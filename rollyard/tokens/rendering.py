@@ -1,7 +1,7 @@
-"""The conversation's text with a placeholder for every sampled turn, cut at the placeholders.
+"""The conversation as the template writes it: with the real texts, and with a placeholder for every sampled turn.
 
-What a template does with a turn shows in them: whether it is still there, with or without its thoughts, and what stands
-around it.
+The real rendering is what the model is shown. The other one only helps to find the sampled turns in it, and to say what
+the template did with them: no text of it is ever tokenised.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rollyard.errors import TaskError
+from rollyard.errors import TaskError, TemplateUnusable
 from rollyard.tokens.template import ChatTemplate, Message
 from rollyard.tokens.tool_calls import ToolCall
-from rollyard.tokens.turn import THINK_ENDS, SampledTurn, harmony
+from rollyard.tokens.turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_ENDS, SampledTurn, harmony
 
 THOUGHTS, BODY, CALL = "t", "b", "c"
 """Parts of a turn. A turn with calls is shown by its text, or by its calls where the template insists on them."""
+MANGLED = 9
+"""Characters of a placeholder that show that one is there, whatever the template made of the others."""
 
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -32,6 +34,8 @@ class Answer:
     turn: SampledTurn
     calls: tuple[ToolCall, ...] = ()
     """Known once the turn has been parsed."""
+    content: str = ""
+    """What it says beside its calls."""
 
     def call_ids(self) -> list[str]:
         """The model's own where it fits, else nine digits: Mistral's template takes exactly nine letters or digits."""
@@ -49,11 +53,13 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Rendering:
-    """texts[i] stands before turns[i], texts[-1] behind them all."""
+class Marked:
+    """What the template makes of placeholders. `texts[i]` stands before `turns[i]`, `texts[-1]` behind them all."""
 
     texts: list[str]
     turns: list[Seen]
+    mangled: bool
+    """Whether the template cut, wrote otherwise or split some of the placeholders."""
 
 
 class Renderer:
@@ -66,55 +72,97 @@ class Renderer:
         self._structured = False
         """Whether the template refused tool results that follow no structured call; then all calls are shown so."""
         # letters and digits alone, so that no template trims, escapes or splits it
-        self._nonce = f"sampled{secrets.token_hex(8)}turn"
+        self._nonce = f"{secrets.token_hex(8)}turn"
         self._placeholder = re.compile(rf"{self._nonce}(\d+)([{THOUGHTS}{BODY}{CALL}])end")
-        self._ends = re.compile("|".join(re.escape(template.decode([i])) for i in template.stop_ids) or r"\Z")
+        self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
 
-    def render(self, messages: Sequence[Message | Answer]) -> Rendering:
-        """Raises TaskError when the template refuses the conversation."""
+    def whole(self, messages: Sequence[Message | Answer]) -> str:
+        """What the model is to be shown. Raises TaskError and TemplateUnusable as the template does."""
         try:
-            return self._read(self._text(messages))
-        except TaskError:
+            return self._text(messages, real=True)
+        except (TaskError, TemplateUnusable):
             if self._structured or not any(isinstance(m, Answer) and m.calls for m in messages):
                 raise
         self._structured = True
-        return self._read(self._text(messages))
+        try:
+            return self._text(messages, real=True)
+        except (TaskError, TemplateUnusable):
+            self._structured = False
+            raise
 
-    def _text(self, messages: Sequence[Message | Answer]) -> str:
-        shown = [self._message(m) if isinstance(m, Answer) else m for m in messages]
-        return self._template.render(shown, self._tools, True)
+    def marked(self, messages: Sequence[Message | Answer]) -> Marked | None:
+        """The same with placeholders; None where the template takes none."""
+        try:
+            return self._read(self._text(messages, real=False))
+        except (TaskError, TemplateUnusable):
+            return None
+
+    def ids(self, text: str, behind: int | None) -> list[int]:
+        """Tokenise a piece of the real rendering; the one way by which a template's text becomes ids.
+
+        `behind`: the token before it. Raises ValueError for a text with a placeholder.
+        """
+        if self._nonce in text:
+            raise ValueError("a placeholder is no text for a model")
+        return self._template.encode_behind(behind, text)
+
+    def _text(self, messages: Sequence[Message | Answer], *, real: bool) -> str:
+        show = self._real if real else self._message
+        return self._template.render([show(m) if isinstance(m, Answer) else m for m in messages], self._tools, True)
+
+    def _real(self, answer: Answer) -> Message:
+        """The turn as any caller of a template would give it."""
+        turn, calls = answer.turn, self._structured and bool(answer.calls)
+        message: Message = {"role": "assistant"}
+        if not self._harmony:
+            message["content"] = answer.content if calls else turn.text
+        else:
+            thoughts, rest = turn.split()
+            if turn.thinks:  # the template writes the channels, and refuses texts that have some
+                message["thinking"] = _bare(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
+            if not calls:
+                message["content"] = _bare(rest.rpartition(MESSAGE)[2])
+        if calls:
+            arguments = [call.arguments for call in answer.calls]
+            message["tool_calls"] = [self._call(answer, k, arguments[k]) for k in range(len(arguments))]
+        return message
 
     def _message(self, answer: Answer) -> Message:
-        thinks, calls = answer.turn.rest is not None, self._structured and bool(answer.calls)
+        """The turn as a message with placeholders."""
+        thinks, calls = answer.turn.thinks, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
-        body = "" if calls else self._mark(answer, BODY)
+        body = answer.content if calls else self._mark(answer, BODY)
         if not self._harmony:
-            thoughts = f"{self._mark(answer, THOUGHTS)}\n{THINK_ENDS}{answer.turn.space}" if thinks else ""
+            rest = answer.turn.split()[1]
+            space = rest[: len(rest) - len(rest.lstrip())]
+            thoughts = f"{self._mark(answer, THOUGHTS)}\n{THINK_ENDS}{space}" if thinks and not calls else ""
             message["content"] = thoughts + body
         else:
             if thinks:
                 message["thinking"] = self._mark(answer, THOUGHTS)
-            if body:
+            if not calls:
                 message["content"] = body
         if calls:
-            message["tool_calls"] = [self._call(answer, k) for k in range(len(answer.calls))]
+            marks = [{self._mark(answer, CALL): ""}, *({} for _ in answer.calls[1:])]
+            message["tool_calls"] = [self._call(answer, k, marks[k]) for k in range(len(marks))]
         return message
 
-    def _call(self, answer: Answer, k: int) -> dict[str, Any]:
-        arguments = {self._mark(answer, CALL): ""} if k == 0 else {}
+    def _call(self, answer: Answer, k: int, arguments: dict[str, Any]) -> dict[str, Any]:
         function = {"name": answer.calls[k].name, "arguments": arguments}
         return {"id": answer.call_ids()[k], "type": "function", "function": function}
 
     def _mark(self, answer: Answer, part: str) -> str:
         return f"{self._nonce}{answer.number}{part}end"
 
-    def _read(self, text: str) -> Rendering:
+    def _read(self, text: str) -> Marked:
         texts, turns, start = [], [], 0
         for first, last, seen in self._turns(text):
             texts.append(text[start:first])
             turns.append(seen)
             start = self._end_of_calls(text, last) if seen.parts.endswith(CALL) else last
-        return Rendering([*texts, text[start:]], turns)
+        texts.append(text[start:])
+        rest = self._placeholder.sub("", text).lower()
+        return Marked(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, Seen]]:
         """Where each turn begins and ends. Its thoughts and what follows them are one turn, whatever stands between."""
@@ -128,10 +176,10 @@ class Renderer:
             yield this[0], (then if joined else this)[1], Seen(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """What the template writes of the calls, the turn's ids say already: the rest begins with the turn's end."""
+        """What the template writes of the calls is the turn's: the rest begins with the turn's end."""
         end = self._ends.search(text, position)
-        if end is None:
-            raise TaskError(
-                "the model's chat template ends a turn with tool calls by none of the tokens that end a turn"
-            )
-        return end.start()
+        return end.start() if end is not None else position
+
+
+def _bare(text: str) -> str:
+    return text.replace(CHANNEL, "")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
-from rollyard.tokens.rendering import CALL, THOUGHTS, Rendering, Seen
+from rollyard.tokens.rendering import THOUGHTS, Marked
+from rollyard.tokens.template import ChatTemplate
 from rollyard.tokens.turn import SampledTurn
 
 QUOTED = 40
-TAILS = (64, 32, 16, 8, 4)
-LONGEST_HEADER = 256
 
 
 class Cause(StrEnum):
@@ -21,6 +20,8 @@ class Cause(StrEnum):
 
     TEMPLATE_REWROTE = "TemplateRewrote"
     """The text before or between sampled turns came out differently."""
+    TURN_REWRITTEN = "TurnRewritten"
+    """The template writes a sampled turn, or its end, otherwise than it was sampled."""
     TURN_DROPPED = "TurnDropped"
     """A sampled turn is gone, repeated or elsewhere."""
     THOUGHTS_DROPPED = "ThoughtsDropped"
@@ -41,19 +42,25 @@ class Break:
 
 @dataclass(frozen=True)
 class Placed:
-    """A sampled turn in a segment."""
+    """A sampled turn in a segment: by its ids, from the `first` of them on."""
 
     number: int
-    whole: bool
-    """With its thoughts, if it has any."""
+    first: int
+    start: int
+    """In the segment's text; so too `end`."""
+    end: int
+    ended: bool
+    """With the token that ended it."""
 
 
 @dataclass
 class Track:
     """Everything up to the last sampled token."""
 
-    texts: list[str] = field(default_factory=list)
-    """Before each of `turns`."""
+    text: str = ""
+    """What the template wrote when the last turn was sampled: what the ids say that stand before it."""
+    said: tuple[str, ...] = ("",)
+    """How that turn reads, with its end."""
     turns: list[Placed] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -68,9 +75,6 @@ class Track:
         self.logprobs += [None] * len(ids)
         self.weights_version += [None] * len(ids)
 
-    def drop_last(self) -> None:
-        del self.ids[-1], self.logprobs[-1], self.weights_version[-1]
-
     def segment(self, prompt_length: int) -> Segment:
         extras: dict[str, Any] = {"finish_reasons": list(self.finish_reasons)}
         if self.opened_by is not None:
@@ -84,55 +88,53 @@ class Track:
             extras=extras,
         )
 
-    def difference(self, rendering: Rendering, sampled: Sequence[SampledTurn]) -> tuple[Cause, str] | None:
-        """What keeps the rendering from continuing this segment; None when it does."""
-        then, now = [placed.number for placed in self.turns], [seen.number for seen in rendering.turns]
-        if then != now:
-            return Cause.TURN_DROPPED, f"the template shows the sampled turns {now}, before it showed {then}"
-        for i, (placed, seen) in enumerate(zip(self.turns, rendering.turns, strict=True)):
-            whole, turn = shown_whole(seen, sampled[seen.number]), sampled[seen.number]
-            if whole != placed.whole:
-                what = "leaves out" if placed.whole else "shows again"
-                return Cause.THOUGHTS_DROPPED, f"the template {what} the thoughts of turn {seen.number}"
-            if not _same_before(self.texts[i], rendering.texts[i], seen, turn.shown(whole)[1]):
-                return Cause.TEMPLATE_REWROTE, _where(seen.number, self.texts[i], rendering.texts[i])
+    def new_in(self, rendered: str) -> str | None:
+        """What a rendering has behind all that stands here already; None where it has something else in its place."""
+        if rendered.startswith(self.text):
+            for said in self.said:
+                if rendered.startswith(said, len(self.text)):
+                    return rendered[len(self.text) + len(said) :]
         return None
 
+    def difference(self, rendered: str, marked: Marked | None, sampled: Sequence[SampledTurn]) -> tuple[Cause, str]:
+        """What keeps a rendering from continuing this segment: the cause, and for people the turn and the place."""
+        then = self.text + "".join(self.said[:1])
+        pairs = enumerate(zip(then, rendered, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(then), len(rendered)))
+        place = next((placed for placed in self.turns if same < placed.end), self.turns[-1])
+        number, inside = place.number, same >= place.start
+        old, new = then[same : same + QUOTED], rendered[same : same + QUOTED]
+        where = f"{'in' if inside else 'before'} turn {number}, behind {then[max(same - QUOTED, 0) : same]!r}, "
+        where += (
+            f"{old!r} was sampled, and the template has {new!r}" if inside else f"the template had {old!r}, now {new!r}"
+        )
+        if marked is not None:
+            had, shown = [placed.number for placed in self.turns], [seen.number for seen in marked.turns]
+            parts = {seen.number: seen.parts for seen in marked.turns}.get(number, THOUGHTS)
+            if shown == had and place.first == 0 and sampled[number].thinks and THOUGHTS not in parts:
+                return Cause.THOUGHTS_DROPPED, f"the template leaves out the thoughts of turn {number}: {where}"
+            if shown != had and not marked.mangled and (set(had) - set(shown) or shown != sorted(set(shown))):
+                return Cause.TURN_DROPPED, f"the template shows the sampled turns {shown}, before {had}: {where}"
+        return Cause.TURN_REWRITTEN if inside else Cause.TEMPLATE_REWROTE, where
 
-def shown_whole(seen: Seen, turn: SampledTurn) -> bool:
-    return turn.rest is None or seen.parts.startswith(THOUGHTS)
 
+def located(rendered: str, marked: Marked, sampled: Sequence[SampledTurn], template: ChatTemplate) -> Iterator[Placed]:
+    """The sampled turns that stand in a rendering word for word, in their order.
 
-def text_before(rendered: str, seen: Seen, turn: SampledTurn) -> str:
-    """The text to put before a turn's ids in a new segment: without the beginning that the ids have themselves.
-
-    Harmony's header of an answer, the opening tag of thoughts and a call's own syntax are the model's to sample; where
-    they begin, the text ends that stood before the turn when it was sampled.
+    `marked` says where to look. A turn of which the rendering has another text is left out: it stays text.
     """
-    whole = shown_whole(seen, turn)
-    for size in TAILS:
-        at = rendered.rfind(turn.before[-size:]) if len(turn.before) >= size else -1
-        if at >= 0:
-            head, header = rendered[: at + size], rendered[at + size :]
-            spaces = not whole and not header.strip()  # what is left of the turn begins behind them
-            own = len(header) <= LONGEST_HEADER and _own(header, seen, turn.shown(whole)[1])
-            return head if own and not spaces else rendered
-    return rendered
-
-
-def _same_before(then: str, now: str, seen: Seen, shown: str) -> bool:
-    """White space right before a turn is no difference: templates without a generation prompt (Mistral's) put some
-    there that was the model's to sample."""
-    head = then.rstrip()
-    return now.startswith(head) and _own(now[len(head) :], seen, shown)
-
-
-def _own(header: str, seen: Seen, shown: str) -> bool:
-    """Whether what the template writes right before a turn's placeholder is how the turn itself begins."""
-    return seen.parts.startswith(CALL) or shown.lstrip().startswith(header.strip())
-
-
-def _where(number: int, then: str, now: str) -> str:
-    same = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), min(len(then), len(now)))
-    old, new = then[same : same + QUOTED], now[same : same + QUOTED]
-    return f"before turn {number}, behind {then[max(same - QUOTED, 0) : same]!r}, the template had {old!r}, now {new!r}"
+    position = 0
+    for before, seen in zip(marked.texts, marked.turns, strict=False):
+        found = rendered.find(before, position)
+        if found < 0:
+            return
+        position = found + len(before)
+        turn = sampled[seen.number]
+        for first, text in turn.remainders(template):
+            # the turn may have sampled the end of what stands before its placeholder: an opening tag, a header
+            start = rendered.rfind(text, found, position + len(text)) if text else -1
+            if start >= 0:
+                position = start + len(text)
+                ended = bool(turn.end) and rendered.startswith(turn.end, position)
+                yield Placed(seen.number, first, start, position + len(turn.end) * ended, ended)
+                break

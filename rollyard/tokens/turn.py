@@ -1,8 +1,8 @@
-"""One sampled turn: its ids, and where in them the thoughts end that a template may leave out later."""
+"""One sampled turn: its ids, and how they read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rollyard.tokens.template import ChatTemplate
@@ -10,50 +10,71 @@ from rollyard.tokens.template import ChatTemplate
 THINK_ENDS = "</think>"
 CHANNEL = "<|channel|>"
 ANALYSIS = CHANNEL + "analysis"
+MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
 """Harmony writes thoughts as a message of their own; what follows this is the answer, its header included."""
+MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
+HALF = "\ufffd"
+"""How bytes read that are no whole character."""
+TAIL = 4
+"""Ids of a prompt that a turn is read behind."""
 
 
 @dataclass(frozen=True)
 class SampledTurn:
     ids: list[int]
     text: str
-    """Of the ids, without the token that ended them."""
-    before: str
-    """The text that stood between the turn before and this one when it was sampled."""
-    rest: list[int] | None = None
-    """The ids behind the thoughts, where the template knows thoughts and there are some."""
-    rest_text: str = ""
-    space: str = ""
-    """White space between the thoughts and the rest, in neither."""
+    """Of the ids, without the token that ended them: what the message says that the template is given."""
+    end: str
+    """Text of the token that ended it; empty where a limit did."""
+    spellings: tuple[str, ...]
+    """How the text may read behind a prompt: some tokenizers leave out a space where a text begins. None where its bytes
+    run into the text beside it."""
+    marker: str = ""
+    """What ends the thoughts in it; empty where there are none, or the template knows of none."""
 
-    def shown(self, whole: bool) -> tuple[list[int], str]:
-        """Ids and text, with the thoughts or without."""
-        return (self.ids, self.text) if whole or self.rest is None else (self.rest, self.rest_text)
+    @property
+    def said(self) -> list[int]:
+        """The ids without the one that ended them."""
+        return self.ids[:-1] if self.end else self.ids
+
+    @property
+    def thinks(self) -> bool:
+        return bool(self.marker)
+
+    def split(self) -> tuple[str, str]:
+        """Thoughts with what ends them, and the rest. The first is empty where there are none."""
+        end = self.text.rfind(self.marker) + len(self.marker) if self.marker else 0
+        return self.text[:end], self.text[end:]
+
+    def remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
+        """What may be left of the turn: from which of the ids on, and how these read.
+
+        All of it, or what stands behind its thoughts, with the white space before that or without as much of it as is
+        tokens of its own.
+        """
+        yield from ((0, text) for text in self.spellings)
+        if not self.thinks or not self.spellings:
+            return
+        ids, thoughts = self.said, self.split()[0]
+        first = _behind(template, ids, self.marker, thoughts.count(self.marker))
+        while first < len(ids):
+            before = template.decode(ids[:first])
+            if self.text.startswith(before):
+                yield first, self.text[len(before) :]
+            if template.decode([ids[first]]).strip():
+                return
+            first += 1
 
 
-def sampled_turn(template: ChatTemplate, ids: Sequence[int], before: str) -> SampledTurn:
-    """Reads a turn's text; nothing of it is ever tokenised."""
+def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
+    """Read a turn that was sampled behind a prompt; nothing of it is ever tokenised."""
     ended = bool(ids) and ids[-1] in template.stop_ids
     said = list(ids[:-1] if ended else ids)
-    text = template.decode(said)
-    if harmony(template):
-        thoughts = text.rfind(ANALYSIS)
-        end = text.find(NEXT_MESSAGE, thoughts) if thoughts >= 0 else -1
-        marker = NEXT_MESSAGE
-    else:
-        end = text.rfind(THINK_ENDS) if THINK_ENDS in template.source else -1
-        marker = THINK_ENDS
-    if end < 0:
-        return SampledTurn(list(ids), text, before)
-    end += len(marker)
-    start, rest_text = _behind(template, said, marker, text.count(marker, 0, end)), text[end:]
-    if harmony(template):
-        return SampledTurn(list(ids), text, before, list(ids[start:]), rest_text)
-    space = rest_text[: len(rest_text) - len(rest_text.lstrip())]
-    return SampledTurn(
-        list(ids), text, before, list(ids[_past_space(template, said, start) :]), rest_text.lstrip(), space
-    )
+    text, end = template.decode(said), template.ends[ids[-1]] if ended else ""
+    stands = end or not text.endswith(HALF) or _stands(template, said, text)
+    spellings = _spellings(template, said, text, prompt[-TAIL:]) if stands else ()
+    return SampledTurn(list(ids), text, end, spellings, _marker(template, text))
 
 
 def harmony(template: ChatTemplate) -> bool:
@@ -61,7 +82,29 @@ def harmony(template: ChatTemplate) -> bool:
     return CHANNEL in template.source
 
 
-def _behind(template: ChatTemplate, ids: list[int], marker: str, times: int) -> int:
+def _marker(template: ChatTemplate, text: str) -> str:
+    if not harmony(template):
+        return THINK_ENDS if THINK_ENDS in template.source and THINK_ENDS in text else ""
+    thoughts = text.rfind(ANALYSIS)
+    return NEXT_MESSAGE if thoughts >= 0 and NEXT_MESSAGE in text[thoughts:] else ""
+
+
+def _stands(template: ChatTemplate, said: Sequence[int], text: str) -> bool:
+    """Whether half a character at the end reads the same before another byte; where bytes are tokens it may not."""
+    byte = "\x01"
+    return template.decode([*said, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
+
+
+def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
+    """Behind the prompt's last ids, and by itself where the tokenizer's own texts do not read as they were written."""
+    before, together = template.decode(tail), template.decode([*tail, *said])
+    if not together.startswith(before):
+        return () if template.exact else (text,)
+    behind = together[len(before) :]
+    return (behind,) if behind == text or template.exact else (behind, text)
+
+
+def _behind(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
     """Fewest leading ids whose text has the marker so many times."""
     low, high = 0, len(ids)
     while low < high:
@@ -71,10 +114,3 @@ def _behind(template: ChatTemplate, ids: list[int], marker: str, times: int) -> 
         else:
             low = middle + 1
     return low
-
-
-def _past_space(template: ChatTemplate, ids: list[int], start: int) -> int:
-    """A template that leaves thoughts out trims what is left, or shows this white space as text of its own."""
-    while start < len(ids) and not template.decode([ids[start]]).strip():
-        start += 1
-    return start

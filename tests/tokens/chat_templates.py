@@ -63,5 +63,5 @@ LAST_THREE = """
 ALTERNATING = """
 {%- for m in messages %}
     {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-    {{- m.content }}
+    {{- m.content + eos_token }}
 {%- endfor %}"""

@@ -37,6 +37,9 @@ TOOLS = [
 ]
 WORDS = ["yes", "no", "3.14", "Straße", "漢字", "🎉", "</tool_call>", "\n", "  ", "fox", "{{ 1 }}", "<0x0A>", "x = 1"]
 
+TEXTUAL = [family for family in FAMILIES if family.name not in ("Mistral", "gpt-oss")]
+"""The families whose templates take calls as text."""
+
 
 Sample = Callable[[list[int]], Awaitable[tuple[list[int], list[float], str]]]
 
@@ -90,8 +93,6 @@ class Record:
     prompts: list[list[int]] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
-    breaks: list[int] = field(default_factory=list)
-    """Numbers of the turns whose prompts must break the prefix, by the family's rule."""
 
 
 def thinks(family: Family, text: str) -> bool:
@@ -101,15 +102,17 @@ def thinks(family: Family, text: str) -> bool:
     return "</think>" in text and "</think>" in family.template
 
 
-def add(conversation: Conversation, sampler: Sampler, calls: tuple[ToolCall, ...]) -> str:
-    """What follows a turn; gives its role."""
+def add(conversation: Conversation, sampler: Sampler, calls: tuple[ToolCall, ...]) -> tuple[str, list[dict[str, Any]]]:
+    """What follows a turn; gives its role, and the messages."""
     pick = sampler.random
     if calls:
-        conversation.add_results(calls, [sampler._words() for _ in calls])
-        return "tool"
+        results = [sampler._words() for _ in calls]
+        conversation.add_results(calls, results)
+        return "tool", [{"role": "tool", "content": result} for result in results]
     role = pick.choice(["user", "user", "system"]) if sampler.family.systems else "user"
-    conversation.add_messages([{"role": role, "content": sampler._words()}])
-    return role
+    added = [{"role": role, "content": sampler._words()}]
+    conversation.add_messages(added)
+    return role, added
 
 
 def check(conversation: Conversation, record: Record) -> None:
@@ -129,8 +132,7 @@ def check(conversation: Conversation, record: Record) -> None:
             runs.append(ids[first:last])
             start = last
     assert runs == record.sampled
-    assert [broken.turn for broken in conversation.breaks] == record.breaks
-    assert len(segments) == 1 + len(record.breaks)
+    assert len(segments) == 1 + len(conversation.breaks)
     assert all(broken.why for broken in conversation.breaks)
 
 
@@ -141,13 +143,19 @@ async def converse(family: Family, sampler: Sampler, lossless: bool, sample: Sam
     assert type(parser_for(template)) is type(parser)
     start = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 * 4?"}]
     conversation, record = Conversation(template, start, TOOLS), Record()
-    after = "user"
+    after, messages, shown = "user", list(start), ""
     for number in range(CONVERSATION):
         prompt = conversation.prompt_ids()
+        if lossless and family in TEXTUAL:
+            # what the template makes of the very texts, without our code
+            whole = template.render(messages, TOOLS, True)
+            assert template.decode(prompt) == whole
+            assert ([number] == [broken.turn for broken in conversation.breaks][-1:]) == (not whole.startswith(shown))
         record.prompts.append(prompt)
         ids, logprobs, finish = await sample(prompt)
         record.sampled.append(ids)
         text = conversation.add_sampled(ids, logprobs, "v1", finish)
+        shown = template.decode([*prompt, *ids])
         calls: tuple[ToolCall, ...] = ()
         if sampler.calls:
             parsed = parser.parse(text)
@@ -156,9 +164,8 @@ async def converse(family: Family, sampler: Sampler, lossless: bool, sample: Sam
             else:
                 assert not lossless, text
         record.said.append(Said(text, len(calls), thinks(family, text), after))
-        after = add(conversation, sampler, calls)
-        if number + 1 < CONVERSATION and family.breaks(record.said, after):
-            record.breaks.append(number + 1)
+        after, added = add(conversation, sampler, calls)
+        messages += [{"role": "assistant", "content": text}, *added]
     check(conversation, record)
     return len(record.said)
 
@@ -200,7 +207,7 @@ async def test_so_it_is_with_a_model_of_random_weights(
             return answer.token_ids, answer.logprobs, answer.finish_reason
 
         for _ in range(2):
-            assert await converse(family, sampler, True, sample) == CONVERSATION
+            assert await converse(family, sampler, shape in LOSSLESS, sample) == CONVERSATION
         with pytest.raises(EndpointRefused, match="`min_p` is not supported by the embedded engine; leave it out"):
             await client.complete(endpoint, [1, 2], Sampling(min_p=0.5), 12, template.stop_ids)
 
@@ -235,10 +242,6 @@ ATTENTION = {"q_proj": (32, 32), "k_proj": (16, 32), "v_proj": (16, 32), "o_proj
 MLP = {"gate_proj": (64, 32), "up_proj": (64, 32), "down_proj": (32, 64)}
 
 
-TEXTUAL = [family for family in FAMILIES if family.name not in ("Mistral", "gpt-oss")]
-"""The families whose templates take calls as text."""
-
-
 @pytest.mark.parametrize("family", TEXTUAL, ids=lambda family: family.name)
 def test_what_is_written_well_is_sent_as_the_template_writes_it(family: Family) -> None:
     """After every break too: the ids of the prompt spell what the template makes of the real messages."""
@@ -247,7 +250,8 @@ def test_what_is_written_well_is_sent_as_the_template_writes_it(family: Family) 
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 3 * 4?"}]
     conversation = Conversation(template, messages, TOOLS)
     plan = ["tool", "tool", "user", "tool", "user", "user"]
-    for role in plan:
+    record, after, breaks = [], "user", []
+    for number, role in enumerate(plan):
         assert template.decode(conversation.prompt_ids()) == template.render(messages, TOOLS, True)
         said = family.calls([("bash", {"command": "ls"})]) if role == "tool" else "It is 12."
         text = family.thoughts("Well.") + said
@@ -258,7 +262,12 @@ def test_what_is_written_well_is_sent_as_the_template_writes_it(family: Family) 
         answer = {"role": role, "content": "And now?"}
         conversation.add_messages([answer])
         messages.append(answer)
+        record.append(Said(text, int(role == "tool"), thinks(family, text), after))
+        after = role
+        if family.breaks(record, role):
+            breaks.append(number + 1)
     assert template.decode(conversation.prompt_ids()) == template.render(messages, TOOLS, True)
+    assert [broken.turn for broken in conversation.breaks] == breaks
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in TEXTUAL], ids=lambda family: family.name)

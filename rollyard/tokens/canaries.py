@@ -1,0 +1,116 @@
+"""What a chat template does with each role, found out by a word for each before any conversation.
+
+Templates take contents as text, or as a list of parts; what they do not look for vanishes without an error. So each role's
+word must come back in one of the two forms, or the template must refuse the role in words of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from rollyard.errors import TaskError, TemplateUnusable
+
+Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
+"""(messages, tools, add_generation_prompt) -> text, contents as they are. Raises TaskError, TemplateUnusable."""
+
+WORDS = {"user": "quvo", "assistant": "zemi", "system": "wyfa", "tool": "jexo"}
+"""Short, so that no template cuts them, and lower case: they are looked for whatever their case is then."""
+AGAIN = "hupi"
+CALL_ID = "aaaaaaaaa"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run it.",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        },
+    }
+]
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text as a list of parts."""
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def roles_in_parts(render: Render) -> frozenset[str]:
+    """Roles whose content the template wants as a list of parts.
+
+    Raises TemplateUnusable for a template that fails, or that shows nothing of what some role says.
+    """
+    parts: set[str] = set()
+    for role in WORDS:
+        errors: list[TaskError | TemplateUnusable] = []
+        forms = [form for form in (parts, parts | {role}) if _shows(render, role, form, errors)]
+        if forms:
+            parts = forms[0]
+        elif role == "user" and errors:
+            raise TemplateUnusable(f"fails at a conversation of one question: {errors[0]}")
+        elif not any(isinstance(error, TaskError) for error in errors):
+            how = f"fails: {errors[0]}" if errors else "shows nothing of it, as text or as a list of parts"
+            raise TemplateUnusable(
+                f"loses what a message of role {role!r} says: it {how}; show message.content there, or call "
+                "raise_exception where the model knows no such role"
+            )
+    return frozenset(parts)
+
+
+def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> bool:
+    """Whether the template writes one of these behind what an assistant says."""
+    for messages, tools in (
+        (_conversation("assistant")[0], []),
+        ([*_conversation("assistant")[0], _message("user", AGAIN)], []),
+        (_conversation("tool")[1][:2], TOOLS),
+        (_conversation("tool")[1], TOOLS),
+    ):
+        for prompt in (False, True):
+            try:
+                text = render([in_parts(m) if m["role"] in parts else m for m in messages], tools, prompt)
+            except (TaskError, TemplateUnusable):
+                continue
+            called = messages[1].get("tool_calls")
+            behind = text.lower().rfind("bash" if called else WORDS["assistant"])
+            upto = text.lower().find(AGAIN, behind)
+            if behind >= 0 and any(end in text[behind : upto if upto >= 0 else None] for end in ends):
+                return True
+    return False
+
+
+def _shows(render: Render, role: str, parts: Collection[str], errors: list[TaskError | TemplateUnusable]) -> bool:
+    word = WORDS[role]
+    for messages in _conversation(role):
+        try:
+            shown = [in_parts(m) if m["role"] in parts else m for m in messages]
+            text = render(shown, TOOLS if role == "tool" else [], role not in ("assistant",)).lower()
+        except (TaskError, TemplateUnusable) as error:
+            errors.append(error)
+            continue
+        # a list that was written as it is, brackets and all, is not what anybody meant
+        if word in text and not (role in parts and any(f"text{q}: {q}{word}" in text for q in "'\"")):
+            return True
+    return False
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def _conversation(role: str) -> list[list[dict[str, Any]]]:
+    """Conversations in which the role speaks; one that shows it is enough."""
+    user, said = _message("user", WORDS["user"]), _message("assistant", WORDS["assistant"])
+    match role:
+        case "user":
+            return [[user]]
+        case "assistant":
+            return [[user, said], [user, said, _message("user", AGAIN)]]
+        case "system":
+            return [[_message("system", WORDS["system"]), user]]
+        case _:
+            function = {"name": "bash", "arguments": {"command": "ls"}}
+            calls = [{"id": CALL_ID, "type": "function", "function": function}]
+            result = {"role": "tool", "name": "bash", "tool_call_id": CALL_ID, "content": WORDS["tool"]}
+            return [[user, said, result], [user, {**_message("assistant", ""), "tool_calls": calls}, result]]
