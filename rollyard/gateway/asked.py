@@ -35,6 +35,8 @@ class Asked:
     tools: list[dict[str, Any]]
     """As OpenAI's chat API has them; empty where the caller wants no calls."""
     wanted: Wanted
+    lead: str = ""
+    """How the next turn begins, behind all messages: the policy goes on from there."""
 
     @property
     def characters(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollyard.errors import TaskError
 from rollyard.gateway.asked import Asked
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.conversation import Break, Cause, Conversation
@@ -28,6 +29,8 @@ Key = str
 """Digest of a message and all before it."""
 BEFORE, QUOTED = 10, 40
 """Characters shown around a difference."""
+SEAM = 64
+"""Characters before a beginning that decide where its first token starts."""
 
 
 @dataclass
@@ -71,7 +74,7 @@ class ChatBranch:
         return self.conversation.breaks
 
     def segments(self) -> list[Segment]:
-        return self.conversation.segments()
+        return [_from_first_sampled(segment) for segment in self.conversation.segments()]
 
     def say(self, messages: Sequence[Message]) -> None:
         """Of the caller, behind the last sampled turn."""
@@ -110,6 +113,8 @@ class Prepared:
     """After each message, the first before any."""
     results: list[str]
     """What the caller's tools said since the branch's last turn."""
+    lead: list[int] = field(default_factory=list)
+    """The last of the prompt, which is how the turn begins."""
 
 
 class History:
@@ -131,6 +136,7 @@ class History:
 
     def prepare(self, asked: Asked) -> Prepared:
         """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
+        lead = self._lead(asked) if asked.lead else []
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = self._keys(start, asked.messages)
         # a turn of another branch that came behind is recalled there by its ids, and would stand here as text
@@ -150,7 +156,7 @@ class History:
             branch.busy = False
             raise
         results = [str(m["content"]) for m in asked.messages[branch.length :] if m["role"] == "tool"]
-        return Prepared(branch, asked.messages, prompt, keys, results)
+        return Prepared(branch, asked.messages, [*prompt, *lead], keys, results, lead)
 
     def record(self, prepared: Prepared, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
         """The branch's conversation has the turn; `message` is how the caller sees it. `ended_by`: the text behind it that
@@ -174,6 +180,23 @@ class History:
         """The call came to nothing; what it said is forgotten."""
         prepared.branch.say([])
         prepared.branch.busy = False
+
+    def _lead(self, asked: Asked) -> list[int]:
+        """Ids of how the next turn begins. Raises TaskError where they would not stand in the prompt as the template shows a
+        message that begins so."""
+        render, encode = self._template.render, self._template.encode
+        open_turn = render(asked.messages, asked.tools, True)
+        shown = render([*asked.messages, {"role": "assistant", "content": asked.lead}], asked.tools, False)
+        seam = open_turn[-SEAM:]
+        before, ids = encode(seam), encode(seam + asked.lead)
+        lead = ids[len(before) :]
+        exact = shown.startswith(open_turn + asked.lead) and ids[: len(before)] == before
+        if not exact or self._template.decode(lead) != asked.lead:
+            raise TaskError(
+                "the last message is the assistant's, and this model's chat template does not show a turn that begins with "
+                "it as it stands: end with a message of the user, or change how the turn begins (no white space at its end)"
+            )
+        return lead
 
     def _open(self, asked: Asked, keys: Sequence[Key]) -> ChatBranch:
         recalled: list[Answer | None] = []
@@ -219,6 +242,12 @@ class History:
             same = recalled or (latest is not None and _says_the_thoughts(message, latest))
             self._known[before, own] = latest if same else None
         return self._known[before, own]
+
+
+def _from_first_sampled(segment: Segment) -> Segment:
+    """A turn may begin with ids of the caller's."""
+    first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
+    return segment if first == segment.prompt_length else segment.model_copy(update={"prompt_length": first})
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:

@@ -103,6 +103,7 @@ def read(body: Body) -> Asked:
         messages.append({"role": "system", "content": system})
     for message in objects(body.get("messages"), "messages"):
         messages += _messages(message)
+    messages, lead = _led(messages)
     if not any(m["role"] != "system" for m in messages):
         raise bad_request("`messages` must have at least one message", param="messages")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
@@ -110,7 +111,28 @@ def read(body: Body) -> Asked:
     wanted = read_wanted(body, OWN)
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
         wanted = type(wanted)(wanted.fields, parallel=False)
-    return Asked(messages, offered(choice, tools), wanted)
+    return Asked(messages, offered(choice, tools), wanted, lead)
+
+
+def _led(messages: list[Message]) -> tuple[list[Message], str]:
+    """Messages in a row of the assistant are one, as Anthropic has it; the last of all is how the next turn begins."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is not None and last["role"] == message["role"] == "assistant":
+            calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+            joined[-1] = {**last, "content": last["content"] + message["content"]}
+            joined[-1] |= {"tool_calls": calls} if calls else {}
+        else:
+            joined.append(message)
+    if not joined or joined[-1]["role"] != "assistant":
+        return joined, ""
+    last = joined.pop()
+    if "tool_calls" in last:
+        raise bad_request("the last message has a tool_use without its tool_result behind it", param="messages")
+    if not last["content"]:
+        raise bad_request("the last message is the assistant's and has no text to go on from", param="messages")
+    return joined, last["content"]
 
 
 def _messages(message: dict[str, Any]) -> Iterator[Message]:

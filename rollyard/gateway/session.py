@@ -185,7 +185,7 @@ class Session:
             with self._admitted(asked.wanted) as sampling:
                 stops = sampling.stop or []
                 decode, stop_ids = self._template.decode, self._template.stop_ids
-                speech = Speech(decode, stop_ids, stops, calls=bool(asked.tools), trim=True)
+                speech = Speech(decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.lead)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
                 answer = partial(self._answer, asked, parser, prepared, sampled, stops, seconds)
                 said = await self._apart.run(answer, _characters(sampled), self._recorded_all_the_same)
@@ -328,10 +328,16 @@ class Session:
         """Record the turn, as ids, and as the caller is told it. Raises Refusal."""
         self._check_open()
         conversation = prepared.branch.conversation
-        text = conversation.add_sampled(
-            sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason
+        lead, none = prepared.lead, [None] * len(prepared.lead)
+        whole = conversation.add_sampled(
+            [*lead, *sampled.token_ids],
+            [*none, *sampled.logprobs],
+            [*none, *sampled.weights_versions],
+            sampled.finish_reason,
         )
-        shown, stop = _cut(text, stops)
+        text = whole.removeprefix(asked.lead)
+        said, stop = _cut(text, stops)
+        shown = asked.lead + said
         turn = parsed(parser, shown) if parser is not None else ParsedTurn(shown.strip())
         calls = turn.calls if asked.wanted.parallel else turn.calls[:1]
         content = shown.strip() if turn.error is not None and not calls else turn.content
@@ -340,6 +346,7 @@ class Session:
         )
         message = assistant(content, [(c.id, c.name, c.arguments) for c in given])
         self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
+        content = content.removeprefix(asked.lead.lstrip())  # which the caller has already
         self._took(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
         finish = "tool_calls" if given else _finish(sampled, stop)
         return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)

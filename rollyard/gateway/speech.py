@@ -16,12 +16,13 @@ CALL_MARKS = (
 class Detokenizer:
     """Decodes a window of the last ids, so that what a tokenizer does at the start of a text does not show."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
+        """`before`: ids of whole characters, of which nothing is told."""
         self._decode = decode
-        self._ids: list[int] = []
+        self._ids: list[int] = list(before)
         self._start = 0
         """Of the window."""
-        self._said = 0
+        self._said = len(before)
         """So many ids have become text."""
 
     def feed(self, ids: Sequence[int]) -> str:
@@ -56,9 +57,11 @@ class Speech:
         *,
         calls: bool,
         trim: bool,
+        lead: Sequence[int] = (),
     ) -> None:
-        """`calls`: there may be tool calls. `trim`: space around the turn is left out."""
-        self._detokenizer = Detokenizer(decode)
+        """`calls`: there may be tool calls. `trim`: space around the turn is left out. `lead`: ids with which it began."""
+        self._detokenizer = Detokenizer(decode, lead)
+        self._led = bool(lead)
         self._stop_ids = frozenset(stop_ids)
         self._marks = (*stops, *(CALL_MARKS if calls else ()))
         self._calls, self._trim = calls, trim
@@ -71,7 +74,7 @@ class Speech:
     def feed(self, ids: Sequence[int]) -> str:
         """What the caller may be told now."""
         self._text += self._detokenizer.feed([i for i in ids if i not in self._stop_ids])
-        if self._trim and not self._told:
+        if self._trim and not self._told and not self._led:
             self._at = len(self._text) - len(self._text.lstrip())
         end = max(self._at, self._safe())
         delta = self._text[self._at : end]

@@ -68,9 +68,14 @@ class Conversation:
         return self._tracks[-1].ids + self._pending
 
     def add_sampled(
-        self, ids: Sequence[int], logprobs: Sequence[float], weights_version: str | Sequence[str], finish_reason: str
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        weights_version: str | Sequence[str | None],
+        finish_reason: str,
     ) -> str:
-        """Append what the model answered to `prompt_ids()`; gives its text without the token that ended it.
+        """Append what the model answered to `prompt_ids()`; gives its text without the token that ended it. Ids that the
+        caller put at its beginning have no logprob and no version.
 
         `weights_version` is one for all or one a token. Raises ValueError when the lengths differ.
         """

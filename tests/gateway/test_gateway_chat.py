@@ -462,3 +462,25 @@ async def test_a_turn_cut_at_a_stop_text_comes_back_as_the_ids_that_were_sampled
         assert session.breaks() == {}
         assert segment.token_ids == [*upstream.prompts[1], *ids(template, "Twelve.")]
         assert upstream.prompts[1][len(upstream.prompts[0]) :][: len(ids(template, says[0]))] == ids(template, says[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_embedded_engine_ends_a_turn_at_a_stop_text(tiny: Any, stream: bool) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": QUESTION, "temperature": 0, "max_tokens": 64}
+    async with client(tiny) as ai, client(tiny, "s2") as other:
+        text = (await ai.chat.completions.create(**asked)).choices[0].message.content
+        stop = text[5:8]
+        if stream:
+            chunks = [c async for c in await other.chat.completions.create(**asked, stop=stop, stream=True)]
+            told = "".join(c.choices[0].delta.content or "" for c in chunks)
+            finish = chunks[-1].choices[0].finish_reason
+        else:
+            said = (await other.chat.completions.create(**asked, stop=stop)).choices[0]
+            told, finish = said.message.content, said.finish_reason
+        assert (told, finish) == (text[: text.index(stop)].rstrip(), "stop")
+        (whole,), (cut,) = (tiny.sessions[name].segments() for name in ("s1", "s2"))
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)], (
+            "the ids that were sampled, the stop text's with them"
+        )
+        assert stop in tiny.sessions["s2"].turns()[0].text
+        assert len(cut.token_ids) < len(whole.token_ids)
