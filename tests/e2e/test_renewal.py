@@ -28,6 +28,8 @@ class Watch:
     gaps: list[float] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
     """Messages of RenewalBlocked, in order."""
+    unready: list[str] = field(default_factory=list)
+    """Messages of Ready while it was False, in order."""
     blocked_at: float | None = None
     gap_at: float | None = None
 
@@ -52,6 +54,9 @@ class Watch:
 
     async def _look(self, of: Field) -> None:
         pool = await of.pool("InferencePool", "policy")
+        ready = get_condition(pool.status.conditions, "Ready")
+        if ready is not None and ready.status == "False":
+            self.unready.append(f"{ready.reason}: {ready.message}")
         found = get_condition(pool.status.conditions, "RenewalBlocked")
         if found is not None and found.status == "True":
             self.blocked_at = self.blocked_at or time.monotonic()
@@ -111,6 +116,7 @@ async def test_an_overlap_leaves_no_gap(overlap: Field, long_run: bool) -> None:
     made = [pool.status.next_index for pool in pools]
     print(f"\n{len(overlap.ids)} rollouts, allocations made {made}, gaps {watch.gaps}")
     assert watch.gaps == []
+    assert watch.unready == [], "Ready is about what is desired: it says nothing of one that drains or begins"
     assert all(n >= 3 for n in made), "each was renewed, and its successor too"
     await overlap.all_is_well(jobs=2)
 

@@ -1,0 +1,112 @@
+"""What a pool says of itself while Slurm, a person or a template gets in its way, on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from cluster import NewCluster
+from slurm_field import Field, field_on
+
+from rollyard.kinds.base import Condition
+
+
+@pytest.fixture
+async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
+    async with field_on(new_cluster(conf=conf), tmp_path_factory) as found:
+        yield found
+
+
+async def conditions(field: Field, kind: str = "RolloutPool", name: str = "demo") -> dict[str, Condition]:
+    """Those that were observed at the pool's generation."""
+    pool = await field.pool(kind, name)
+    return {c.type: c for c in pool.status.conditions if c.observed_generation >= pool.metadata.generation}
+
+
+async def rollyard(field: Field, *words: str) -> tuple[int, str]:
+    command = [
+        sys.executable,
+        "-m",
+        "rollyard.cli.main",
+        *words,
+        "--kubeconfig",
+        str(field.yard.data / "admin.kubeconfig"),
+    ]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_for_it_fails(field: Field) -> None:
+    """A model path that does not exist, and a setup line that fails: `get` said AllReady, and `wait` returned at once."""
+    await field.begin()
+    nowhere = str(field.yard.folder / "nowhere")
+    await field.apply(policy={"model": {"path": nowhere}}, demo={"allocation": {"setup": "echo no share; exit 3"}})
+    code, words = await rollyard(field, "wait", "rp/demo", "--for", "condition=Updated", "--timeout", "90")
+    assert code == 1
+    assert "rolloutpool/demo: Updated is False: CrashLoop: 0 of 2 allocations are up to date" in words
+    assert "exit code 3" in words
+
+    async def model_missing() -> bool:
+        found = (await conditions(field, "InferencePool", "policy")).get("Updated")
+        return found is not None and found.reason in ("AllocationFailed", "CrashLoop") and nowhere in found.message
+
+    await field.yard.until(model_missing, 90)
+    for kind, name in (("InferencePool", "policy"), ("RolloutPool", "demo")):
+        found = await conditions(field, kind, name)
+        assert (found["Ready"].status, found["Ready"].reason) == ("True", "AllReady")
+        replicas = (await field.pool(kind, name)).status.replicas
+        assert (replicas.ready, replicas.updated) == (2, 0)
+    await field.apply()
+    for target in ("ip/policy", "rp/demo"):
+        assert (await rollyard(field, "wait", target, "--for", "condition=Updated", "--timeout", "90"))[0] == 0
+    await field.all_is_well()
+
+
+async def test_a_scancel_of_all_jobs_and_a_suspended_one_are_told_as_what_they_are(field: Field) -> None:
+    await field.begin()
+    seen: set[str] = set()
+    old = await field.allocations()
+    await field.slurm("scancel", *[str(a.status.job_id) for a in old])
+
+    async def replaced() -> bool:
+        fact = (await conditions(field)).get("Ready")
+        seen.add(fact.reason if fact is not None else "")
+        names = {a.metadata.name for a in await field.allocations() if a.status.ready}
+        return fact is not None and fact.status == "True" and not names & {a.metadata.name for a in old}
+
+    await field.yard.until(replaced)
+    assert not seen & {"CrashLoop", "AllocationFailed"}
+    assert (await field.pool()).status.failures == 0
+
+    server = await field.running("InferencePool")
+    assert server.status.job_id is not None
+    await field.slurm("scontrol", "suspend", server.status.job_id)
+    message = await field.condition("Ready", "False", "InferencePool", "policy")
+    assert message.startswith(
+        f"SuspendedBySlurm: 1 of 2 allocations ready; suspended by Slurm: job {server.status.job_id} of"
+    )
+    await field.slurm("scontrol", "resume", server.status.job_id)
+    await field.condition("Ready", "True", "InferencePool", "policy")
+    await field.all_is_well()
+
+
+async def test_an_end_of_the_walltime_that_no_successor_covers_is_told(field: Field) -> None:
+    """All nodes drained: Ready was True to the last second, and nothing was placed for the last 88 of them."""
+    budgets = {"init": {"timeoutSeconds": 5}, "run": {"timeoutSeconds": 10}, "eval": {"timeoutSeconds": 5}}
+    await field.begin(demo={"allocation": {"timeLimit": "00:01:00"}, "replicas": 1, "stages": budgets})
+    await field.slurm("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=maintenance")
+    blocked = await field.condition("RenewalBlocked", "True")
+    assert "and its successor demo-rp-" in blocked
+    assert "StrategyReplace" not in blocked
+    message = await field.condition("Ready", "False")
+    assert message.startswith("WalltimeEnds: places nothing: its walltime ends at")
+    assert "does not cover the budgets of a rollout (20 s)" in message
+
+    await field.slurm("scontrol", "update", "NodeName=ALL", "State=resume")
+    await field.condition("Ready", "True")
+    await field.condition("RenewalBlocked", "False")
+    await field.all_is_well(jobs=3)
