@@ -17,7 +17,8 @@ from rollyard.agents.numerals import TOLERANCE
 
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
-POINTS = 6
+POINTS, LEAST = 16, 3
+"""Where expressions with variables are compared, and how many of these must give real numbers."""
 _ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
 _OTHERS = {
     "binom",
@@ -137,7 +138,13 @@ def _same_value(reference: Expr, answer: Expr, rounded: bool) -> bool:
         return _small(difference, reference, close)
     draw = random.Random(0)
     points = [{s: sympy.Rational(draw.randint(-300, 300), 97) for s in symbols} for _ in range(POINTS)]
-    return all(_small(difference.subs(point), reference.subs(point), close) for point in points)
+    real = [p for p in points if _is_real(reference.subs(p)) and _is_real(answer.subs(p))]
+    used = real if len(real) >= LEAST else points
+    return all(_small(difference.subs(p), reference.subs(p), close) for p in used)
+
+
+def _is_real(expression: Expr) -> bool:
+    return bool(sympy.N(expression, DIGITS).is_real)
 
 
 def _small(difference: Expr, reference: Expr, close: Expr) -> bool:

@@ -41,12 +41,16 @@ _REWRITTEN = [
     (r"\\frac\s*(\\[a-z]+|\w)\s*(\\[a-z]+|\w)", r"\\frac{\1}{\2}"),
     (r"(?:\\text\{)\s*,?\s*(?:and|or)\s*\}|\s(?:and|or)\s", ","),
     (r"(\d)_\{?\d+\}?$", r"\1"),
+    (r"(?<=\d)\s*(?:percent|\\text\{\s*percent\s*\})$", r"\\%"),
 ]  # fmt: skip
 _NAME = re.compile(r"(?:\\text\{[^{}]*\}|_\{?[a-zA-Z0-9]++\}?|[a-zA-Z\\ '|(),{}])++")
 _FUNCTIONS = re.compile(r"\\(?:frac|sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|infty|binom|lfloor|lceil|int|sum|prod)")
+_NO_SCALE = r"(?![^{}]*(?:hundred|thousand|million|billion|trillion|dozen|percent))"
 _UNIT = re.compile(
-    r"(?P<number>.*[\d.}])\s*(?:\\text\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?:\s|(?<=\d))[a-zA-Z][a-zA-Z]+[a-zA-Z. ]*(?:\^\{?\d\}?)?)\.?"
+    rf"(?P<number>.*[\d.}}])\s*(?:\\text\{{{_NO_SCALE}[^{{}}\d]*\}}(?:\^\{{?\d\}}?)?"
+    rf"|(?:\s|(?<=\d)){_NO_SCALE}[a-zA-Z][a-zA-Z]+[a-zA-Z. ]*(?:\^\{{?\d\}}?)?)\.?"
 )
+_VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
 _RELATION = re.compile(r"(\\le(?![a-z])|\\ge(?![a-z])|<|>)")
 _WORD = re.compile(r"[^\W\d_][^\W\d_ .'-]*(?:[ .'-]+[^\W\d_]+)*\.?")
 _MATRIX = re.compile(r"\\begin\{(?:[pb]?matrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{(?:[pb]?matrix|array)\}")
@@ -155,6 +159,8 @@ def _same_scalar(reference: str, answer: str) -> bool:
     own, found = _equation(answer)
     if value is not None and found is not None:
         return (not name or not own or name == own) and _same_value(value, found)
+    if value is not None and not _VARIABLE.search(value):
+        return False  # x - 2 = 1 leaves x = 3 to be done
     return _by_algebra(reference, answer)
 
 
@@ -280,7 +286,8 @@ def _split(text: str, at: str) -> list[str]:
 
 
 def _squeezed(text: str) -> str:
-    return text.replace(" ", "")
+    """Without spaces, but for those between digits: 1 5/2 is not 15/2."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
 def _warm_up() -> None:

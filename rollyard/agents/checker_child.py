@@ -26,13 +26,12 @@ def serve(check: Callable[..., Mapping[str, float]], cpu_seconds: float, memory_
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no verdict
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    _limit(resource.RLIMIT_AS, memory_bytes)
     at_start = _resident()
     _say(replies, "ready")
     while parts := _question():
         # RLIMIT_CPU counts whole seconds of the process's life
-        limit = math.ceil(time.process_time() + cpu_seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + cpu_seconds))
         try:
             verdict = check(*parts)
         except MemoryError:
@@ -41,6 +40,12 @@ def serve(check: Callable[..., Mapping[str, float]], cpu_seconds: float, memory_
         _say(replies, [verdict, leaving])
         if leaving:
             return
+
+
+def _limit(kind: int, most: int) -> None:
+    """Never above the hard limit that we came with: Slurm hands on the limits of whoever submitted."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _question() -> list[bytes]:

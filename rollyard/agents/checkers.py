@@ -14,6 +14,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rollyard.errors import NodeFault
@@ -27,41 +28,53 @@ class Overrun(Exception):
 
 
 class _Died(Exception):
-    pass
+    def __init__(self, signal: int | None) -> None:
+        self.signal = signal
 
 
 class Checkers:
     """Children that run one module, started when they are needed, at most two for each core."""
 
-    def __init__(self, module: str, most: int | None = None) -> None:
-        """`module` is a program around `checker_child.serve`."""
+    def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
+        """`module` is a program around `checker_child.serve`, `harmless` a question that any working child answers."""
         self._module = module
+        self._harmless = harmless
         self._turns = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """What the child makes of `parts`.
 
-        Raises Overrun, and NodeFault when no child starts. A child that died by itself may have been killed from outside,
-        so another is asked before that is held against the question. A caller that is cancelled leaves no child at work.
+        Raises Overrun, and NodeFault when no child starts or answers at all. A child that died by itself may have been
+        killed from outside, so another is asked before that is held against the question. A caller that is cancelled leaves
+        no child at work.
         """
         async with self._turns:
             for _ in range(2):
-                child = await self._take()
                 try:
-                    reply = await _exchange(child, parts)
-                except _Died:
-                    if await child.wait() == -signal.SIGXCPU:
+                    return await self._answer(parts)
+                except _Died as how:
+                    if how.signal == signal.SIGXCPU:
                         raise Overrun("timed_out") from None
-                    continue
-                except BaseException:
-                    _kill(child)
-                    raise
-                verdict, leaving = reply
-                if not leaving:
-                    self._idle.append(child)
-                return dict(verdict)
+            try:
+                await self._answer(self._harmless)
+            except _Died:
+                raise NodeFault(
+                    f"the processes that check answers ({self._module}) are killed here whatever they are asked"
+                ) from None
         raise Overrun("checker_killed")
+
+    async def _answer(self, parts: Sequence[bytes]) -> dict[str, Any]:
+        """Raises _Died."""
+        child = await self._take()
+        try:
+            verdict, leaving = await _exchange(child, parts)
+        except BaseException:
+            _kill(child)
+            raise
+        if not leaving:
+            self._idle.append(child)
+        return dict(verdict)
 
     async def close(self) -> None:
         """End the children that wait for a question. Without it they end with this process."""
@@ -94,13 +107,11 @@ class Checkers:
         return child
 
 
-async def _exchange(child: asyncio.subprocess.Process, parts: tuple[bytes, ...]) -> Any:
+async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -> Any:
     assert child.stdin is not None
-    try:
+    with contextlib.suppress(ConnectionError):  # it ended: so does its output
         child.stdin.write(struct.pack(f"!{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts))
         await child.stdin.drain()
-    except ConnectionError:
-        raise _Died from None
     return await _line(child)
 
 
@@ -109,7 +120,7 @@ async def _line(child: asyncio.subprocess.Process) -> Any:
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
-        raise _Died
+        raise _Died(-await child.wait())
     return json.loads(line)
 
 

@@ -7,6 +7,14 @@ import pytest
 from rollyard.agents.answers import BadReference, right
 
 RULE: list[tuple[str, list[str], list[str]]] = [
+    ("15", ["15 miles"], ["15 thousand", r"15\text{ million}", "1 5", "2x = 30", "x - 1 = 14"]),
+    ("x = 15", ["x=15", "15 = x"], ["x - 1 = 14", "2x = 30"]),
+    ("15/2", ["7 1/2", "7.5"], ["1 5/2"]),
+    (r"50\%", ["50 percent", r"50\text{ percent}"], ["0.5 percent"]),
+    (r"\ln x", [r"\frac{1}{2}\ln x^2"], [r"\ln x + 1"]),
+    (r"\ln(ab)", [r"\ln a + \ln b"], [r"\ln a \ln b"]),
+    (r"\ln(x - 5)", [r"\ln(x-5)"], [r"\ln(x-6)"]),
+    ("x^2+1", ["1 + x^2"], ["x^2+i"]),
     (
         "15070",
         [
@@ -275,8 +283,8 @@ def test_a_reference_that_is_no_mathematics_is_the_tasks_fault(reference: str) -
 
 
 LONG = [
-    "_" * 1900, "\\text{a}" * 200 + "1", "a" * 1900 + "1", "(" * 1900, "1" * 1900 + "x", "1,111" * 300, "1 " * 900,
-    "\\pm" * 500, "0.." * 600, "{" * 900 + "}" * 900, "x=" * 900, "\\frac" * 300, "9**9**9", "9^{9^{9^{9}}}", "10^{10^{10}}!",
+    "_" * 400, "\\text{a}" * 200 + "1", "a" * 400 + "1", "(" * 400, "1" * 400 + "x", "1,111" * 300, "1 " * 300,
+    "\\pm" * 500, "0.." * 600, "{" * 900 + "}" * 900, "x=" * 900, "\\frac" * 100, "9**9**9", "9^{9^{9^{9}}}", "10^{10^{10}}!",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rollyard.agents.checkers import Checkers, Overrun
 from rollyard.errors import NodeFault
 
 CHILD = """
-import os, signal, sys, time
+import os, resource, signal
 from rollyard.agents.checker_child import serve
 def check(what, *more):
     if what == b"burn":
@@ -27,9 +28,14 @@ def check(what, *more):
             os.kill(os.getpid(), signal.SIGKILL)
     if what == b"grow":
         globals()["kept"] = bytearray(b"1" * (300 << 20))
+    if what == b"limits":
+        return {"hard": resource.getrlimit(int(more[0]))[1]}
     if what == b"print":
         print('{"forged": 1}')
     return {"pid": os.getpid(), "length": sum(map(len, more))}
+if "LIMIT" in os.environ:
+    kind, most = map(int, os.environ["LIMIT"].split())
+    resource.setrlimit(kind, (most, most))
 serve(check, 1.0, 1 << 30)
 """
 
@@ -38,7 +44,7 @@ serve(check, 1.0, 1 << 30)
 async def checkers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Checkers]:
     (tmp_path / "child_of_a_test.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = Checkers("child_of_a_test", 3)
+    made = Checkers("child_of_a_test", [b""], 3)
     yield made
     await made.close()
 
@@ -87,4 +93,19 @@ async def test_a_cancelled_question_leaves_no_process(checkers: Checkers) -> Non
 
 async def test_a_child_that_does_not_start_is_a_fault_of_ours() -> None:
     with pytest.raises(NodeFault, match="nosuch"):
-        await Checkers("nosuch.module").ask(b"")
+        await Checkers("nosuch.module", [b""]).ask(b"")
+
+
+async def test_children_that_always_die_are_a_fault_of_ours(checkers: Checkers) -> None:
+    """Nothing is held against an answer where a harmless one fares no better."""
+    checkers._harmless = [b"die"]
+    with pytest.raises(NodeFault, match="whatever they are asked"):
+        await checkers.ask(b"die")
+
+
+@pytest.mark.parametrize("kind", [resource.RLIMIT_CPU, resource.RLIMIT_AS])
+async def test_a_lower_limit_of_the_site_stays(checkers: Checkers, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    """A child that may not raise its own hard limit died of every question."""
+    most = {resource.RLIMIT_CPU: 3600, resource.RLIMIT_AS: 900 << 20}[kind]
+    monkeypatch.setenv("LIMIT", f"{kind} {most}")
+    assert await checkers.ask(b"limits", str(kind).encode()) == {"hard": most}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rollyard.agents.checkers import Checkers
 from rollyard.agents.tasks.base import Score
 from rollyard.agents.tasks.case_driver import encode
 from rollyard.agents.tasks.code import CodeHandler
@@ -24,7 +23,7 @@ SECONDS = 60.0
 @pytest.fixture(autouse=True)
 async def fresh_checkers() -> AsyncIterator[None]:
     """Children belong to the loop of one test."""
-    HANDLER._checkers = Checkers("rollyard.agents.values")
+    HANDLER._checkers = CodeHandler()._checkers
     yield
     await HANDLER._checkers.close()
 

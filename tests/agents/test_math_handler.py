@@ -50,7 +50,7 @@ async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handle
 
 
 async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait_for_them(handler: MathHandler) -> None:
-    handler._checkers = Checkers("rollyard.agents.answers", 16)
+    handler._checkers = Checkers("rollyard.agents.answers", (b"1", b"1"), 16)
     hanging = [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(10)]
     await asyncio.sleep(0)
     right = [asyncio.create_task(score(handler, "x^2+2x+1", "(x+1)^2")) for _ in range(4)]

@@ -37,7 +37,7 @@ class CodeHandler:
     eval_needs_sandbox = True
 
     def __init__(self) -> None:
-        self._checkers = Checkers("rollyard.agents.values")
+        self._checkers = Checkers("rollyard.agents.values", (b'["1"]', b"1\n"))
 
     def image(self, task: Task) -> str | None:
         return read_code(task).image

@@ -21,7 +21,7 @@ class MathHandler:
     eval_needs_sandbox = False
 
     def __init__(self) -> None:
-        self._checkers = Checkers("rollyard.agents.answers")
+        self._checkers = Checkers("rollyard.agents.answers", (b"1", b"1"))
 
     def image(self, task: Task) -> str | None:
         return read_math(task).image
