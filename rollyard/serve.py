@@ -103,6 +103,7 @@ def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them. 3 when a newer server took over."""
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
     os.umask(0o077)
     try:
         asyncio.run(_serve(options))

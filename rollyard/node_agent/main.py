@@ -29,6 +29,7 @@ def main(folder: Path) -> int:
     set_up_logging()
     os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
     try:
         return asyncio.run(_run(Link.open(folder)))
     except Fenced as error:

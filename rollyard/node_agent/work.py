@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -40,6 +41,8 @@ from rollyard.sandbox.sandbox import Sandbox, Sandboxes
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.template import ChatTemplate
 from rollyard.tokens.tool_calls import parser_for
+
+log = logging.getLogger(__name__)
 
 TERM_SECONDS = 0.2
 """A job that is ended gets TERM in all its processes, and a sandbox may be gone before our own signal is read. Then this
@@ -103,6 +106,15 @@ class Work:
         if task is not None and task.cancelling():  # a task group may swallow it, where one of its own fails meanwhile
             raise asyncio.CancelledError
         await self._shop.uploads.result(self.ref, outcome)
+        log.info("%s", self._ending(outcome))
+
+    def _ending(self, outcome: Outcome) -> str:
+        """How the lease ended, for the job's log; no text of a model or of an agent."""
+        reward = "none" if outcome.reward is None else f"{outcome.reward:g}"
+        why = f" ({outcome.error.reason})" if outcome.error is not None else ""
+        spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._timings.items())
+        turns = f"{len(outcome.turns)} turns, {sampled_tokens(outcome.segments)} sampled tokens"
+        return f"rollout {self._lease.id}: {outcome.status}{why}, reward {reward}, {turns}, {spent}"
 
     async def _outcome(self) -> Outcome:
         try:

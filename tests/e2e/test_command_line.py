@@ -160,3 +160,20 @@ def test_an_object_with_the_name_of_a_deleted_one_has_its_own_events_alone(yard:
     shown, _ = rollyard(yard, "describe", "rp/demo")
     assert "spec.suspend is true" not in shown.split("Events:")[1]
     assert "spec.suspend is true" in rollyard(yard, "events")[0]
+
+
+def test_rollouts_that_are_scored_are_a_success_and_the_node_agents_log_tells_of_each(
+    yard: Yard, tmp_path: Path
+) -> None:
+    assert "is ready and up to date" in rollyard(yard, "apply", "-f", pools(tmp_path), "--wait")[0]
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps(TASK) + "\n")
+    submit = ("submit", "-f", str(tasks), "--pool", "demo", "--n", "3", "--temperature", "0", "--wait")
+    assert "Completed   3" in rollyard(yard, *submit, "--id-prefix", "first")[0]
+    assert "Completed   3" in rollyard(yard, *submit, "--id-prefix", "first")[0], "the same ids attach"
+    tried, told = rollyard(yard, "try", json.dumps(TASK), "--pool", "demo", "--sampling", "max_tokens=512")
+    assert "=== Completed" in tried
+    assert "Completed" in told
+    log, _ = rollyard(yard, "logs", "rp/demo")
+    assert [log.count(f"rollout first-1.{i}: Completed, reward ") for i in range(3)] == [1, 1, 1]
+    assert "PyTorch" not in log
