@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
+from pydantic_core import to_json
 
 from rollyard.api import bodies, query, table
 from rollyard.api.selectors import Predicate, selector
@@ -149,16 +150,19 @@ async def _list(request: web.Request) -> web.StreamResponse:
         return await _watch(request, kind, namespace, passes)
     found, version = await _store(request).list_objects(word, namespace)
     items = [o for o in found if passes(o)]
-    if table.wanted(request):
-        return web.json_response(table.of(kind, items, version))
-    return web.json_response(
-        {
+
+    def body() -> bytes:
+        if table.wanted(request):
+            return to_json(table.of(kind, items, version))
+        return to_json({
             "kind": f"{word}List",
             "apiVersion": "v1" if request.path.startswith("/api/v1/") else API_VERSION,
             "metadata": {"resourceVersion": version},
             "items": [_wire(request, o) for o in items],
-        }
-    )
+        })  # fmt: skip
+
+    # In a thread: a thousand objects take a while.
+    return web.Response(body=await asyncio.to_thread(body), content_type="application/json")
 
 
 async def _watch(

@@ -17,7 +17,7 @@ from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.streams import lasts
 from rollyard.api.submits import read_requests
-from rollyard.errors import BadRequest, Cause, Invalid, NotFound
+from rollyard.errors import BadRequest, Cause, Expired, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
@@ -140,7 +140,7 @@ async def _list(request: web.Request) -> web.Response:
     )
     records = await services.rollouts.find(filter)
     following = records[-1].seq if len(records) == limit else None
-    return web.json_response({"rollouts": await _views(services, records), "next": following})
+    return await _answer({"rollouts": await _views(services, records), "next": following})
 
 
 @takes("namespace", "wait")
@@ -154,7 +154,12 @@ async def _get(request: web.Request) -> web.Response:
     body = {"rollout": rollout, "trajectory": None}
     if record.status.terminal:
         body["trajectory"] = await _trajectory(services, record)
-    return web.json_response(body)
+    return await _answer(body)
+
+
+async def _answer(body: dict[str, Any]) -> web.Response:
+    """Written in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
+    return web.Response(text=await asyncio.to_thread(json.dumps, body), content_type="application/json")
 
 
 @takes("namespace")
@@ -187,6 +192,11 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     after = whole(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")
+    if after > (newest := await services.store.newest_cursor()):
+        raise Expired(
+            f"cursor {after} is ahead of the newest, {newest}: the server's database was put back from a backup; stream "
+            "again from 0, and tell by the ids what you have already"
+        )
     trajectories = flag(request, "trajectories")
     lasts(request)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -200,7 +210,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
             await response.write(b": nothing yet\n\n")
             continue
         data = await _trajectory(services, record) if trajectories else _view(services, record)
-        await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {json.dumps(data)}\n\n".encode())
+        text = await asyncio.to_thread(json.dumps, data)
+        await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {text}\n\n".encode())
     return response
 
 
@@ -210,7 +221,11 @@ async def _views(services: Services, records: Sequence[RolloutRecord]) -> list[d
         if record.status is Status.QUEUED:
             queues.setdefault(record.pool, []).append(record)
     views = {pool: await queue_view(services, found[0].namespace, pool, found) for pool, found in queues.items()}
-    return [_view(services, r, explain(r, views[r.pool]) if r.pool in views else None) for r in records]
+
+    def made() -> list[dict[str, Any]]:
+        return [_view(services, r, explain(r, views[r.pool]) if r.pool in views else None) for r in records]
+
+    return await asyncio.to_thread(made)
 
 
 def _view(services: Services, record: RolloutRecord, waiting: str | None = None) -> dict[str, Any]:

@@ -252,6 +252,10 @@ class Store(Protocol):
         """Terminal records after this cursor, in order."""
         ...
 
+    async def newest_cursor(self) -> int:
+        """0 as long as nothing has ended."""
+        ...
+
     async def counts(
         self, namespace: str, pool: str | None = None, group: str | None = None
     ) -> dict[tuple[Stage, Status], int]:

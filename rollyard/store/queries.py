@@ -52,6 +52,11 @@ def finished(
     return [rows.from_row(r) for r in db.execute(query, [*values, after, limit])]
 
 
+def newest_cursor(db: sqlite3.Connection) -> int:
+    last = db.execute("SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL")
+    return last.fetchone()[0] or 0
+
+
 def counts(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> Counts:
     where, values = _where(namespace=namespace, pool=pool, group=group)
     count = "SELECT stage, status, count(*) FROM rollouts INDEXED BY"

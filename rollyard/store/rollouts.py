@@ -59,10 +59,7 @@ class RolloutTransaction:
             raise Conflict(f"rollout {record.id!r} in namespace {record.namespace!r} has ended; its record is final")
 
     def _next_cursor(self) -> int:
-        last = self._db.execute(
-            "SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL"
-        ).fetchone()[0]
-        return (last or 0) + 1
+        return queries.newest_cursor(self._db) + 1
 
     def _tally(self, record: RolloutRecord) -> None:
         rewarded = record.reward is not None

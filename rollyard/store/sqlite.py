@@ -127,6 +127,9 @@ class SqliteStore:
     ) -> list[RolloutRecord]:
         return await self._readers.call(lambda db: queries.finished(db, after, limit, namespace, group))
 
+    async def newest_cursor(self) -> int:
+        return await self._readers.call(queries.newest_cursor)
+
     async def counts(
         self, namespace: str, pool: str | None = None, group: str | None = None
     ) -> dict[tuple[Stage, Status], int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from outside_api import Api, Serve
 from yarl import URL
+
+from rollyard.api import endpoints, logs, rollouts, sessions
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/inferencepools"
 
@@ -62,6 +65,9 @@ async def test_a_cursor_that_is_no_number_is_refused(serving: Serve) -> None:
     async with serving() as api:
         for cursor in ("9" * 5000, "\u00b2", "x", "-1", "1.5"):
             assert (await get(api, "/v1/rollouts/stream", **{"Last-Event-ID": cursor}))[0] == 400, cursor[:9]
+        # as after a backup was put back: what ends next would be behind this cursor, and never come
+        status, told = await get(api, "/v1/rollouts/stream?after=500")
+        assert (status, told["reason"], "stream again from 0" in told["message"]) == (410, "Expired", True)
         for wait in ("nan", "inf", "-1", "soon", "1e999"):
             assert (await get(api, f"/v1/rollouts/r?wait={wait}"))[0] == 400, wait
         assert (await get(api, "/v1/rollouts/stream?trajectories=2"))[0] == 400
@@ -84,3 +90,11 @@ async def test_what_kubernetes_clients_send_is_taken_and_checked(serving: Serve)
         dry = "dryRun=All&fieldManager=kubectl&fieldValidation=Strict&propagationPolicy=Background&gracePeriodSeconds=0"
         assert (await get(api, f"{POOLS}/policy?{dry}", "DELETE"))[0] == 200
         assert (await get(api, f"{POOLS}/policy?dryRun=Some", "DELETE"))[0] == 400
+
+
+def test_every_parameter_of_ours_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    families = (logs, endpoints, rollouts, sessions)
+    names = {n for f in families for r in f.routes() for n in getattr(r.handler, "query_parameters", ())}
+    assert {"follow", "url", "namespace", "trajectories"} <= names
+    assert [name for name in names if f"`{name}`" not in text] == []

@@ -83,6 +83,7 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
             await rollouts.finish(header, "u", b"result", 3)
     with pytest.raises(Fenced, match="not known here; drop what you have"):
         await rollouts.run_stored(header.lease, "u", b"run")
+    assert await store.newest_cursor() == 0
     with pytest.raises(Expired, match="list again"):
         store.watch(None, late)
     await store.close()
