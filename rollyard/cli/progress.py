@@ -16,6 +16,8 @@ from rollyard.errors import RollyardError, Unavailable
 from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 
 LOOK_SECONDS = 1.0
+IN_QUEUE = "InQueue"
+"""What waits for its turn alone; how many are before it changes all the time."""
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
@@ -25,7 +27,7 @@ class Progress:
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:
         self._client, self._namespace, self._pool = client, namespace, pool
         self._ids = frozenset(ids)
-        self._waiting = ""
+        self._reason, self._waiting = "", ""
 
     @contextlib.asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
@@ -47,23 +49,36 @@ class Progress:
         while True:
             with contextlib.suppress(RollyardError):
                 await self._look()
-            reason = self._waiting.partition(": ")[2]  # without how many wait for it
-            if reason and reason != said:
+            if self._reason != said and self._waiting:
                 click.echo(self._waiting, err=True)
-                said = reason
+            said = self._reason
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> str:
-        counts, reasons = Counter[str](), Counter[str]()
+        counts, waiting = Counter[str](), list[str]()
         async for view in self._client.rollouts(self._namespace, pool=self._pool, status=ON_THE_WAY):
             if view.id in self._ids:
-                counts["queued" if view.stage is None else view.stage.value] += 1
+                counts["queued" if view.status is Status.QUEUED else str(view.stage)] += 1
                 if view.waiting:
-                    reasons[view.waiting] += 1
-        (reason, count), *_ = reasons.most_common(1) or [("", 0)]
-        self._waiting = f"{count} queued: {reason}" if reason else ""
+                    waiting.append(view.waiting)
+        self._reason, self._waiting = commonest(waiting)
         words = [f"{counts[word]} {word}" for word in ("queued", *(stage.value for stage in Stage)) if counts[word]]
         return ", ".join([*words, f"{len(self._ids) - counts.total()} of {len(self._ids)} ended"])
+
+
+def commonest(waiting: Sequence[str]) -> tuple[str, str]:
+    """(what tells one reason from another, the line about it) of what most of these sentences say; empty texts for none.
+
+    Sentences with the same word differ by since when, and by how many are before each in the queue.
+    """
+    by_word: dict[str, list[str]] = {}
+    for sentence in waiting:
+        by_word.setdefault(sentence.partition(":")[0], []).append(sentence)
+    if not by_word:
+        return "", ""
+    word, same = max(by_word.items(), key=lambda item: len(item[1]))
+    reason = word if word == IN_QUEUE else same[0].rpartition(" (since ")[0]
+    return reason, f"{len(same)} queued: {same[0]}"
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
@@ -77,7 +92,8 @@ async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory
             said = _say(said, f"rollout/{id}: {error}" if missed == 1 else said)
             continue
         missed = 0
-        said = _say(said, state_line(view))
+        if not (view.waiting or "").startswith(f"{IN_QUEUE}:") or IN_QUEUE not in said:
+            said = _say(said, state_line(view))
         if trajectory is not None:
             return trajectory
 

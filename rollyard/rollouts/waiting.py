@@ -23,11 +23,12 @@ from rollyard.rollouts.freshness import POLICY, Served, allowed, waiting
 from rollyard.rollouts.step import suspect
 from rollyard.store.base import GroupVersions, RolloutRecord
 
-UNANSWERED_SECONDS = 3.0
-"""A submit that takes longer is told of; an intent is dated a second ahead."""
 LOOK_AHEAD = 10_000
 """Of a queue; how many more stand before a rollout is not counted."""
-PENDING, RUNNING = "PENDING", "RUNNING"
+PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
+"""Slurm's states of jobs."""
+SUBMITTED = "Submitted"
+"""Condition of an allocation whose submit was not answered at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +198,10 @@ def _at_zero(lack: Shortage) -> Fact | None:
 
 def _submit_unanswered(lack: Shortage) -> Fact | None:
     for a in lack.allocations:
-        status = a.status
-        asked = status.intended_at if status.intents and status.job_id is None and status.job_state is None else None
-        if asked is not None and lack.now - asked.timestamp() > UNANSWERED_SECONDS:
-            return Fact(f"{lack.name} needs an allocation, and sbatch does not answer for {a.metadata.name}", asked)
+        said = get_condition(a.status.conditions, SUBMITTED)
+        if a.status.job_id is None and said is not None and said.status != "True":
+            sentence = f"{lack.name} needs an allocation, and for {a.metadata.name} {said.message}"
+            return Fact(sentence, said.last_transition_time)
     return None
 
 
@@ -214,6 +215,15 @@ def _pending(lack: Shortage) -> Fact | None:
                 f"{a.status.why}{expected}"
             )
             return Fact(sentence, a.status.intended_at)
+    return None
+
+
+def _suspended_by_slurm(lack: Shortage) -> Fact | None:
+    for a in lack.allocations:
+        if a.status.job_state == SUSPENDED:
+            return Fact(
+                f"{lack.name} waits for job {a.status.job_id} of allocation {a.metadata.name}: Slurm suspended it"
+            )
     return None
 
 
@@ -351,6 +361,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("NoReplicas", _of_pools(_at_zero)),
     ("SubmitUnanswered", _of_pools(_submit_unanswered)),
     ("AllocationPending", _of_pools(_pending)),
+    ("AllocationSuspended", _of_pools(_suspended_by_slurm)),
     ("AllocationFailed", _of_pools(_failing)),
     ("AllocationStarting", _of_pools(_starting)),
     ("Submitting", _of_pools(_submitting)),

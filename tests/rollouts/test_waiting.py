@@ -90,6 +90,7 @@ V7_SERVED = Served(WeightsStatus(current=V7, history=[V7]), {"e": "v7"}, frozens
 PENDING = {"jobState": "PENDING", "jobId": "123", "intents": 1, "intendedAt": AT}
 RUNNING = {"jobState": "RUNNING", "jobId": "123", "node": "n1", "startTime": AT}
 NOT_READY = condition("Ready", "False", "CrashLoop", "0 of 1 allocations ready; 3 failed in a row")
+SUBMITTING = condition("Submitted", "False", "Submitting", "sbatch has not answered since 11:00")
 FULL = condition("Admitting", "False", "EndpointsFull", "e1: its cache is 97% full")
 UNREADABLE = condition("SlurmReachable", "False", "NoAnswer", "Slurm cannot be read since 11:00 (no answer)")
 
@@ -142,8 +143,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"RolloutPool swe has no allocation: 9 GPU-hours are spent {SINCE_AT}",
     ),
     (
-        "SubmitUnanswered", {}, lacking(None, allocation("swe-rp-0", intents=1, intendedAt=AT)),
-        f"RolloutPool swe needs an allocation, and sbatch does not answer for swe-rp-0 {SINCE_AT}",
+        "SubmitUnanswered", {}, lacking(None, allocation("swe-rp-0", intents=1, **conditions(SUBMITTING))),
+        f"RolloutPool swe needs an allocation, and for swe-rp-0 sbatch has not answered since 11:00 {SINCE_AT}",
     ),
     (
         "AllocationPending", {}, lacking(conditions(NOT_READY), allocation("swe-rp-0", reason="AssocMaxJobsLimit", **PENDING)),
@@ -155,6 +156,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         unserved(None, allocation("policy-ip-0", "InferencePool", reason="Priority", startTime=NOW + 60, **PENDING)),
         "InferencePool policy waits for job 123 of allocation policy-ip-0, which is pending: Priority (other jobs are "
         f"before it); Slurm expects it to start at 2026-01-01 12:01:00 UTC {SINCE_AT}",
+    ),
+    (
+        "AllocationSuspended", {}, lacking(None, allocation("swe-rp-0", jobState="SUSPENDED", jobId="123")),
+        f"RolloutPool swe waits for job 123 of allocation swe-rp-0: Slurm suspended it {SINCE_QUEUED}",
     ),
     (
         "AllocationFailed", {}, unserved(conditions(NOT_READY, failures=3)),

@@ -1,0 +1,24 @@
+"""What `submit --wait` says of all that wait together."""
+
+from __future__ import annotations
+
+from rollyard.cli.progress import commonest
+
+
+def queued(before: int) -> str:
+    return f"InQueue: {before} rollouts for INIT are before it in RolloutPool demo (since 2026-01-01 10:00:{before:02} UTC)"
+
+
+def pending(reason: str, second: int) -> str:
+    return f"AllocationPending: job 7 is pending: {reason} (since 2026-01-01 10:00:{second:02} UTC)"
+
+
+def test_a_queue_that_moves_is_no_new_reason_and_a_job_that_waits_for_something_else_is() -> None:
+    assert commonest([]) == ("", "")
+    reason, line = commonest([queued(5), queued(6), pending("Priority", 1)])
+    assert line == f"2 queued: {queued(5)}"
+    assert commonest([queued(4), queued(3)])[0] == reason
+    first = commonest([pending("Priority", 1), pending("Priority", 2)])
+    assert first[1] == f"2 queued: {pending('Priority', 1)}"
+    assert commonest([pending("Priority", 9)])[0] == first[0], "not for the time alone"
+    assert commonest([pending("AssocMaxJobsLimit", 1)])[0] != first[0]
