@@ -114,7 +114,8 @@ def _message(message: dict[str, Any]) -> Message:
     if role == "tool":
         id = text_field(message.get("tool_call_id") or "", "tool_call_id")
         return {"role": "tool", "content": content, "tool_call_id": id}
-    return {"role": role, "content": content}
+    named = {"name": text_field(message["name"], "name")} if message.get("name") else {}
+    return {"role": role, "content": content, **named}
 
 
 def _call(call: dict[str, Any]) -> tuple[str, str, Any]:

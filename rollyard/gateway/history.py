@@ -289,7 +289,8 @@ def _own(message: Message) -> str:
     if message["role"] == "assistant":
         content = content.rpartition(THINK_ENDS)[2]
     calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
-    return _digest(message["role"], json.dumps(calls, sort_keys=True) if calls else "", content.strip())
+    who = f"{message['role']}\0{message['name']}" if "name" in message else message["role"]
+    return _digest(who, json.dumps(calls, sort_keys=True) if calls else "", content.strip())
 
 
 def _digest(*parts: str) -> Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from typing import Any
 
@@ -484,3 +485,16 @@ async def test_the_embedded_engine_ends_a_turn_at_a_stop_text(tiny: Any, stream:
         )
         assert stop in tiny.sessions["s2"].turns()[0].text
         assert len(cut.token_ids) < len(whole.token_ids)
+
+
+async def test_who_speaks_is_told_to_the_template(scripted: Any, template: ChatTemplate) -> None:
+    tokenizer = copy.deepcopy(template._tokenizer)
+    tokenizer.chat_template = template.source.replace(
+        "+ message.role + '\\n'", "+ (message.name or message.role) + '\\n'"
+    )
+    async with scripted(["Hi.", "Yes."]) as (gateway, upstream), client(gateway) as ai:
+        gateway.template = ChatTemplate(tokenizer, template.stop_ids)
+        for name in ("alice", "bob"):
+            await ai.chat.completions.create(model="m", messages=[{"role": "user", "name": name, "content": "Hello"}])
+        assert ["alice" in template.decode(p) for p in upstream.prompts] == [True, False]
+        assert ["bob" in template.decode(p) for p in upstream.prompts] == [False, True]

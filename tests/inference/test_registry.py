@@ -108,6 +108,19 @@ def test_a_drained_silent_or_unwell_one_gets_nothing() -> None:
     assert yard.state("c").ready
 
 
+def test_who_waits_at_one_that_fell_silent_is_stranded_and_who_waits_for_one_that_loads_is_not() -> None:
+    yard = Yard("a", "b", "c", "d")
+    yard.sessions(a=1, b=1, c=1)
+    yard.beat("a", ready=False, reason="Unhealthy: TimeoutError")
+    yard.beat("b", ready=False, reason="Loading")
+    yard.endpoints.probed("c", "Unreachable")
+    assert yard.endpoints.stranded() == {"a": True, "c": True}
+    yard.beat("d", ready=False, reason="Loading")
+    assert yard.endpoints.stranded() == {"a": False, "c": False}, "there is nowhere to go"
+    yard.beat("a")
+    assert yard.endpoints.stranded() == {"c": True}
+
+
 def test_a_heartbeat_does_not_bring_back_what_was_ejected_and_a_probe_does() -> None:
     yard = Yard("a", "b")
     yard.endpoints.complain("a", "n1", "refused")
