@@ -32,6 +32,7 @@ from rollyard.engines.process import EngineFailed
 from rollyard.engines.scratch import scratch_folder
 from rollyard.engines.source import Source, serving
 from rollyard.engines.supervisor import Health, Supervisor
+from rollyard.engines.template_check import check_template
 from rollyard.engines.vllm_control import VllmControl
 from rollyard.engines.weights import Weights
 from rollyard.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
@@ -108,6 +109,7 @@ class InferenceServer:
         self._address = ""
         self._place: Place | None = None
         self._weights: Weights | None = None
+        self._template_checked = False
 
     async def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -208,7 +210,7 @@ class InferenceServer:
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
         """Engine and heartbeat until one of them ends it."""
         assert self._weights is not None
-        engine = asyncio.create_task(self._weights.run())
+        engine = asyncio.create_task(self._engine(self._weights))
         beat = asyncio.create_task(self._beat(http, url, seconds))
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -231,6 +233,20 @@ class InferenceServer:
             for task in (engine, beat, stop):
                 task.cancel()
             await asyncio.gather(engine, beat, stop, return_exceptions=True)
+
+    async def _engine(self, weights: Weights) -> None:
+        """For ever, and beside its start the look at the chat template. Raises EngineFailed."""
+        engine, check = asyncio.create_task(weights.run()), asyncio.create_task(check_template(self._spec.model))
+        try:
+            await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
+            if not engine.done():
+                check.result()
+                self._template_checked = True
+            await engine
+        finally:
+            for task in (engine, check):
+                task.cancel()
+            await asyncio.gather(engine, check, return_exceptions=True)
 
     async def _stops_too(self) -> bool:
         """Whether what ended the engine was meant for all of the job, and for us a moment later."""
@@ -296,6 +312,8 @@ class InferenceServer:
         assert weights is not None
         if health.ready and not weights.proven:
             return replace(health, ready=False, reason="Proving")
+        if health.ready and not self._template_checked:
+            return replace(health, ready=False, reason="CheckingTemplate")
         if self._supervisor.life == 0 and weights.error:
             return replace(health, reason=weights.error)
         return health

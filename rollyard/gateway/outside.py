@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
@@ -27,6 +26,7 @@ from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTraject
 from rollyard.kinds.wire import Endpoint
 from rollyard.tokens.client import TokenClient
 from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.templates import Templates
 
 MAX_OPEN = 256
 MAX_AT_ONCE = 128
@@ -103,8 +103,8 @@ class OutsideSessions:
         """Id -> why it is gone; the latest."""
         self._on: dict[str, set[str]] = {}
         """Endpoint id -> the open sessions there: the same set, seen from the other side."""
-        self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
+        self._templates = Templates(self._threads)
         self._bodies = Bodies(MAX_BODIES)
         self._wishes = Wishes(MAX_OPEN)
         self.counted: Callable[[str], None] = lambda endpoint: None
@@ -132,8 +132,8 @@ class OutsideSessions:
     async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[Outside, bool]:
         """The session, and whether it is new. `now` in Unix seconds.
 
-        Raises Conflict for an id that means another, TooManyRequests, Unavailable without an endpoint, Invalid for a model
-        without a template.
+        Raises Conflict for an id that means another, TooManyRequests, Unavailable without an endpoint, TemplateUnusable for
+        a model's.
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", (namespace, request.pool)
         if (there := self._same(id, pool, request)) is not None:
@@ -142,7 +142,7 @@ class OutsideSessions:
         endpoint, template, folder = self._first(id, pool, request), None, ""
         while template is None or endpoint.tokenizer != folder:
             folder = endpoint.tokenizer
-            template = await self._template(folder)
+            template = await self._templates.get(folder)
             if (there := self._same(id, pool, request)) is not None:  # opened by another meanwhile
                 return there, False
             self._admit()
@@ -238,8 +238,7 @@ class OutsideSessions:
 
     async def shut_down(self) -> None:
         self.end_calls()
-        for loading in self._templates.values():
-            loading.cancel()
+        self._templates.close()
         await self._http.close()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
@@ -315,16 +314,3 @@ class OutsideSessions:
         if not there:
             del self._on[endpoint]
         self.counted(endpoint)
-
-    async def _template(self, folder: str) -> ChatTemplate:
-        """Loaded once, in a thread: it takes seconds, the import of transformers with it. Raises Invalid."""
-        loading = self._templates.get(folder)
-        if loading is None:
-            loading = asyncio.get_running_loop().run_in_executor(self._threads, ChatTemplate.load, Path(folder))
-            self._templates[folder] = loading
-        try:
-            return await asyncio.shield(loading)
-        finally:
-            failed = loading.done() and (loading.cancelled() or loading.exception() is not None)
-            if failed and self._templates.get(folder) is loading:
-                del self._templates[folder]  # the folder may be better next time

@@ -57,6 +57,11 @@ def no_threads(advice: str) -> Refusal:
     return refusal
 
 
+def template_unusable(message: str) -> Refusal:
+    """Nothing is wrong with the conversation, and no repetition helps."""
+    return Refusal(422, "invalid_request_error", message, code="template_unusable")
+
+
 def too_slow(seconds: float) -> Refusal:
     return Refusal(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import Protocol, TypeVar
 
-from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused, RollyardError, TaskError
+from rollyard.errors import AnswerRefused, ContextExceeded, EndpointRefused, RollyardError, TaskError, TemplateUnusable
 from rollyard.gateway.apart import Apart
 from rollyard.gateway.asked import Asked, Call, Said, assistant
 from rollyard.gateway.bodies import Bodies
@@ -25,6 +25,7 @@ from rollyard.gateway.refusal import (
     bad_request,
     gone,
     prompt_too_long,
+    template_unusable,
     token_limit,
     too_long,
     too_many,
@@ -225,6 +226,8 @@ class Session:
             return await self._apart.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
+        except TemplateUnusable as error:
+            raise template_unusable(str(error)) from error
 
     @contextlib.contextmanager
     def _admitted(self, wanted: Wanted) -> Iterator[Sampling]:

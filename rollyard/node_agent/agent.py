@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -43,6 +42,7 @@ from rollyard.sandbox.runtimes import find_runtime
 from rollyard.sandbox.sandbox import Sandboxes
 from rollyard.tokens.client import TokenClient
 from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.templates import Templates
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class NodeAgent:
         log.info("task kinds: %s", ", ".join(sorted(self._handlers.loaded)))
         self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
         self._policies: dict[Key, LeasedPolicy] = {}
-        self._templates: dict[str, asyncio.Future[ChatTemplate]] = {}
+        self._templates = Templates()
         self._shop: Workshop | None = None
         self._sandboxes: Sandboxes | None = None
         self._places = 0
@@ -141,7 +141,7 @@ class NodeAgent:
                 sandboxes=self._sandboxes,
                 handlers=self._handlers,
                 uploads=self._uploads,
-                template=self._template,
+                template=self._templates.get,
                 policy=self._policy,
                 sandbox=welcome.sandbox,
                 stages=welcome.stages,
@@ -265,12 +265,6 @@ class NodeAgent:
             await asyncio.sleep(1.0)
 
     # shared parts
-
-    def _template(self, folder: str) -> asyncio.Future[ChatTemplate]:
-        found = self._templates.get(folder)
-        if found is None or (found.done() and not found.cancelled() and found.exception() is not None):
-            found = self._templates[folder] = asyncio.ensure_future(asyncio.to_thread(ChatTemplate.load, Path(folder)))
-        return asyncio.shield(found)
 
     def _policy(self, lease: Lease, template: ChatTemplate) -> LeasedPolicy:
         endpoint = lease.endpoints[ROLE]

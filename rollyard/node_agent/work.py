@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollyard.agents.loop import AgentRun, run_agent
@@ -23,6 +23,7 @@ from rollyard.errors import (
     RollyardError,
     SandboxError,
     TaskError,
+    TemplateUnusable,
     TooLarge,
 )
 from rollyard.gateway.session import Session
@@ -59,7 +60,7 @@ class Workshop:
     sandboxes: Sandboxes
     handlers: Handlers
     uploads: Uploads
-    template: Callable[[str], asyncio.Future[ChatTemplate]]
+    template: Callable[[str], Awaitable[ChatTemplate]]
     """Tokenizer folder -> its chat template, loaded once."""
     policy: Callable[[Lease, ChatTemplate], LeasedPolicy]
     sandbox: SandboxTemplate
@@ -126,6 +127,8 @@ class Work:
                 await self._shop.uploads.run(self.ref, run)
             self._so_far = run.outcome
             return await self._evaluated(handler, run)
+        except TemplateUnusable as error:
+            return self._failed(error)
         except (Invalid, TooLarge) as error:
             return self._failed(TaskError(str(error)))
         except (SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded) as error:

@@ -46,7 +46,7 @@ class ChatTemplate:
             _check_size(tokenizer, model or folder)
             return cls(tokenizer, _stop_ids(folder, tokenizer.eos_token_id))
         except TemplateUnusable as error:
-            raise TemplateUnusable(f"TemplateUnusable: the chat template of {folder} {error}") from None
+            raise TemplateUnusable(f"TemplateUnusable: the chat template {error} ({folder})") from None
 
     @property
     def source(self) -> str:
@@ -156,7 +156,7 @@ def _tokenizer(folder: Path) -> Any:
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a file that it cannot read
         raise TemplateUnusable(f"comes with no tokenizer that transformers can read: {error}") from None
     if not tokenizer.chat_template:
-        raise TemplateUnusable("is not there: there is no chat template; add chat_template.jinja to the folder")
+        raise TemplateUnusable("is missing; add chat_template.jinja to the folder")
     return tokenizer
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -152,6 +154,31 @@ async def test_requests_that_cannot_be_met_are_refused_in_words(serving: Serve, 
                 await ai.chat.completions.create(model="m", messages=QUESTION)
                 with pytest.raises(openai.PermissionDeniedError, match="10 tokens they may have"):
                     await ai.chat.completions.create(model="m", messages=QUESTION)
+
+
+async def test_a_template_that_will_not_do_is_blamed_on_nobodys_conversation(
+    serving: Serve, saying: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    async with serving() as api, saying("Twelve.").serving() as upstream:
+        folder = api.model = shutil.copytree(api.model, tmp_path / "model")
+        own, file = (folder / "chat_template.jinja").read_text(), folder / "chat_template.jinja"
+        file.write_text("{% for m in messages %}{{ m.content }")
+        api.serve("e", upstream.url)
+        loaded: list[Path] = []
+        load = ChatTemplate.load
+        monkeypatch.setattr(ChatTemplate, "load", lambda folder: (loaded.append(folder), load(folder))[1])
+        for _ in range(3):
+            status, told = await api.ask("POST", "/v1/sessions", {"pool": "policy"})
+            assert (status, told["message"].startswith("TemplateUnusable: the chat template fails")) == (422, True)
+        assert len(loaded) == 1
+        # one that fails at some conversations only
+        file.write_text(own + "{% if messages | length == 4 %}{{ nothing.at.all }}{% endif %}")
+        async with client(await api.open()) as ai:
+            await ai.chat.completions.create(model="m", messages=QUESTION)
+            more = [*QUESTION, {"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "Go on."}]
+            with pytest.raises(openai.UnprocessableEntityError, match="the model's chat template fails") as refused:
+                await ai.chat.completions.create(model="m", messages=more)
+            assert (refused.value.code, refused.value.param) == ("template_unusable", None)
 
 
 async def test_calls_at_once_get_no_more_than_there_may_be(serving: Serve, saying: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -140,6 +141,25 @@ async def test_what_keeps_an_engine_from_serving_is_said_in_the_pools_condition(
             return next((c.message for c in conditions if c.type == "Ready" and words in c.message), None)
 
         await yard.until(told, 20.0)
+
+
+async def test_a_template_that_will_not_do_is_said_in_the_pools_condition_before_any_call(
+    yard: Yard, tmp_path: Path
+) -> None:
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
+    async with yard.client() as client:
+        await apply(client, model={"path": str(model)})
+        served: list[str] = []
+
+        async def told() -> str | None:
+            status = (await pool(client)).status
+            served.extend(e.url for e in status.endpoints if e.ready)
+            words = "TemplateUnusable: the chat template fails at a conversation of one question"
+            return next((c.message for c in status.conditions if c.type == "Ready" and words in c.message), None)
+
+        await yard.until(told)
+        assert served == []
 
 
 async def test_an_interpreter_without_vllm_is_a_condition_that_says_what_one_can_do(yard: Yard) -> None:

@@ -237,5 +237,5 @@ def test_a_folder_that_will_not_do_is_refused(tmp_path: Path, model_dir: Path) -
         ChatTemplate.load(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((model_dir / name).read_bytes())
-    with pytest.raises(Invalid, match="no chat template"):
+    with pytest.raises(Invalid, match="the chat template is missing"):
         ChatTemplate.load(tmp_path)

@@ -1,0 +1,28 @@
+"""Looks whether a model's tokenizer and chat template will do, and says why not.
+
+    python -m rollyard.tokens.check_template TOKENIZER_FOLDER [MODEL_FOLDER]
+
+Exit status 1 with the reason on the last line, 0 without one. A process of its own for model servers, which need neither
+afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rollyard.errors import TemplateUnusable
+from rollyard.tokens.template import ChatTemplate
+
+
+def main(folders: list[str]) -> int:
+    try:
+        ChatTemplate.load(*map(Path, folders))
+    except TemplateUnusable as error:
+        print(" ".join(str(error).split()))  # noqa: T201 - the answer
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""A model whose tokenizer or template will not do is refused while its engine starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollyard.engines.process import EngineFailed
+from rollyard.engines.template_check import check_template
+from rollyard.kinds.engine import ModelSpec
+
+
+def edited(name: str, **fields: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        found = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps({**found, **fields}))
+
+    return edit
+
+
+def other_end(folder: Path) -> None:
+    edited("tokenizer_config.json", eos_token="<tool_call>")(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def folder(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
+    names = shutil.ignore_patterns("*.safetensors")
+    return Path(shutil.copytree(model_dir, tmp_path / "model", ignore=names))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / "chat_template.jinja").write_text("{{ m.content }"), "unexpected '}', line 1"),
+        (lambda f: (f / "chat_template.jinja").unlink(), "is missing; add chat_template.jinja"),
+        (edited("config.json", vocab_size=1000), "a tokenizer that is larger than the model: .* says vocab_size 1000"),
+        (other_end, "never ends a turn with <tool_call>, .* name the token that it ends turns with as eos_token"),
+    ],
+    ids=["syntax", "no template", "size", "end"],
+)
+async def test_what_no_call_should_be_the_first_to_see(folder: Path, spoil: Callable[[Path], None], words: str) -> None:
+    spoil(folder)
+    with pytest.raises(EngineFailed, match=rf"^TemplateUnusable: the chat template .*{words}.* \({folder}\)$"):
+        await check_template(ModelSpec(path=str(folder)))
+
+
+async def test_a_good_template_is_looked_at_once_and_again_when_it_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelSpec(path=str(folder))
+    await check_template(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/python")
+        await check_template(model)
+    (folder / "chat_template.jinja").write_text("{{ nothing.at.all }}")
+    with pytest.raises(EngineFailed, match="fails at a conversation of one question"):
+        await check_template(model)
