@@ -19,6 +19,7 @@ IDLE_SECONDS = 30.0
 """A body that stops arriving for so long is given up; one that is slow and steady may take its time."""
 MAX_MESSAGE_BYTES = 256 << 10
 """Messages of our own processes, and requests of a few fields."""
+SHORT_BYTES = 8 << 10
 MAX_VALUES = 100_000
 """Values in one body, counted by commas and opening brackets, those in texts too. A list takes two bytes to write and
 eighty in memory, and Python parses in one go, with every other thread waiting."""
@@ -78,6 +79,12 @@ def parse(data: bytearray) -> Any:
 def few_values(data: bytes | bytearray) -> bool:
     """Whether it takes little time and memory to parse."""
     return data.count(b",") + data.count(b"[") + data.count(b"{") <= MAX_VALUES
+
+
+def short(request: web.Request) -> bool:
+    """Whether its body takes no longer to read and check than a thread takes to begin with it."""
+    size = request.content_length
+    return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 
 
 async def beside(work: Callable[..., T], *args: Any) -> T:

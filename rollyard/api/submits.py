@@ -44,6 +44,8 @@ async def read_requests(request: web.Request) -> list[RolloutRequest]:
     size = request.content_length
     if size is None or hdrs.CONTENT_ENCODING in request.headers:
         size = MAX_BYTES
+    if bodies.short(request):
+        return parse(await bodies.read(request, MAX_BYTES))
     if size <= SMALL_BYTES:
         return await _read(await bodies.read(request, MAX_BYTES))
     async with request.app[_ROOM].held(min(size, MAX_BYTES)):

@@ -16,11 +16,12 @@ from rollyard.api.kinds import BASE
 from rollyard.api.query import ANY, takes
 from rollyard.api.services import SERVICES
 from rollyard.errors import ApiError, NotFound, Unavailable, from_reason
+from rollyard.gateway.incoming import ask
 from rollyard.inference.state import EndpointState
 from rollyard.trust.tls import client_ssl_context
 
 HTTP: web.AppKey[aiohttp.ClientSession] = web.AppKey("transfer_http", aiohttp.ClientSession)
-PASSED = ("Content-Type", "Content-Length")
+PASSED = ("Content-Type", "Content-Length", "Content-Encoding")
 
 
 def routes() -> list[web.RouteDef]:
@@ -45,6 +46,7 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 async def _relay(request: web.Request) -> web.StreamResponse:
     endpoint = _state(request).endpoint
     headers = {name: request.headers[name] for name in PASSED if name in request.headers}
+    await ask(request)
     try:
         async with request.app[HTTP].request(
             request.method,

@@ -39,6 +39,10 @@ SERVED = OPEN | ROUTES
 AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
 """What aiohttp would add: an engine must see what the client said and no more."""
 MAX_BODY_BYTES = 64 << 20
+HEADER_SECONDS = 30.0
+"""Until a connection has sent the header of its first, or next, request; our own clients keep an idle one for 15 s."""
+LINGER_SECONDS = 1.0
+"""A caller that is refused while it sends is read for so long, that it may see the answer."""
 RETRY_AFTER = "5"
 """Seconds after which what was refused may be asked again."""
 
@@ -64,7 +68,13 @@ class Door:
         app.router.add_route("*", "/{path:.*}", self._pass)
         # Bodies pass as they are: what is compressed for the engine is not for us to unpack.
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0, auto_decompress=False
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=2.0,
+            auto_decompress=False,
+            keepalive_timeout=HEADER_SECONDS,
+            lingering_time=LINGER_SECONDS,
         )
         await runner.setup()
         await web.SockSite(runner, listener, ssl_context=tls).start()

@@ -38,6 +38,8 @@ from rollyard.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINI
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
+FEW = 8
+"""Rollouts of a submit that are written down at once; more take a while, in a thread."""
 Judge = Callable[[Demanding, GroupVersions], Verdict | None]
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
@@ -82,9 +84,12 @@ class Rollouts:
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
         """All of them or none; answered once they are on disk. Each comes with whether it is new. Raises Conflict."""
         now = self._clock.time()
-        records = await asyncio.to_thread(
-            lambda: [(record, request.n) for request in requests for record in expand(namespace, request, now)]
-        )
+
+        def expanded() -> list[tuple[RolloutRecord, int]]:
+            return [(record, request.n) for request in requests for record in expand(namespace, request, now)]
+
+        few = sum(request.n for request in requests) <= FEW
+        records = expanded() if few else await asyncio.to_thread(expanded)
         accepted = await self._store.transact(lambda tx: accept(tx, records))
         for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
             self.wake(pool, now)

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from rollyard.engines import door as module
 from rollyard.engines.door import Door
@@ -342,3 +343,15 @@ async def test_streams_that_are_cut_end_with_abort_after_what_was_read(upstream:
     assert b'"finish_reason":"abort"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
     await asyncio.wait_for(engine.gone.wait(), WAIT_SECONDS)
+
+
+async def test_a_connection_that_says_nothing_is_closed(
+    tmp_path: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEADER_SECONDS", 0.3)
+    async with opened(tmp_path / "none", certified) as found, asyncio.timeout(WAIT_SECONDS):
+        for said in (b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", URL(found.url).port, ssl=certified[1])
+            writer.write(said)
+            assert await reader.read() == b""
+            writer.close()
