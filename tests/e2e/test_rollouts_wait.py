@@ -1,0 +1,45 @@
+"""A rollout says what it waits for while Slurm does, in Slurm's own words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from cluster import NewCluster
+from e2e_yard import requests
+from slurm_field import Field, field_on
+
+from rollyard.kinds.base import ObjectKey
+
+
+@pytest.fixture
+async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_on(new_cluster(conf=("MessageTimeout=5",)), tmp_path_factory) as found:
+        yield found
+
+
+async def test_a_rollout_tells_of_a_submit_that_hangs_then_of_its_pending_job_then_of_a_suspended_pool(
+    field: Field,
+) -> None:
+    field.shims.order("sbatch", "late", 2)
+    await field.apply(
+        policy={"replicas": 1, "allocation": {"extraDirectives": {"begin": "now+1hour"}}}, demo={"replicas": 1}
+    )
+    (id,) = await field.client.submit(requests(1, 0))
+
+    async def waits(word: str) -> str | None:
+        view, _ = await field.client.rollout(id)
+        assert view.waiting is not None
+        return view.waiting if view.waiting.startswith(f"{word}: ") else None
+
+    sentence = str(await field.yard.until(lambda: waits("SubmitUnanswered")))
+    assert "InferencePool policy needs an allocation, and for policy-ip-0 sbatch has not answered since " in sentence
+    sentence = str(await field.yard.until(lambda: waits("AllocationPending")))
+    job = next(a.status.job_id for a in await field.allocations("InferencePool"))
+    assert f"waits for job {job} of allocation policy-ip-0, which is pending: BeginTime (its start time has" in sentence
+    assert " (since " in sentence
+    await field.client.patch(
+        ObjectKey(kind="RolloutPool", namespace="default", name="demo"), {"spec": {"suspend": True}}
+    )
+    await field.yard.until(lambda: waits("PoolSuspended"))
+    assert (await field.client.cancel(id)).waiting is None
