@@ -40,6 +40,7 @@ _SENTENCES = {"Nodes required for job are DOWN": "ReqNodeNotAvail"}
 _LIMIT = re.compile(
     r"(QOS(?!NotAllowed)|Assoc|Max)\w*|PartitionTimeLimit|PartitionNodeLimit|Licenses|JobArrayTaskLimit"
 )
+_PASSING = {UNKNOWN, "Priority", "Resources", "Prolog", "Cleaning", "BeginTime", "Dependency"}
 _WHAT = (
     (r"Billing", "billing"),
     (r"Energy", "energy"),
@@ -71,6 +72,11 @@ def word(reason: str) -> str:
 def is_limit(reason: str) -> bool:
     """Whether it is a limit that stands in the way, and not merely the order of the queue."""
     return _LIMIT.fullmatch(word(reason)) is not None
+
+
+def is_passing(reason: str) -> bool:
+    """Whether most jobs wait for it for a while; any other reason keeps a job until somebody does something."""
+    return word(reason) in _PASSING
 
 
 def meaning(reason: str) -> str:

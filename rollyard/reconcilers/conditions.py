@@ -15,7 +15,7 @@ from rollyard.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import Replicas
-from rollyard.kinds.reasons import word
+from rollyard.kinds.reasons import is_passing, word
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.reconcilers.failures import FAILURES, INTERRUPTIONS, Ends, last_ended
@@ -31,8 +31,6 @@ ANSWER_SECONDS = 5.0
 """A submit that takes longer is spoken of."""
 PATIENCE_SECONDS = 10.0
 """A job that waits so long in the queue of a pool that failed is spoken of before the failure."""
-_PASSING = {"None", "Priority", "Resources", "Prolog", "Cleaning", "BeginTime", "Dependency"}
-"""Slurm's reasons that most jobs have for a moment."""
 _LIMITED = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
 """In Slurm's words for a refusal that may pass by itself."""
 NO_WARNING = {
@@ -113,7 +111,7 @@ def updated(view: PoolView) -> Fact:
     known = get_condition(pool.status.conditions, "Updated")
     come = known is not None and known.status == "True" and pool.status.template_hash == view.ends.template
     if (come or count.updated >= count.desired) and not any(view.outdated(a) for a in view.active):
-        return Fact("Updated", True, "Updated", counted)
+        return Fact("Updated", True, "Updated", "all allocations are up to date")
     if (failed := _failed(view)) is not None:
         return Fact("Updated", False, failed[0], f"{counted}; {failed[1]}")
     coming = [a for a in view.active if not view.outdated(a) and not a.status.ready]
@@ -221,7 +219,7 @@ def _asked(allocation: Allocation) -> float | None:
 
 def _notable(view: PoolView, reason: str) -> bool:
     """Whether a job's wait is worth more words than the failure before: it is no matter of a moment."""
-    if reason not in _PASSING:
+    if not is_passing(reason):
         return True
     pending = [a for a in view.active if a.status.job_state == "PENDING" and word(a.status.reason) == reason]
     asked = [at for a in pending if (at := _asked(a)) is not None]

@@ -15,7 +15,7 @@ from rollyard.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.reasons import explained, is_limit, word
+from rollyard.kinds.reasons import explained, is_limit, is_passing, word
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.failures import Ends, count_ends
@@ -297,8 +297,9 @@ def _held_up(pool: Pool, old: Member, successor: Member, now: float) -> tuple[st
     after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
     expected = status.start_time.timestamp() if status.start_time is not None else None
     asked = status.intended_at.timestamp() if status.intended_at is not None else now
-    # With no start time named: Slurm has had time enough to name one, or no time is left to start in.
-    stuck = expected is None and (now - asked > STUCK_SECONDS or old.ends - now < startup(pool))
+    # With no start named: nobody may expect one, Slurm has had time to name one, or no time is left to start in.
+    late = now - asked > STUCK_SECONDS or old.ends - now < startup(pool)
+    stuck = expected is None and (late or not is_passing(status.reason))
     if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
         return None
     gap = max(0.0, (expected or old.ends) - old.ends) + startup(pool)

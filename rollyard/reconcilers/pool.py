@@ -219,14 +219,17 @@ class PoolReconciler:
         return written
 
     async def _tell(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
-        """One event for each change of these conditions; a reason that two of them give is told once."""
+        """One event for each change; a reason that two conditions give is told once."""
         told: set[str] = set()
-        for type in ("Ready", "Updated", "RenewalBlocked"):
+        for type in ("Ready", "Updated"):
             old, new = (get_condition(s.conditions, type) for s in (before, after))
             if new is None or new.reason in told or (old is not None and old.reason == new.reason):
                 continue
             told.add(new.reason)
             await self._recorder.say(pool, new.reason, new.message, "Normal" if new.reason in NO_WARNING else "Warning")
+        old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
+        if new is not None and new.status == "True" and (old is None or old.status != "True"):
+            await self._recorder.say(pool, "RenewalBlocked", f"{new.reason}: {new.message}", "Warning")
 
     def _conditions(self, view: PoolView) -> list[Condition]:
         pool, look, scale = view.pool, view.look, view.scale

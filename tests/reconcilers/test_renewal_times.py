@@ -179,15 +179,19 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
 
 def test_a_successor_without_a_start_time_is_told_once_slurm_had_time_or_none_is_left() -> None:
     """Nodes drained: Slurm names a reason that is no limit, and no start, to the last second of the walltime."""
-    asked = {"jobId": "2", "intendedAt": at(NOW)}
-    waits = member(1, None, of="policy-0", reason="ReqNodeNotAvail, May be reserved for other job", **asked)
+
+    def told(old: Member, reason: str, seconds: float) -> tuple[str, str] | None:
+        waits = member(1, None, of="policy-0", reason=reason, jobId="2", intendedAt=at(NOW))
+        return blocked(pool(), [old, waits], NOW + seconds)
+
     old = member(0, 200)
-    assert blocked(pool(), [old, waits], NOW + 1) is None
-    found = blocked(pool(), [old, waits], NOW + STUCK_SECONDS + 1)
+    assert told(old, "Resources", 1) is None
+    found = told(old, "Resources", STUCK_SECONDS + 1)
     assert found is not None
-    assert found[0] == "ReqNodeNotAvail"
-    assert "nodes that it needs are down, drained or reserved" in found[1]
-    assert blocked(pool(), [member(0, 20), waits], NOW + 1) is not None, "it could not be ready any more"
+    assert found[0] == "Resources"
+    assert "nodes that it could run on are busy" in found[1]
+    assert told(member(0, 20), "Resources", 1) is not None, "it could not be ready any more"
+    assert told(old, "ReqNodeNotAvail, UnavailableNodes:n[1-4]", 1) is not None, "it comes free by nobody's end"
 
 
 def test_an_end_without_a_successor_is_told_where_successors_fail() -> None:
