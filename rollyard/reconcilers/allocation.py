@@ -344,7 +344,7 @@ class AllocationReconciler:
             ended = get_condition(status.conditions, "Ready")
             ours = allocation.spec.drain or allocation.metadata.deletion_timestamp
             timed_out = get_condition(status.conditions, ENDING) is not None
-            bad = not ours or timed_out or status.job_state not in ("CANCELLED", "COMPLETED")
+            bad = not ours or timed_out or _requeued(status) or status.job_state not in ("CANCELLED", "COMPLETED")
             message = ended.message if ended is not None else status.reason
             await self._recorder.say(allocation, "JobEnded", message, "Warning" if bad else "Normal")
         elif status.job_state == "RUNNING":

@@ -21,7 +21,7 @@ LONG_CHARS = 1_000
 RECENT_SECONDS = 5.0
 """Output older than this at the end is not shown."""
 _TERSE = {"", "None", "NonZeroExitCode"}
-"""Reasons of Slurm's that say no more than the exit code; `RaisedSignal:9(Killed)` is another."""
+"""Reasons of Slurm's that say no more than the exit code."""
 _STATES = {
     "TIMEOUT": "its walltime was over (TIMEOUT)",
     "PREEMPTED": "Slurm preempted it (PREEMPTED)",
@@ -73,7 +73,8 @@ def short(end: End) -> str:
 def long(end: End) -> str:
     """All that there is to say."""
     found = _certain(end)
-    if end.slurm_reason not in _TERSE and not end.slurm_reason.startswith("RaisedSignal"):
+    # One that is cancelled while it waits keeps what it waited for; and JobLaunchFailure is what Slurm calls a kill.
+    if end.slurm_reason not in _TERSE and end.state != "CANCELLED" and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
     tail = _said(end.output) if end.output is not None else f"; it wrote nothing in its last {RECENT_SECONDS:g} s"
     return one_line(f"{found}{tail}", LONG_CHARS)
@@ -114,7 +115,7 @@ def _certain(end: End) -> str:
     if end.state in _STATES:
         return f"{_STATES[end.state]}{while_leaving}"
     if end.state == "COMPLETED":
-        return "it ended by itself with exit code 0, told to by nobody that is known"
+        return "exit code 0, ended by nobody that is known"
     if end.exit_code is None or end.exit_code == 0:
         return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _TERSE else ''}{while_leaving}"
     whom = ", by nobody that is known" if code.startswith("killed") and not end.by_us else ""

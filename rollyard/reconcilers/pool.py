@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rollyard.clock import Clock, as_datetime
+from rollyard.clock import Clock, as_datetime, as_text
 from rollyard.controller.crash_points import crash_point
 from rollyard.controller.expectations import Expectations
 from rollyard.controller.informer import Informer
@@ -239,11 +239,12 @@ class PoolReconciler:
                 conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         since = self._feed.unreachable_since
         if since is not None:
+            word, what = ("Doubted", "not believed") if self._feed.doubted else ("NoAnswer", "not known")
             message = (
-                f"Slurm cannot be read since {as_datetime(since).isoformat()} ({self._feed.unreachable_why}); "
+                f"Slurm's queue is {what} since {as_text(since)} ({self._feed.unreachable_why}); "
                 "nothing is created or ended meanwhile"
             )
-            conditions = self._condition(pool, conditions, "SlurmReachable", False, "NoAnswer", message)
+            conditions = self._condition(pool, conditions, "SlurmReachable", False, word, message)
         elif self._feed.latest is not None:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
         conditions = self._limited(pool, scale, conditions)

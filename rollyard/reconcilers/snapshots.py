@@ -35,7 +35,6 @@ class SnapshotFeed:
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()
-        self._doubted = False
         self._taken = 0.0
         """Seconds that the last look-up took."""
         self.known: Callable[[], Collection[Known]] = lambda: ()
@@ -48,6 +47,8 @@ class SnapshotFeed:
         self.unreachable_since: float | None = None
         """Unix seconds."""
         self.unreachable_why = ""
+        self.doubted = False
+        """Whether the last answer, as far as there was one, is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, at most about a minute old; None until they were read."""
         self.changed = changed
@@ -96,18 +97,19 @@ class SnapshotFeed:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 snapshot = await self._answer()
         except (SlurmUnreachable, TimeoutError) as error:
+            self.doubted = False
             self._lost(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return 0.0
         taken = max(0.0, self._clock.time() - snapshot.taken_at)
         self._taken = taken
         if why := self._doubt(snapshot):
-            if self._doubted:
+            if self.doubted:
                 self._lost(why)
             else:  # a controller that has just started errs too: it is asked again at once
-                self._doubted = True
+                self.doubted = True
                 self._soon.set()
             return taken
-        self._doubted = False
+        self.doubted = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
         self.latest, self.unreachable_since = snapshot, None

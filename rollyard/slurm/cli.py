@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import getpass
 import os
-import pwd
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from rollyard.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, Job, JobIds, JobState, Site, Snapshot
 from rollyard.slurm.script import JOB_PREFIX, directives
 from rollyard.slurm.site_text import read_site
+from rollyard.slurm.users import known_user
 
 LIMIT_SECONDS = 30.0
 """A slurmctld that is down costs every command 9 s before it gives up; one that takes longer than this is no answer."""
@@ -205,14 +205,9 @@ def _job(row: Sequence[str]) -> Job:
 
 
 def _canceller(state: str) -> str:
-    """sacct's `CANCELLED by 0`, as `uid 0 (root)`; squeue does not say who."""
+    """Of sacct's `CANCELLED by 0`; squeue does not say who."""
     found = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
-    if found is None:
-        return ""
-    try:
-        return f"uid {found[1]} ({pwd.getpwuid(int(found[1])).pw_name})"
-    except KeyError:
-        return f"uid {found[1]}"
+    return known_user(found[1]) if found is not None else ""
 
 
 def _exit_code(text: str) -> int:

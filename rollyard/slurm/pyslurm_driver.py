@@ -19,6 +19,7 @@ from rollyard.slurm.base import BatchScript, Driver, Job, JobState, Node, Partit
 from rollyard.slurm.cli import LIMIT_SECONDS, CliDriver
 from rollyard.slurm.pyslurm_process import PyslurmProcess
 from rollyard.slurm.script import JOB_PREFIX
+from rollyard.slurm.users import known_user
 
 PYTHON_VARIABLE = "ROLLYARD_PYSLURM_PYTHON"
 
@@ -101,7 +102,9 @@ def read_jobs(answer: Any) -> dict[str, Job]:
 
 def _job(fields: Mapping[str, Any]) -> Job:
     state = JobState.read(fields["state"])
-    known = {**fields, "state": state, "exit_code": fields["exit_code"] if state.ended else None}
+    whom = known_user(fields.get("cancelled_by") or "") if state is JobState.CANCELLED else ""
+    code = fields["exit_code"] if state.ended else None
+    known = {**fields, "state": state, "exit_code": code, "cancelled_by": whom}
     return Job(**known)
 
 

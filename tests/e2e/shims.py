@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from pathlib import Path
 
@@ -49,7 +50,11 @@ class Shims:
         (self.folder / f"{name}.word").write_text(word)
         fresh = self.folder / f"{name}.fresh"
         fresh.write_text(f"{what}\n" * times)
-        fresh.replace(self.folder / f"{name}.orders")
+        with (self.folder / f"{name}.lock").open(
+            "a"
+        ) as lock:  # a call that takes its order would put the old ones back
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            fresh.replace(self.folder / f"{name}.orders")
 
     def done(self, name: str) -> bool:
         """Whether all that was ordered has happened."""

@@ -72,7 +72,7 @@ async def test_each_death_is_told_as_it_was_done(
         (pid,) = field.yard.processes("node-agent", old.metadata.name)
         os.kill(pid, signal.SIGTERM)
         said = await told(field, old, "COMPLETED")
-        assert said.startswith("it ended by itself with exit code 0, told to by nobody that is known; its last output")
+        assert said.startswith("exit code 0, ended by nobody that is known; its last output")
         assert "SIGTERM" in said
 
         await field.yard.ready(field.client)

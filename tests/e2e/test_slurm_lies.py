@@ -9,6 +9,7 @@ import pytest
 from cluster import NewCluster
 from slurm_field import Field, field_on
 
+from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 
 LIES = 8
@@ -43,36 +44,28 @@ async def nothing_has_changed(field: Field, before: set[str]) -> None:
     assert field.attempts == {1}
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
+async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_run: bool) -> None:
+    field.shims.order("squeue", "record")
+    await field.begin()
+    before = {j.id for j in await field.yard.jobs(live=False)}
+    for what, words in (
         ("header", "4 of 4 jobs missing from squeue; heartbeats say they run"),
         ("half", "jobs missing from squeue; heartbeats say they run"),
         ("replay", "4 of 4 jobs missing from squeue; heartbeats say they run"),
         ("rewound", "squeue's answer is older than an earlier one: job"),
-    ],
-)
-async def test_a_table_that_heartbeats_contradict_burns_no_job(
-    field: Field, what: str, words: str, long_run: bool
-) -> None:
-    if what == "replay":
-        field.shims.order("squeue", "record")
-    await field.begin()
-    before = {j.id for j in await field.yard.jobs(live=False)}
-    await lie(field, what, LONG_LIES if long_run else LIES, words)
-    await nothing_has_changed(field, before)
+    ):
+        await lie(field, what, LONG_LIES if long_run else LIES, words)
+        await nothing_has_changed(field, before)
 
-
-async def test_one_job_that_a_table_lacks_is_kept_and_said(field: Field) -> None:
-    await field.begin()
-    before = {j.id for j in await field.yard.jobs(live=False)}
+    # one alone casts no doubt on the others
     old = await field.running()
     field.shims.order("squeue", "but-one", LIES, word=f"^{old.status.job_id}~")
 
     async def told() -> bool:
-        conditions = (await field.client.get(old.key)).status.conditions  # type: ignore[attr-defined]
-        found = get_condition(conditions, "InQueue")
-        return found is not None and found.status == "False" and "heartbeats say it runs" in found.message
+        found = await field.client.get(old.key)
+        assert isinstance(found, Allocation)
+        fact = get_condition(found.status.conditions, "InQueue")
+        return fact is not None and fact.status == "False" and "heartbeats say it runs" in fact.message
 
     await field.yard.until(told)
     await nothing_has_changed(field, before)
@@ -108,7 +101,7 @@ async def test_a_queue_that_hangs_is_told_long_before_it_is_given_up(field: Fiel
     await nothing_has_changed(field, before)
 
 
-async def test_ids_that_sbatch_printed_before_it_failed_are_kept(field: Field) -> None:
+async def test_ids_that_sbatch_printed_before_it_failed_are_kept_and_one_that_hangs_is_told(field: Field) -> None:
     field.shims.order("sbatch", "complaint", 2)
     await field.begin()
     await field.all_is_well()
@@ -116,9 +109,6 @@ async def test_ids_that_sbatch_printed_before_it_failed_are_kept(field: Field) -
     assert len(rows.splitlines()) == 5, "two arrays of two and the stranger's"
     assert "sbatch ended with exit code 1: the site's plug-in failed" in " ".join(await field.said("SubmitComplained"))
 
-
-async def test_an_sbatch_that_hangs_is_told_while_it_does(field: Field) -> None:
-    await field.begin()
     field.shims.order("sbatch", "late")
     await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 3)
 

@@ -32,7 +32,7 @@ REPLACED = "replaced by demo-rp-3"
         (End("FAILED", 1, "NonZeroExitCode"), "exit code 1"),
         (End("FAILED", 1, output=MEANT), "exit code 1: ModelMissing: /m is no folder"),
         (End("FAILED", 200), "exit code 200"),
-        (End("COMPLETED", 0), "it ended by itself with exit code 0, told to by nobody that is known"),
+        (End("COMPLETED", 0), "exit code 0, ended by nobody that is known"),
         (End("FAILED", 0, "JobLaunchFailure"), "FAILED: JobLaunchFailure"),
         (End("FAILED", None, "Prolog"), "FAILED: Prolog"),
         # by us
@@ -71,12 +71,13 @@ def test_what_is_certain_stands_first(end: End, expected: str) -> None:
 
 
 def test_the_short_sentence_fits_a_table_and_the_long_one_says_all() -> None:
-    end = End("FAILED", 137, "Prolog", output=Output("one\ntwo  " + "x" * 5_000, 0.2))
+    end = End("FAILED", 1, "Prolog", output=Output("one\ntwo  " + "x" * 5_000, 0.2))
     assert len(short(end)) == SHORT_CHARS
     assert "\n" not in short(end)
     assert "Slurm's reason: Prolog; its last output, at the end: one two xxx" in long(end)
     assert len(long(end)) == LONG_CHARS
     assert long(End("FAILED", 1)).endswith("; it wrote nothing in its last 5 s")
+    assert "BeginTime" not in long(End("CANCELLED", 0, "BeginTime", requeued=1)), "for which it waited"
 
 
 NOW = 1_000_000.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -274,6 +275,8 @@ async def test_accounting_knows_how_jobs_ended(accounted: Ground) -> None:
         assert (job.id, job.name, job.comment, job.state) == (id, "rollyard-t-0", seen[id].comment, seen[id].state)
         assert (job.node, job.start_time, job.end_time) == (seen[id].node, seen[id].start_time, seen[id].end_time)
     assert known[ended].state is JobState.FAILED
+    me = pwd.getpwuid(os.getuid())
+    assert [known[id].cancelled_by for id in (ended, task)] == ["", f"uid {me.pw_uid} ({me.pw_name})"]
     said = await open_cli(accounted.cluster, 30.0).accounting([ended, task])
     if accounted.case is not None and not accounted.case.accounting_codes:
         said = {**said, ended: replace(said[ended], exit_code=None)}

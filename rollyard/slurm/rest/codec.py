@@ -16,6 +16,7 @@ from rollyard.slurm.base import BatchScript, Job, JobState, Node, Partition, Sit
 from rollyard.slurm.rest.options import job_fields
 from rollyard.slurm.script import JOB_PREFIX, directives
 from rollyard.slurm.site_text import MIB, gpu_types_of_gres, gpus_of_gres
+from rollyard.slurm.users import known_user
 
 Body = Mapping[str, Any]
 
@@ -149,7 +150,7 @@ class Codec(ABC):
             submit_time=self._seconds(times["submission"]),
             start_time=self._seconds(times["start"]),
             end_time=self._seconds(times["end"]),
-            cancelled_by=str(record.get("kill_request_user") or "") if state is JobState.CANCELLED else "",
+            cancelled_by=known_user(record.get("kill_request_user") or "") if state is JobState.CANCELLED else "",
         )
 
     def site(self, nodes: Body, partitions: Body) -> Site:

@@ -1,0 +1,16 @@
+"""Users as Slurm names them, some by number and some by name."""
+
+from __future__ import annotations
+
+import pwd
+
+
+def known_user(user: str) -> str:
+    """`uid 0 (root)`, from a uid or a name; what this machine does not know stays as it is, and nothing stays nothing."""
+    if not user:
+        return ""
+    try:
+        found = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except KeyError:
+        return f"uid {user}" if user.isdecimal() else f"user {user}"
+    return f"uid {found.pw_uid} ({found.pw_name})"
