@@ -72,26 +72,36 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
                 text = render([in_parts(m) if m["role"] in parts else m for m in messages], tools, prompt)
             except (TaskError, TemplateUnusable):
                 continue
-            called = messages[1].get("tool_calls")
-            behind = text.lower().rfind("bash" if called else WORDS["assistant"])
+            behind = text.lower().rfind("bash" if messages[1].get("tool_calls") else WORDS["assistant"])
+            if behind < 0 and tools:
+                continue
+            behind = max(behind, 0)  # written in other letters: anywhere will do
             upto = text.lower().find(AGAIN, behind)
-            if behind >= 0 and any(end in text[behind : upto if upto >= 0 else None] for end in ends):
+            if any(end in text[behind : upto if upto >= 0 else None] for end in ends):
                 return True
     return False
 
 
 def _shows(render: Render, role: str, parts: Collection[str], errors: list[TaskError | TemplateUnusable]) -> bool:
-    word = WORDS[role]
+    tools, prompt = TOOLS if role == "tool" else [], role != "assistant"
+
+    def text(messages: Sequence[dict[str, Any]], word: str) -> str:
+        said = [{**m, "content": m["content"].replace(WORDS[role], word)} for m in messages]
+        return render([in_parts(m) if m["role"] in parts else m for m in said], tools, prompt)
+
     for messages in _conversation(role):
         try:
-            shown = [in_parts(m) if m["role"] in parts else m for m in messages]
-            text = render(shown, TOOLS if role == "tool" else [], role not in ("assistant",)).lower()
+            shown = text(messages, WORDS[role])
+            # a list that was written as it is, brackets and all, is not what anybody meant
+            if role in parts and any(f"text{q}: {q}{WORDS[role]}" in shown for q in "'\""):
+                continue
+            if WORDS[role] in shown.lower():
+                return True
+            # written backwards, or in other letters: it depends on the word, and on nothing else
+            if text(messages, AGAIN) != shown == text(messages, WORDS[role]):
+                return True
         except (TaskError, TemplateUnusable) as error:
             errors.append(error)
-            continue
-        # a list that was written as it is, brackets and all, is not what anybody meant
-        if word in text and not (role in parts and any(f"text{q}: {q}{word}" in text for q in "'\"")):
-            return True
     return False
 
 

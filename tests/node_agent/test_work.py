@@ -10,7 +10,7 @@ import pytest
 from rollyard.agents.tasks.base import TaskHandler
 from rollyard.agents.tasks.installed import Handlers
 from rollyard.agents.tasks.math import MathHandler
-from rollyard.errors import SandboxLost, TaskError, TooLarge
+from rollyard.errors import SandboxLost, TaskError, TemplateUnusable, TooLarge
 from rollyard.kinds.rollout import Outcome, RunResult, Status
 from rollyard.kinds.wire import Lease, LeaseRef
 from rollyard.node_agent.outcome import unsampled, verdict
@@ -85,6 +85,21 @@ async def test_a_lost_sandbox_is_told_as_what_it_is() -> None:
     (told,) = uploads.told
     assert told.error is not None
     assert (told.status, told.error.reason) == (Status.INFRA_FAILED, "SandboxLost")
+
+
+class Untemplated(Work):
+    """Its model's chat template will not do."""
+
+    async def _run(self, handler: TaskHandler) -> RunResult:
+        raise TemplateUnusable("TemplateUnusable: the chat template is missing")
+
+
+async def test_a_template_that_will_not_do_ends_a_rollout_at_once_with_its_name() -> None:
+    uploads = Full()
+    await work(Untemplated, uploads).pursue()
+    (told,) = uploads.told
+    assert told.error is not None
+    assert (told.status, told.error.reason) == (Status.FAILED, "TemplateUnusable")
 
 
 class Swallowed(Work):
