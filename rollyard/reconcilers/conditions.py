@@ -15,7 +15,7 @@ from rollyard.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import Replicas
-from rollyard.kinds.reasons import is_passing, word
+from rollyard.kinds.reasons import UNKNOWN, is_passing, word
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.reconcilers.failures import FAILURES, INTERRUPTIONS, Ends, last_ended
@@ -23,6 +23,7 @@ from rollyard.reconcilers.pending import waiting
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.scaling import Scale
 from rollyard.reconcilers.sizing import SPENT
+from rollyard.reconcilers.submitter import SUBMITTED
 from rollyard.reconcilers.trade import Fact, Look
 
 CRASH_LOOP = 3
@@ -30,7 +31,7 @@ CRASH_LOOP = 3
 ANSWER_SECONDS = 5.0
 """A submit that takes longer is spoken of."""
 PATIENCE_SECONDS = 10.0
-"""A job that waits so long in the queue of a pool that failed is spoken of before the failure."""
+"""A job that waits so long, for what most jobs wait for a moment, is spoken of before other things."""
 _LIMITED = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
 """In Slurm's words for a refusal that may pass by itself."""
 NO_WARNING = {
@@ -141,7 +142,8 @@ def _lacking(view: PoolView) -> tuple[str, str]:
         jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
         return "SuspendedBySlurm", f"suspended by Slurm: {jobs}"
     failed, queue = _failed(view), waiting(view.active)
-    if queue is not None and (failed is None or _notable(view, queue.reason)):
+    passing = failed is not None or queue is None or queue.reason == UNKNOWN
+    if queue is not None and (not passing or _notable(view, queue.reason)):
         return "WaitingForSlurm", queue.message + (f"; before that: {failed[1]}" if failed else "")
     if why := _unanswered(view.active, view.now):
         return "WaitingForSlurm", why + (f"; before that: {failed[1]}" if failed else "")
@@ -149,7 +151,7 @@ def _lacking(view: PoolView) -> tuple[str, str]:
         return failed
     if view.look.trouble is not None:
         return view.look.trouble
-    return "WaitingForAllocations", _replaced(view) or _starting(view)
+    return "WaitingForAllocations", _replaced(view) or _starting(view) or (queue.message if queue is not None else "")
 
 
 def _failed(view: PoolView) -> tuple[str, str] | None:
@@ -201,15 +203,20 @@ def _end(allocation: Allocation) -> str:
 
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
     """The submits that have taken too long; empty where there are none."""
-    asked = {a.metadata.name: (_asked(a), a) for a in allocations if a.status.job_id is None and not a.status.ended}
-    late = [(at, name, a) for name, (at, a) in asked.items() if at is not None and now - at > ANSWER_SECONDS]
+    late: list[tuple[float, str, str]] = []
+    for a in allocations:
+        asked, told = _asked(a), get_condition(a.status.conditions, SUBMITTED)
+        if a.status.job_id is not None or a.status.ended or asked is None:
+            continue
+        if told is not None and told.status != "True":
+            late.append((asked, a.metadata.name, told.message))
+        elif now - asked > ANSWER_SECONDS:
+            late.append((asked, a.metadata.name, f"Slurm has not answered since {time_of_day(asked)}"))
     if not late:
         return ""
-    at, name, first = min(late, key=lambda entry: entry[:2])
+    _, name, why = min(late)
     others = f" and of {len(late) - 1} others" if len(late) > 1 else ""
-    told = get_condition(first.status.conditions, "Submitted")
-    why = told.message if told is not None and told.status != "True" else f"no answer since {time_of_day(at)}"
-    return f"Slurm has not answered the submit of {name}{others}: {why}"
+    return f"the submit of {name}{others} is not through: {why}"
 
 
 def _asked(allocation: Allocation) -> float | None:

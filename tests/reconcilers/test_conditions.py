@@ -178,12 +178,31 @@ def test_a_job_that_waits_for_a_moment_does_not_make_a_crash_loop_flap() -> None
     assert ready(view(one(2, **FAILED), one(3), ends=failing(5))).reason == "CrashLoop", "it starts, once more"
 
 
+def test_a_start_that_slurm_has_just_heard_of_is_no_wait_for_slurm() -> None:
+    fact = ready(view(one(0, jobState="PENDING", intendedAt=-1), one(1, jobState="PENDING", intendedAt=-1)))
+    assert said(fact) == (False, "WaitingForAllocations")
+    assert "2 of 2 jobs pending: None (Slurm has not looked at it yet)" in fact.message
+    assert ready(view(one(0, jobState="PENDING", reason="Resources", intendedAt=-1))).reason == "WaitingForSlurm"
+
+
 def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
     asked = one(3, jobId=None, jobState=None, intendedAt=-ANSWER_SECONDS - 1)
     fact = ready(view(one(2, **FAILED), asked, ends=failing(5)))
     assert said(fact) == (False, "WaitingForSlurm")
     since = time_of_day(NOW - ANSWER_SECONDS - 1)
-    assert f"Slurm has not answered the submit of p-3: no answer since {since}" in fact.message
+    assert f"the submit of p-3 is not through: Slurm has not answered since {since}" in fact.message
+    told = {
+        "type": "Submitted",
+        "status": "False",
+        "reason": "Submitting",
+        "lastTransitionTime": at(0),
+        "message": "why",
+    }
+    known = one(3, jobId=None, jobState=None, intendedAt=0, conditions=[told])
+    assert (
+        "the submit of p-3 is not through: why; before that: failed 5 times"
+        in ready(view(known, ends=failing(5))).message
+    )
     soon = one(3, jobId=None, jobState=None, intendedAt=0)
     assert ready(view(one(2, **FAILED), soon, ends=failing(5))).reason == "CrashLoop"
 
