@@ -77,11 +77,14 @@ class Whole:
         self._parts: set[str] = set()
         before = {"assistant": ["user"], "tool": ["user", "assistant"]}.get(role, [])
         after = ["user"] if role == "system" else []
-        messages = [{"role": r, "content": "quvo" if r == role else "-"} for r in [*before, role, *after]]
-        try:
-            return "quvo" in self.render(messages, prompt=False).lower()
-        except (TemplateError, TypeError):
-            return role != "user"
+        shown = []
+        for word in ("quvo", "hupi"):
+            messages = [{"role": r, "content": word if r == role else "-"} for r in [*before, role, *after]]
+            try:
+                shown.append(self.render(messages, prompt=False))
+            except (TemplateError, TypeError):
+                return role != "user"
+        return shown[0] != shown[1]
 
     @staticmethod
     def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
