@@ -64,6 +64,7 @@ def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> lis
 def _pool(pool: Pool) -> list[str]:
     replicas = pool.status.replicas
     words = f"{replicas.desired} desired, {replicas.requested} requested, {replicas.observed} observed, {replicas.ready} ready"
+    words += f", {replicas.updated} up to date"
     lines = [f"Replicas:   {words}", *_gpu_hours(pool)]
     if isinstance(pool, InferencePool):
         shown = endpoint_lines(pool.status.endpoints)

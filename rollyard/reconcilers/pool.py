@@ -233,7 +233,7 @@ class PoolReconciler:
 
     def _conditions(self, view: PoolView) -> list[Condition]:
         pool, look, scale = view.pool, view.look, view.scale
-        conditions = pool.status.conditions
+        conditions = [c for c in pool.status.conditions if c.type != "Progressing"]  # of a release before Updated
         for fact in (ready(view), updated(view), renewal_blocked(view)):
             if fact is not None:
                 conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
