@@ -20,7 +20,7 @@ IDLE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 256 << 10
 """Messages of our own processes, and requests of a few fields."""
 SHORT_BYTES = 8 << 10
-MAX_VALUES = 100_000
+MAX_VALUES = 20_000
 """Values in one body, counted by commas and opening brackets, those in texts too. A list takes two bytes to write and
 eighty in memory, and Python parses in one go, with every other thread waiting."""
 # One thread: more of them would only keep the event loop from the interpreter.

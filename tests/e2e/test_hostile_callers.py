@@ -39,6 +39,11 @@ def _bodies() -> dict[str, tuple[str, str, bytes, dict[str, str]]]:
         "many-numbers": ("POST", POOLS, b'{"spec": [' + b"0," * 1_400_000 + b"0]}", {}),
         "many-fields": ("POST", POOLS, json.dumps({f"k{i}": i for i in range(180_000)}).encode(), {}),
         "many-labels": ("POST", POOLS, _labelled(100_000), {}),
+        # just within the limit of values
+        "fewer-lists": ("POST", POOLS, b'{"spec": [' + b"[]," * 9_000 + b"[]]}", {}),
+        "fewer-fields": ("POST", POOLS, json.dumps({f"k{i}": i for i in range(19_000)}).encode(), {}),
+        "fewer-labels": ("POST", POOLS, _labelled(19_000), {}),
+        "fewer-mistakes": ("POST", "/v1/rollouts", json.dumps({f"k{i}": i for i in range(19_000)}).encode(), {}),
         "many-tasks": ("POST", "/v1/rollouts", json.dumps([{"tsk": i} for i in range(40_000)]).encode(), {}),
         "many-mistakes": ("POST", "/v1/rollouts", json.dumps({f"k{i}": i for i in range(90_000)}).encode(), {}),
         "deep": ("POST", "/v1/rollouts", b"[" * 200_000, {}),
