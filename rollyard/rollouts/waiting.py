@@ -292,6 +292,8 @@ def _walltime(record: RolloutRecord, view: QueueView) -> Fact | None:
     ends = [a.ends for a in able if a.ends is not None]
     if not ends or len(ends) < len(able):
         return None
+    if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
+        return None  # the request, which may be long, is read only where its own budgets may decide
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:
