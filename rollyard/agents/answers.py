@@ -14,7 +14,7 @@ from rollyard.agents.algebra import Unreadable, same_expression
 from rollyard.agents.checker_child import serve
 from rollyard.agents.numerals import Numeral, numeral, same_number
 
-CPU_SECONDS = 2.0
+CPU_SECONDS = 2
 MEMORY_BYTES = 2 << 30
 MAX_MEMBERS = 100
 MAX_DEPTH = 30

@@ -1,45 +1,63 @@
 """The inside of a checker process: questions come in on standard input, one verdict a line goes out.
 
-A question is a count of parts and their lengths (each 4 bytes, big-endian), then the parts. Limits are the kernel's: CPU
-time by a signal that ends the process, memory by allocations that fail. A reply is [verdict, whether the process ends
-now]; it ends with its standard input too.
+A question is a count of parts and their lengths (each 4 bytes, big-endian), then the parts. Each is judged in a fork of this
+process, which so never reads one itself: what a question hangs, fills or kills is its own fork, and the next one finds
+everything imported. Limits are the kernel's: CPU time by a signal, memory by allocations that fail. The process ends with
+its standard input.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import struct
 import sys
-import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
-GROWN_BYTES = 256 << 20
-"""A child that holds so much more than at its start after a question ends, and another is started in its place."""
+Check = Callable[..., Mapping[str, float]]
 
 
-def serve(check: Callable[..., Mapping[str, float]], cpu_seconds: float, memory_bytes: int) -> None:
-    """Answer questions with what `check(*parts)` returns; a question that takes more than the memory is `too_large`."""
+def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
+    """Answer questions with what `check(*parts)` returns.
+
+    A question that needs more than the memory is `{"too_large": 1.0}`; one that kills its fork is `{"died": signal}`.
+    """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no verdict
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit(resource.RLIMIT_AS, memory_bytes)
-    at_start = _resident()
     _say(replies, "ready")
     while parts := _question():
-        # RLIMIT_CPU counts whole seconds of the process's life
-        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + cpu_seconds))
+        _say(replies, _judged(check, parts, cpu_seconds, memory_bytes))
+
+
+def _judged(check: Check, parts: Sequence[bytes], cpu_seconds: int, memory_bytes: int) -> Any:
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
         try:
-            verdict = check(*parts)
-        except MemoryError:
-            verdict = {"too_large": 1.0}
-        leaving = _resident() - at_start > GROWN_BYTES
-        _say(replies, [verdict, leaving])
-        if leaving:
-            return
+            _limit(resource.RLIMIT_AS, memory_bytes)
+            _limit(resource.RLIMIT_CPU, cpu_seconds)
+            os.write(into, json.dumps(_verdict(check, parts)).encode())
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(0)
+    os.close(into)
+    with open(out, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return json.loads(said) if said else {"died": -os.waitstatus_to_exitcode(status)}
+
+
+def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
+    try:
+        return check(*parts)
+    except MemoryError:
+        return {"too_large": 1.0}
 
 
 def _limit(kind: int, most: int) -> None:
@@ -60,9 +78,3 @@ def _question() -> list[bytes]:
 
 def _say(replies: TextIO, message: object) -> None:
     print(json.dumps(message), file=replies, flush=True)
-
-
-def _resident() -> int:
-    """Bytes of memory this process holds now. (ru_maxrss survives exec: it is the node agent's.)"""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -24,12 +24,11 @@ START_SECONDS = 120.0
 
 
 class Overrun(Exception):
-    """The child died of the question: of its CPU limit, or twice in other ways. `str()` is a metric's name."""
+    """The question killed who judged it: by its CPU limit, or twice in other ways. `str()` is a metric's name."""
 
 
-class _Died(Exception):
-    def __init__(self, signal: int | None) -> None:
-        self.signal = signal
+class _Ended(Exception):
+    pass
 
 
 class Checkers:
@@ -45,36 +44,33 @@ class Checkers:
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """What the child makes of `parts`.
 
-        Raises Overrun, and NodeFault when no child starts or answers at all. A child that died by itself may have been
-        killed from outside, so another is asked before that is held against the question. A caller that is cancelled leaves
-        no child at work.
+        Raises Overrun, and NodeFault when no child starts or answers at all. A process that was killed may have been killed
+        from outside, so the question is asked again before that is held against it. A caller that is cancelled leaves no
+        child at work.
         """
         async with self._turns:
             for _ in range(2):
-                try:
-                    return await self._answer(parts)
-                except _Died as how:
-                    if how.signal == signal.SIGXCPU:
-                        raise Overrun("timed_out") from None
-            try:
-                await self._answer(self._harmless)
-            except _Died:
-                raise NodeFault(
-                    f"the processes that check answers ({self._module}) are killed here whatever they are asked"
-                ) from None
+                verdict = await self._answer(parts)
+                if "died" not in verdict:
+                    return verdict
+                if verdict["died"] == signal.SIGXCPU:
+                    raise Overrun("timed_out")
+            if "died" in await self._answer(self._harmless):
+                raise NodeFault(f"the processes that check answers ({self._module}) die here whatever they are asked")
         raise Overrun("checker_killed")
 
     async def _answer(self, parts: Sequence[bytes]) -> dict[str, Any]:
-        """Raises _Died."""
         child = await self._take()
         try:
-            verdict, leaving = await _exchange(child, parts)
+            verdict: dict[str, Any] = await _exchange(child, parts)
+        except _Ended:
+            _kill(child)
+            return {"died": None}
         except BaseException:
             _kill(child)
             raise
-        if not leaving:
-            self._idle.append(child)
-        return dict(verdict)
+        self._idle.append(child)
+        return verdict
 
     async def close(self) -> None:
         """End the children that wait for a question. Without it they end with this process."""
@@ -95,7 +91,7 @@ class Checkers:
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await _line(child)
-        except (TimeoutError, _Died):
+        except (TimeoutError, _Ended):
             _kill(child)
             raise NodeFault(
                 f"the process that checks answers ({self._module}) did not start; see this node agent's log"
@@ -116,11 +112,11 @@ async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -
 
 
 async def _line(child: asyncio.subprocess.Process) -> Any:
-    """The next message of a child of ours; raises _Died at its end."""
+    """The next message of a child of ours; raises _Ended at its end."""
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
-        raise _Died(-await child.wait())
+        raise _Ended
     return json.loads(line)
 
 
@@ -128,3 +124,5 @@ def _kill(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
+    # its pipes too, or the loop that closes first leaves them to the garbage collector, which complains
+    child._transport.close()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from typing import Any
 from rollyard.agents.checker_child import serve
 from rollyard.agents.tasks.case_driver import MAX_BYTES, encode
 
-CPU_SECONDS = 10.0
+CPU_SECONDS = 10
 MEMORY_BYTES = 1 << 30
 FREE_ORDER = ("set", "dict")
 

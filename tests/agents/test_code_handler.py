@@ -173,7 +173,7 @@ def line(value: object) -> bytes:
         ("[]", line(None), False),
         ("['tuple']", line(("tuple",)), False),
         ("1.5", line(10**400), False),
-        ("1.5", line(object()), False),
+        ("1.5", line(range(2)), False),
         ("1.5", line(float("nan")), False),
         ("1.5", b"", False),
         ("1.5", b"1.5 1.5", False),

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rollyard.agents.checkers import Checkers
 from rollyard.agents.tasks.base import Score
 from rollyard.agents.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 from rollyard.errors import TaskError
@@ -50,17 +49,15 @@ async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handle
 
 
 async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait_for_them(handler: MathHandler) -> None:
-    handler._checkers = Checkers("rollyard.agents.answers", (b"1", b"1"), 16)
-    hanging = [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(10)]
-    await asyncio.sleep(0)
+    hanging = [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(3)]
     right = [asyncio.create_task(score(handler, "x^2+2x+1", "(x+1)^2")) for _ in range(4)]
+    hanging += [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(3)]
     assert {found.reward for found in await asyncio.gather(*right)} == {1.0}
-    assert not all(task.done() for task in hanging), "the right ones were not last"
+    assert not hanging[-1].done(), "they were no hindrance"
     for found in await asyncio.gather(*hanging):
         assert found.reward == 0.0
         assert found.metrics.keys() - {"timed_out", "too_large"} == {"answered"}, "the metrics say why"
         assert len(found.metrics) == 2
-    await handler._checkers.close()
 
 
 async def test_a_reference_that_cannot_be_computed_is_the_tasks_fault(handler: MathHandler) -> None:
