@@ -27,7 +27,8 @@ SAYS = [CALL, "It is 12 🎉 – 漢字."]
 
 
 def client(gateway: Any, session: str = "s1", **more: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=f"session-{session}", max_retries=0, **more)
+    base = f"{gateway.url}/v1"  # its own limit is 5 s for a connection, which 256 at once exceed on a busy machine
+    return openai.AsyncOpenAI(base_url=base, api_key=f"session-{session}", max_retries=0, **{"timeout": 120, **more})
 
 
 def runs(session: Session) -> list[list[int]]:
