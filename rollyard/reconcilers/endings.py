@@ -97,7 +97,11 @@ def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allo
         return "Replaced", f"replaced by {successor}"
     if allocation.spec.template_hash != template_hash(pool):
         return "OutOfDate", "its template is out of date"
-    return ("GivenBack", "given back: its pool needs fewer") if allocation.spec.drain else ("Deleted", "deleted")
+    return (
+        ("GivenBack", "given back: its pool needs fewer")
+        if allocation.spec.drain
+        else ("Deleted", "its allocation was deleted")
+    )
 
 
 def _certain(end: End) -> str:

@@ -124,6 +124,16 @@ class Field:
         events, _ = await self.client.list_objects("Event")
         return [e.message for e in events if isinstance(e, Event) and e.reason == reason]
 
+    async def requeued(self, old: Allocation) -> None:
+        """Its job was, and its second run has ended; the pool may have removed the allocation by then."""
+        why = "requeued, not by us (restart 1); that run was ended, for its work had gone to others"
+
+        async def told() -> bool:
+            return any(f"job {old.status.job_id} ended" in m and why in m for m in await self.said("JobEnded"))
+
+        await self.yard.until(told)
+        assert f"job {old.status.job_id} was requeued, not by us" in " ".join(await self.said("Requeued"))
+
     async def slurm(self, *argv: str) -> str:
         return await asyncio.to_thread(self.cluster.run, *argv)
 

@@ -129,7 +129,7 @@ async def test_a_job_that_is_requeued_is_replaced(field: Field) -> None:
     assert old.status.job_id is not None
     await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
     await field.slurm("scontrol", "requeue", old.status.job_id)
-    await field.ended(old, "CANCELLED", "FAILED")
+    await field.requeued(old)
     await field.all_is_well()
 
 
