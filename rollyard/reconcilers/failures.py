@@ -22,6 +22,9 @@ INTERRUPTIONS = {"NODE_FAIL", "BOOT_FAIL", "CANCELLED", "DEADLINE", "REVOKED", G
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
 """The same while nothing of the pool serves: what was missing may be there again."""
+LAUNCH_SECONDS = 15.0
+"""First back-off after a job that got a node and never ran there: Slurm drains a node whose prolog fails, and a pool that
+comes back at once would drain them all."""
 STEADY_SECONDS = 10.0
 """So long ready is a success; what dies sooner after it was ready still fails in a row."""
 CALM_SECONDS = 60.0
@@ -41,6 +44,8 @@ class Ends:
     interruptions: int = 0
     """In a row, whatever they were made from."""
     last_interruption: float | None = None
+    launch: bool = False
+    """The last one that was interrupted got a node and never ran there."""
     failing: bool = False
     """The template failed, and none of it has become ready since."""
     cap: float = BACKOFF_CAP_SECONDS
@@ -49,6 +54,8 @@ class Ends:
     def next_at(self) -> float:
         """When the back-off is over (Unix seconds); 0.0 when there is none."""
         failed = _after(self.last_failure, self.failures, self.cap)
+        if self.launch:
+            return max(failed, _after(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS))
         # The first one is replaced at once: most of them are nobody's fault here.
         return max(failed, _after(self.last_interruption, self.interruptions - 1, self.cap))
 
@@ -74,7 +81,11 @@ def count_ends(
     ready = max((a.status.ready_at.timestamp() for a in own if a.status.ready_at is not None), default=None)
     failing = failures > 0 and last is not None and (ready is None or ready <= last)
     cap = BACKOFF_CAP_SECONDS if serves else IDLE_CAP_SECONDS
-    return Ends(template, failures, last, outside, last_outside, failing, cap)
+    interrupted = last_ended(allocations, INTERRUPTIONS)
+    launch = (
+        outside > 0 and interrupted is not None and bool(interrupted.status.node) and not interrupted.status.binding
+    )
+    return Ends(template, failures, last, outside, last_outside, launch, failing, cap)
 
 
 def last_ended(allocations: Iterable[Allocation], states: set[str], template: str | None = None) -> Allocation | None:
@@ -117,7 +128,7 @@ def _unix(time: datetime | None) -> float | None:
     return time.timestamp() if time is not None else None
 
 
-def _after(last: float | None, times: int, cap: float) -> float:
+def _after(last: float | None, times: int, cap: float, first: float = 1.0) -> float:
     if times < 1 or last is None:
         return 0.0
-    return last + min(cap, 2.0 ** min(times - 1, 10))  # 2.0 ** 1024 is an OverflowError
+    return last + min(cap, first * 2.0 ** min(times - 1, 10))  # 2.0 ** 1024 is an OverflowError

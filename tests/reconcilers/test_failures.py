@@ -10,7 +10,15 @@ import pytest
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolStatus
-from rollyard.reconcilers.failures import BACKOFF_CAP_SECONDS, CALM_SECONDS, GONE, STEADY_SECONDS, Ends, count_ends
+from rollyard.reconcilers.failures import (
+    BACKOFF_CAP_SECONDS,
+    CALM_SECONDS,
+    GONE,
+    LAUNCH_SECONDS,
+    STEADY_SECONDS,
+    Ends,
+    count_ends,
+)
 
 NOW = 1_700_000_000.0
 
@@ -97,6 +105,19 @@ def test_what_is_ended_from_outside_again_and_again_is_replaced_ever_more_slowly
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, BACKOFF_CAP_SECONDS, BACKOFF_CAP_SECONDS]
     assert ends.interrupted
     assert not ends.failing
+
+
+def test_jobs_that_get_a_node_and_never_run_there_do_not_drain_the_cluster_in_seconds() -> None:
+    pool = Pool()
+    delays = []
+    for n, made in enumerate((0.0, 20.0, 60.0, 130.0)):
+        ends = pool.look(made + 1, one(n, made, "CANCELLED", made + 1, node=f"n{n}"), serves=False)
+        delays.append(ends.next_at - NOW - made - 1)
+    assert delays == [LAUNCH_SECONDS, 2 * LAUNCH_SECONDS, BACKOFF_CAP_SECONDS, BACKOFF_CAP_SECONDS]
+    registered = {"jobId": "1", "restartCount": 0, "instance": "i", "node": "n0", "pid": 1, "registeredAt": at(0)}
+    hand = Pool().look(1, one(0, 0, "CANCELLED", 1, node="n0", binding=registered))
+    assert hand.next_at == 0.0, "a person ended it where it ran"
+    assert Pool().look(1, one(0, 0, "CANCELLED", 1)).next_at == 0.0, "it never got a node"
 
 
 def test_those_that_fail_side_by_side_fail_once_and_what_is_made_after_them_fails_in_a_row() -> None:
