@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from rollyard.kinds.base import NAME_PATTERN, Wire
 from rollyard.kinds.weights import VERSION_PATTERN
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=128)]
+
+MAX_MESSAGE_CHARS = 4000
 
 
 class Stage(StrEnum):
@@ -236,6 +238,12 @@ class RolloutError(Wire):
     reason: str
     """CamelCase word to branch on, such as SandboxLost."""
     message: str
+
+    @field_validator("message")
+    @classmethod
+    def _storable(cls, message: str) -> str:
+        """Others' words stand in it: of any length, and with halves of surrogate pairs, which no JSON can hold."""
+        return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 
 class Timings(Wire):

@@ -180,7 +180,7 @@ class NodeAgent:
                 return
             # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
             log.exception("rollout %s broke its node agent's code", key[1])
-            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
             await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
         finally:
             self._works.pop(key, None)

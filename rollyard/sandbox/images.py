@@ -40,7 +40,7 @@ class Images:
         if image is None:
             return default_root(self._cache)
         path = self._folder / image
-        if "://" in image or not path.exists():
+        if "://" in image or not os.path.exists(path):  # Path.exists raises for a name that is too long
             raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_CAN_BE}")
         if path.is_dir():
             return self._of_folder(path.resolve())

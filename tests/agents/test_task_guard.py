@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
+from decimal import Decimal
 from importlib.metadata import EntryPoint
 from typing import Any, cast
 
@@ -17,7 +18,8 @@ from rollyard.agents.tasks.base import Score
 from rollyard.agents.tasks.guard import GuardedHandler
 from rollyard.agents.tasks.installed import load_handlers
 from rollyard.errors import HandlerFailed, Invalid, NodeFault, SandboxLost, TaskError
-from rollyard.kinds.rollout import Task
+from rollyard.kinds.rollout import Stage, Task, Turn
+from rollyard.node_agent.outcome import failed
 
 TASK, SANDBOX = Task(kind="quiz"), cast(Any, None)
 
@@ -53,6 +55,20 @@ class Handler:
         return self._answer("evaluate", Score(1.0))
 
 
+class Leaving(Handler):
+    def __init__(self) -> None:
+        raise KeyboardInterrupt
+
+
+class BaseOfItsOwn(BaseException):
+    """As the panics of extension modules are."""
+
+
+class Cursed(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("looked at")
+
+
 CALLS: dict[str, Callable[[GuardedHandler], Any]] = {
     "image": lambda h: h.image(TASK),
     "tools": lambda h: h.tools(TASK),
@@ -83,24 +99,54 @@ async def test_each_call_gives_what_the_handler_gives(name: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
     "error",
-    [KeyError("topic"), RuntimeError("no"), OSError(5, "x"), TimeoutError(), SystemExit(3), asyncio.CancelledError()],
-)
+    [
+        KeyError("topic"), RuntimeError("no"), OSError(5, "x"), TimeoutError(), SystemExit(3), asyncio.CancelledError(),
+        KeyboardInterrupt(), GeneratorExit(), BaseOfItsOwn("mine"), BaseExceptionGroup("some", [KeyboardInterrupt()]),
+    ],
+)  # fmt: skip
 async def test_an_exception_of_its_own_is_told_with_type_message_and_line(name: str, error: BaseException) -> None:
     line = raising.__code__.co_firstlineno + 2
     with pytest.raises(HandlerFailed) as found:
         await call(name, **{name: raising(error)})
-    expected = f"{name}() of task kind 'quiz' raised {type(error).__name__}: {error} ({__file__}:{line})"
+    told = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+    where = "" if told is not error else f" ({__file__}:{line})"
+    expected = f"{name}() of task kind 'quiz' raised {type(told).__name__}: {told}{where}"
     assert str(found.value) == expected
+
+
+async def test_an_exception_without_a_message_is_told_by_its_type() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise BaseOfItsOwn
+
+    with pytest.raises(HandlerFailed, match=r"raised Mute: \(its message raises BaseOfItsOwn\)"):
+        await call("collect", collect=raising(Mute()))
+
+
+@pytest.mark.parametrize("message", ["half a pair: \udc00", "x" * 10_000_000])
+async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> None:
+    """Of a TaskError too, whose words are kept as they are."""
+    for error in (ValueError(message), TaskError(message)):
+        with pytest.raises(TaskError) as found:
+            await call("evaluate", evaluate=raising(error))
+        outcome = failed(None, Stage.EVAL, found.value, "node")
+        assert outcome.error is not None
+        assert 0 < len(outcome.model_dump_json().encode()) < 50_000
+        assert message[:10] in outcome.error.message
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
         ("image", 5), ("tools", ["bash", "browser"]), ("tools", "bash"), ("tools", None), ("prompt", "?"), ("prompt", []),
-        ("prompt", [{"content": "?"}]), ("collect", b"raw"), ("collect", {"a": b"raw"}), ("collect", {"a": "\ud800"}),
+        ("prompt", [{"content": "?"}]), ("prompt", [{"role": "user", "content": "\ud800"}]),
+        ("prompt", [{"role": "user", "content": b"raw"}]), ("image", "\ud800"),
+        ("collect", b"raw"), ("collect", {"a": b"raw"}), ("collect", {"a": "\ud800"}),
         ("evaluate", 1.0), ("evaluate", Score(float("nan"))), ("evaluate", Score(float("inf"))),
         ("evaluate", Score(cast(Any, "1"))), ("evaluate", Score(cast(Any, None))),
         ("evaluate", Score(1.0, {"m": float("nan")})), ("evaluate", Score(1.0, cast(Any, [1]))),
+        ("evaluate", Score(10**400)), ("evaluate", Score(cast(Any, Decimal("sNaN")))), ("evaluate", Score(1.0, {"m": 10**400})),
+        ("evaluate", Score(1.0, {"\ud800": 1.0})), ("evaluate", Score(1.0, {f"metric{i}": 1.0 for i in range(5_000)})),
     ],
 )  # fmt: skip
 async def test_an_answer_of_the_wrong_shape_is_told_with_the_right_one(name: str, wrong: Any) -> None:
@@ -116,6 +162,27 @@ async def test_our_own_errors_keep_their_meaning_alone_and_in_a_task_group(error
         with pytest.raises(type(error)) as found:
             await call("collect", collect=raising(raised))
         assert found.value is error
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("collect", Cursed(a="b")), ("evaluate", Score(1.0, Cursed(a=1.0)))])
+async def test_an_answer_that_fails_when_it_is_looked_at_is_the_handlers_too(name: str, wrong: Any) -> None:
+    with pytest.raises(HandlerFailed, match=rf"{name}\(\) of task kind 'quiz' raised RuntimeError: looked at"):
+        await call(name, **{name: wrong})
+
+
+async def test_what_evaluate_does_to_the_turns_does_not_reach_the_trajectory() -> None:
+    class Meddling(Handler):
+        async def evaluate(self, task: Task, artifact: Any, sandbox: Any, turns: Any, seconds: float) -> Any:
+            turns[0].tool_results.append("\ud800")
+            turns[0].tool_calls[0]["arguments"] = object()
+            turns.append(None)
+            return Score(1.0)
+
+    call = {"name": "bash", "arguments": {"command": "true"}}
+    turns = [Turn(segment=0, prompt_length=1, response_length=1, text="", finish_reason="stop", tool_calls=[call])]
+    before = [turn.model_dump_json() for turn in turns]
+    await GuardedHandler("quiz", Meddling()).evaluate(TASK, {}, None, turns, 1.0)
+    assert [turn.model_dump_json() for turn in turns] == before
 
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
@@ -139,12 +206,13 @@ def test_a_plug_in_that_cannot_be_loaded_takes_away_its_own_kind_alone(monkeypat
         "absent": "no_such_package:Handler",
         "nameless": "empty_plug_in:Handler",
         "unlike": "empty_plug_in:NoHandler",
+        "leaving": f"{__name__}:Leaving",
     }
     points = [EntryPoint(kind, value, "rollyard.tasks") for kind, value in given.items()]
     monkeypatch.setattr(installed, "entry_points", lambda group: points)
     found = load_handlers()
     assert set(found.loaded) == {"good"}
-    assert set(found.failed) == {"absent", "nameless", "unlike"}
+    assert set(found.failed) == {"absent", "nameless", "unlike", "leaving"}
     assert found.failed["absent"].startswith("ModuleNotFoundError: No module named 'no_such_package'")
     assert "AttributeError" in found.failed["nameless"]
     assert "is no task handler: it lacks image, tools, prompt, init, collect, evaluate" in found.failed["unlike"]

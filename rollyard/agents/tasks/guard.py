@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import reprlib
 import traceback
@@ -24,6 +25,8 @@ OURS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
 """These say what they say, also from within a handler."""
 METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
 MAX_MESSAGE_CHARS = 2000
+MAX_METRICS_CHARS = 8000
+"""They stand in the record of the rollout too, not in its trajectory alone."""
 
 
 class GuardedHandler:
@@ -43,21 +46,22 @@ class GuardedHandler:
     def image(self, task: Task) -> str | None:
         with self._guard("image"):
             image = self._handler.image(task)
-        self._check("image", image, image is None or isinstance(image, str), "a path, or None")
+            self._check("image", image, image is None or _text(image), "a path, or None")
         return image
 
     def tools(self, task: Task) -> list[str]:
         with self._guard("tools"):
             tools = self._handler.tools(task)
-        right = _all(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
-        self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
+            right = _all(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
+            self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
         return tools
 
     def prompt(self, task: Task) -> list[Message]:
         with self._guard("prompt"):
             prompt = self._handler.prompt(task)
-        right = _all(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str)) and bool(prompt)
-        self._check("prompt", prompt, right, "a list of messages such as {'role': 'user', 'content': '...'}")
+            right = _all(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
+            right = right and bool(prompt)
+            self._check("prompt", prompt, right, "a list of messages such as {'role': 'user', 'content': '...'}")
         return prompt
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
@@ -67,28 +71,32 @@ class GuardedHandler:
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         with self._guard("collect"):
             artifact = await self._handler.collect(task, sandbox)
-        right = isinstance(artifact, dict) and all(_text(k) and _text(v) for k, v in artifact.items())
-        self._check("collect", artifact, right, "a dict of name -> text")
+            right = isinstance(artifact, dict) and all(_text(k) and _text(v) for k, v in artifact.items())
+            self._check("collect", artifact, right, "a dict of name -> text")
         return artifact
 
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
+        shown = [turn.model_copy(deep=True) for turn in turns]  # what it changes there is no part of the trajectory
         with self._guard("evaluate"):
-            score = await self._handler.evaluate(task, artifact, sandbox, turns, seconds)
-        self._check("evaluate", score, isinstance(score, Score), "a Score")
-        self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
-        right = isinstance(score.metrics, Mapping) and all(
-            isinstance(name, str) and _number(value) for name, value in score.metrics.items()
-        )
-        self._check("evaluate", score.metrics, right, "a Score whose metrics are name -> finite number")
-        return Score(float(score.reward), {name: float(value) for name, value in score.metrics.items()})
+            score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
+            self._check("evaluate", score, isinstance(score, Score), "a Score")
+            self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
+            right = isinstance(score.metrics, Mapping) and all(
+                _text(name) and _number(value) for name, value in score.metrics.items()
+            )
+            self._check("evaluate", score.metrics, right, "a Score whose metrics are name -> finite number")
+            metrics = {name: float(value) for name, value in score.metrics.items()}
+            expected = f"a Score whose metrics have {MAX_METRICS_CHARS} characters at most"
+            self._check("evaluate", metrics, len(str(metrics)) <= MAX_METRICS_CHARS, expected)
+            return Score(float(score.reward), metrics)
 
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         try:
             yield
-        except (Exception, SystemExit, asyncio.CancelledError) as raised:
+        except BaseException as raised:  # KeyboardInterrupt would end the node agent, an unknown one keep the lease
             error = first_cause(raised)
             if isinstance(error, OURS):
                 raise error from None
@@ -119,7 +127,11 @@ def explained(error: BaseException, module: str) -> str:
     where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f" ({error.filename}:{error.lineno})"
-    return f"{type(error).__name__}: {str(error)[:MAX_MESSAGE_CHARS]}{where}"
+    try:
+        message = str(error)[:MAX_MESSAGE_CHARS]
+    except BaseException as another:  # noqa: BLE001 - its own code too
+        message = f"(its message raises {type(another).__name__})"
+    return f"{type(error).__name__}: {message}{where}"
 
 
 def _all(found: Any, right: Any) -> bool:
@@ -129,7 +141,7 @@ def _all(found: Any, right: Any) -> bool:
 def _number(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -138,4 +150,12 @@ def _text(value: Any) -> bool:
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
+        return False
+
+
+def _json(value: Any) -> bool:
+    """What a chat template can be given, and a tokenizer after it."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode() is not None
+    except (TypeError, ValueError):
         return False

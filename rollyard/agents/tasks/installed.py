@@ -28,6 +28,6 @@ def load_handlers() -> Handlers:
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             loaded[entry.name] = GuardedHandler(entry.name, entry.load()())
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to code that is not ours
+        except BaseException as error:  # noqa: BLE001 - the boundary to code that is not ours
             failed[entry.name] = explained(error, entry.module)
     return Handlers(loaded, failed)
