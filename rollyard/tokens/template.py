@@ -118,7 +118,7 @@ class ChatTemplate:
                 list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except TemplateSyntaxError as error:
-            raise TemplateUnusable(f"{error.message}, line {error.lineno}") from None
+            raise TemplateUnusable(f"line {error.lineno}: {error.message}") from None
         # a TypeError: what a template adds up or loops over is of another kind; anything may be anywhere
         except (
             TemplateError,

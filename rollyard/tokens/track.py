@@ -123,7 +123,7 @@ def located(rendered: str, marked: Marked, sampled: Sequence[SampledTurn], templ
 
     `marked` says where to look. A turn of which the rendering has another text is left out: it stays text.
     """
-    position = 0
+    position, free = 0, 0
     for before, seen in zip(marked.texts, marked.turns, strict=False):
         found = rendered.find(before, position)
         if found < 0:
@@ -131,10 +131,12 @@ def located(rendered: str, marked: Marked, sampled: Sequence[SampledTurn], templ
         position = found + len(before)
         turn = sampled[seen.number]
         for first, text in turn.remainders(template):
-            # the turn may have sampled the end of what stands before its placeholder: an opening tag, a header
-            start = rendered.rfind(text, found, position + len(text)) if text else -1
+            # the turn may have sampled the end of what stands before its placeholder: an opening tag, a header;
+            # never the token that ended the turn before it, which stands there by its id
+            start = rendered.rfind(text, max(found, free), position + len(text)) if text else -1
             if start >= 0:
                 position = start + len(text)
                 ended = bool(turn.end) and rendered.startswith(turn.end, position)
-                yield Placed(seen.number, first, start, position + len(turn.end) * ended, ended)
+                free = position + len(turn.end) * ended
+                yield Placed(seen.number, first, start, free, ended)
                 break

@@ -38,7 +38,7 @@ def folder(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda f: (f / "chat_template.jinja").write_text("{{ m.content }"), "unexpected '}', line 1"),
+        (lambda f: (f / "chat_template.jinja").write_text("{{ m.content }"), "line 1: unexpected '}'"),
         (lambda f: (f / "chat_template.jinja").unlink(), "is missing; add chat_template.jinja"),
         (edited("config.json", vocab_size=1000), "a tokenizer that is larger than the model: .* says vocab_size 1000"),
         (other_end, "never ends a turn with <tool_call>, .* name the token that it ends turns with as eos_token"),

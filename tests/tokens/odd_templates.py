@@ -69,6 +69,7 @@ ODD = {
     ),
     "empty thoughts": chatml("c", prompt="<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"),
     "content as parts": PARTS,
+    "results in parts, as JSON": chatml("(c[0].text | tojson) if m.role == 'tool' else c"),
     "users in parts": PARTS.replace(
         "{%- for part in m.content %}",
         "{%- if m.role != 'user' %}{{ m.content }}{% else %}{%- for part in m.content %}",
@@ -126,7 +127,7 @@ ODD = {
 }
 
 UNUSABLE = {
-    "a syntax error": ("{% for m in messages %}{{ m.content }", r"unexpected '}', line 1"),
+    "a syntax error": ("{% for m in messages %}{{ m.content }", "line 1: unexpected '}'"),
     "an unknown filter": (chatml("c | nonsense"), "No filter named 'nonsense'"),
     "never ends a turn": ("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", r"never ends a turn"),
     "fails at every question": (chatml("c + nothing.at_all"), "fails at a conversation of one question: UndefinedError"),

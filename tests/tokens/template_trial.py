@@ -29,6 +29,8 @@ WORDS = [
 ]  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 TURNS = 8
+FAILURES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""Of a template's own expressions, beside what the template engine raises."""
 
 
 @dataclass
@@ -53,7 +55,12 @@ class Whole:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._parts = {role for role in ("system", "user", "assistant", "tool") if not self._shows(role)}
+        self._parts: set[str] = set()
+        for role in ("user", "assistant", "system", "tool"):  # a role's own conversation begins with those before it
+            if not self._shows(role):
+                self._parts.add(role)
+                if not self._shows(role):
+                    self._parts.remove(role)
 
     def render(self, messages: Sequence[dict[str, Any]], *, prompt: bool = True) -> str:
         shown = [self._in_parts(m) if m["role"] in self._parts else m for m in messages]
@@ -67,14 +74,13 @@ class Whole:
 
         try:
             self.render([{"role": role, "content": "qu"} for role in roles])
-        except TemplateError:
+        except (TemplateError, *FAILURES):
             return False
         return True
 
     def _shows(self, role: str) -> bool:
         from jinja2 import TemplateError
 
-        self._parts: set[str] = set()
         before = {"assistant": ["user"], "tool": ["user", "assistant"]}.get(role, [])
         after = ["user"] if role == "system" else []
         shown = []
@@ -82,8 +88,8 @@ class Whole:
             messages = [{"role": r, "content": word if r == role else "-"} for r in [*before, role, *after]]
             try:
                 shown.append(self.render(messages, prompt=False))
-            except (TemplateError, TypeError):
-                return role != "user"
+            except (TemplateError, *FAILURES):
+                return False
         return shown[0] != shown[1]
 
     @staticmethod

@@ -98,6 +98,18 @@ def test_no_white_space_is_added_behind_dropped_thoughts(name: str, answer: str)
         assert template.decode(conversation.prompt_ids()) == template.render(messages, [], True)
 
 
+def test_an_end_of_a_turn_is_not_doubled_where_the_next_turn_spells_it_and_the_template_escapes_that() -> None:
+    shown = "{%- for m in messages %}{{ (m.content | e) ~ '<|im_end|>' if m.role == 'assistant' else m.content }}{% endfor %}"
+    template, conversation = conversation_of(shown)
+    for said in ("one", "<|im_end|>"):
+        conversation.prompt_ids()
+        ids = [*(token for letter in said for token in template.encode(letter)), template.stop_ids[0]]
+        conversation.add_sampled(ids, [-1.0] * len(ids), "v1", "stop")
+        conversation.add_messages([{"role": "user", "content": "And?"}])
+    prompt = template.decode(conversation.prompt_ids())
+    assert prompt == "Helloone<|im_end|>And?&lt;|im_end|&gt;<|im_end|>And?"
+
+
 def test_the_ids_behind_dropped_thoughts_stay_as_they_were_sampled() -> None:
     template, conversation = conversation_of(ODD["behind the thoughts"])
     conversation.prompt_ids()
