@@ -73,7 +73,7 @@ class Checkers:
         return verdict
 
     async def close(self) -> None:
-        """End the children that wait for a question. Without it they end with this process."""
+        """End the children that wait for a question. Else the loop that closes first makes asyncio complain about them."""
         while self._idle:
             child = self._idle.pop()
             _kill(child)

@@ -95,6 +95,7 @@ class NodeAgent:
             for task in (*tasks, *works):
                 task.cancel()
             await asyncio.gather(*tasks, *works, return_exceptions=True)
+            await self._handlers.close()
             if self._sandboxes is not None:
                 await self._sandboxes.close()
 

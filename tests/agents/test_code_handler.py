@@ -25,7 +25,7 @@ async def fresh_checkers() -> AsyncIterator[None]:
     """Children belong to the loop of one test."""
     HANDLER._checkers = CodeHandler()._checkers
     yield
-    await HANDLER._checkers.close()
+    await HANDLER.close()
 
 
 SQUARES = [{"call": f"f({n})", "expect": str(n * n)} for n in (2, 3)]

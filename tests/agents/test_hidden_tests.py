@@ -63,4 +63,4 @@ async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxe
         job = (await fresh.read_file("/tmp/check/job.json", 1 << 16)).decode()
     assert "20417" in job
     assert "20418" not in job  # what is expected never enters a sandbox
-    await handler._checkers.close()
+    await handler.close()

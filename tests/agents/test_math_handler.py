@@ -21,7 +21,7 @@ HANGS = r"x^{9^{9^{9^{9}}}}"
 async def handler() -> AsyncIterator[MathHandler]:
     made = MathHandler()
     yield made
-    await made._checkers.close()
+    await made.close()
 
 
 def task(answer: str) -> Task:

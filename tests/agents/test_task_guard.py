@@ -216,3 +216,20 @@ def test_a_plug_in_that_cannot_be_loaded_takes_away_its_own_kind_alone(monkeypat
     assert found.failed["absent"].startswith("ModuleNotFoundError: No module named 'no_such_package'")
     assert "AttributeError" in found.failed["nameless"]
     assert "is no task handler: it lacks image, tools, prompt, init, collect, evaluate" in found.failed["unlike"]
+
+
+async def test_what_handlers_hold_is_let_go_of_though_one_of_them_fails_at_it(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[str] = []
+
+    class Holds(Handler):
+        async def close(self) -> None:
+            closed.append("holds")
+
+    class Fails(Handler):
+        async def close(self) -> None:
+            raise KeyError("lost")
+
+    kinds = {"fails": Fails(), "plain": Handler(), "holds": Holds()}
+    await installed.Handlers({kind: GuardedHandler(kind, made) for kind, made in kinds.items()}, {}).close()
+    assert closed == ["holds"]
+    assert "the handler of task kind 'fails' does not close" in caplog.text

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rollyard.agents.tasks.base import TaskHandler
+from rollyard.agents.tasks.guard import GuardedHandler
 from rollyard.agents.tasks.installed import Handlers
 from rollyard.agents.tasks.math import MathHandler
 from rollyard.errors import SandboxLost, TaskError, TemplateUnusable, TooLarge
@@ -24,7 +25,7 @@ LEASE = Lease.model_validate(
 )  # fmt: skip
 
 
-HANDLERS = Handlers({"math": MathHandler()}, {})
+HANDLERS = Handlers({"math": GuardedHandler("math", MathHandler())}, {})
 
 
 class Full:

@@ -39,6 +39,9 @@ class CodeHandler:
     def __init__(self) -> None:
         self._checkers = Checkers("rollyard.agents.values", (b'["1"]', b"1\n"))
 
+    async def close(self) -> None:
+        await self._checkers.close()
+
     def image(self, task: Task) -> str | None:
         return read_code(task).image
 

@@ -43,6 +43,12 @@ class GuardedHandler:
         self._handler = handler
         self.eval_needs_sandbox = handler.eval_needs_sandbox
 
+    async def close(self) -> None:
+        """Call the handler's own `close`, where it has one."""
+        with self._guard("close"):
+            if (close := getattr(self._handler, "close", None)) is not None:
+                await close()
+
     def image(self, task: Task) -> str | None:
         with self._guard("image"):
             image = self._handler.image(task)

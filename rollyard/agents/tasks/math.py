@@ -23,6 +23,9 @@ class MathHandler:
     def __init__(self) -> None:
         self._checkers = Checkers("rollyard.agents.answers", (b"1", b"1"))
 
+    async def close(self) -> None:
+        await self._checkers.close()
+
     def image(self, task: Task) -> str | None:
         return read_math(task).image
 
