@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ async def run_agent(
     the first token; every other limit ends it Truncated."""
     for number in range(agent.max_turns):
         started = time.monotonic()
-        prompt = run.conversation.prompt_ids()
+        prompt = await _prompt_ids(run.conversation)
         try:
             sample = await policy.sample(prompt, _seeded(sampling, sample_index, number))
         except ContextExceeded as error:
@@ -78,6 +79,19 @@ async def run_agent(
         results = _answer(run, said, results)
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
         run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
+
+
+async def _prompt_ids(conversation: Conversation) -> list[int]:
+    """In a thread: a prompt of a million characters takes seconds to tokenise, and neighbours have leases to renew.
+
+    A thread cannot be stopped, so whoever is cancelled waits for it: the conversation is looked at next.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.gather(making, return_exceptions=True)
+        raise
 
 
 def _answer(run: AgentRun, said: ParsedTurn, results: list[str]) -> list[str]:

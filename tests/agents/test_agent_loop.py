@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -86,6 +87,33 @@ async def test_a_prompt_larger_than_the_context_is_no_truncated_rollout_but_an_e
     policy = Full(template, prompt + 1, bash("echo more"))
     await run_agent(done, policy, tools, AgentSpec(), Sampling(), 0)
     assert (done.status, len(done.turns)) == (Status.TRUNCATED, 1), "later it is the agent's outcome"
+
+
+async def test_a_prompt_of_a_million_characters_leaves_the_others_their_turns(model_dir: Path) -> None:
+    template = ChatTemplate.load(model_dir)
+    policy = Told(template, "x")
+    done = AgentRun(
+        Conversation(template, [{"role": "user", "content": "x " * 500_000}]), parser_for(template, None, [])
+    )
+    running = asyncio.ensure_future(run_agent(done, policy, cast(Any, None), AgentSpec(), Sampling(), 0))
+    turns = 0
+    while not policy.prompts:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 50, "the event loop went on while it was tokenised"
+    await running
+    assert done.status is Status.COMPLETED
+
+
+async def test_a_budget_that_ends_while_a_prompt_is_tokenised_leaves_a_conversation_to_look_at(model_dir: Path) -> None:
+    template = ChatTemplate.load(model_dir)
+    conversation = Conversation(template, [{"role": "user", "content": "x " * 500_000}])
+    done = AgentRun(conversation, parser_for(template, None, []))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await run_agent(done, Told(template, "x"), cast(Any, None), AgentSpec(), Sampling(), 0)
+    assert (done.status, conversation.segments(), done.turns) == (Status.TRUNCATED, [], [])
+    assert len(conversation.prompt_ids()) > 500_000, "no thread is at it any more"
 
 
 def bash(command: str) -> str:
