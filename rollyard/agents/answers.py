@@ -22,6 +22,7 @@ MAX_DEPTH = 30
 _SAME = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≈": r"\approx ", "≤": r"\le ",
     "≥": r"\ge ", "°": r"^\circ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "**": "^", r"\$": "", "$": "",
+    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
 }  # fmt: skip
 _REWRITTEN = [
     (r"(?<=\d)\\,(?=\d{3}(?!\d))", "{,}"),
@@ -44,7 +45,9 @@ _REWRITTEN = [
     (r"(?<=\d)\s*(?:percent|\\text\{\s*percent\s*\})$", r"\\%"),
 ]  # fmt: skip
 _NAME = re.compile(r"(?:\\text\{[^{}]*\}|_\{?[a-zA-Z0-9]++\}?|[a-zA-Z\\ '|(),{}])++")
-_FUNCTIONS = re.compile(r"\\(?:frac|sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|infty|binom|lfloor|lceil|int|sum|prod)")
+_NO_NAME = re.compile(
+    r"\bnot\b|\\(?:ne|lnot|frac|sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|infty|binom|lfloor|lceil|int|sum|prod)"
+)
 _NO_SCALE = r"(?![^{}]*(?:hundred|thousand|million|billion|trillion|dozen|percent))"
 _UNIT = re.compile(
     rf"(?P<number>.*[\d.}}])\s*(?:\\text\{{{_NO_SCALE}[^{{}}\d]*\}}(?:\^\{{?\d\}}?)?"
@@ -247,7 +250,7 @@ def _chosen(text: str, sign: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    return bool(_NAME.fullmatch(text.strip())) and not _FUNCTIONS.search(text)
+    return bool(_NAME.fullmatch(text.strip())) and not _NO_NAME.search(text)
 
 
 def _is_bracketed(text: str) -> bool:
