@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 600.0
 """For importing transformers and reading a tokenizer, perhaps over a network."""
 REASON = "TemplateUnusable"
-FILES = ("config.json", "generation_config.json", "tokenizer*", "*.jinja", "special_tokens_map.json", "vocab*")
+FILES = (
+    "config.json", "generation_config.json", "tokenizer*", "*.jinja", "additional_chat_templates/*",
+    "special_tokens_map.json", "vocab*",
+)  # fmt: skip
 
 
 async def check_template(model: ModelSpec) -> None:

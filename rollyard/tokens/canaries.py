@@ -40,14 +40,23 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
 def roles_in_parts(render: Render) -> frozenset[str]:
     """Roles whose content the template wants as a list of parts.
 
-    Raises TemplateUnusable for a template that fails, or that shows nothing of what some role says.
+    Raises TemplateUnusable for a template that fails, or that shows nothing of what some role says, with tools or without.
     """
     parts: set[str] = set()
     for role in WORDS:
         errors: list[TaskError | TemplateUnusable] = []
-        forms = [form for form in (parts, parts | {role}) if _shows(render, role, form, errors)]
-        if forms:
-            parts = forms[0]
+        first = TOOLS if role == "tool" else []
+        forms = [form for form in (parts, parts | {role}) if _shows(render, role, form, first, errors)]
+        beside, best = max(
+            ((_beside_tools(render, role, form), form) for form in forms), key=lambda it: it[0], default=(0, parts)
+        )
+        if beside:
+            parts = best
+        elif forms:
+            raise TemplateUnusable(
+                f"loses what a message of role {role!r} says where there are tools: it shows nothing of it, as text or as a "
+                "list of parts; show message.content there as it does without tools"
+            )
         elif role == "user" and errors:
             raise TemplateUnusable(f"fails at a conversation of one question: {errors[0]}")
         elif not any(isinstance(error, TaskError) for error in errors):
@@ -82,8 +91,20 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
     return False
 
 
-def _shows(render: Render, role: str, parts: Collection[str], errors: list[TaskError | TemplateUnusable]) -> bool:
-    tools, prompt = TOOLS if role == "tool" else [], role != "assistant"
+def _beside_tools(render: Render, role: str, parts: Collection[str]) -> int:
+    """2 where tools make no difference, 1 where the template fails at them, which is heard, 0 where the text is lost."""
+    errors: list[TaskError | TemplateUnusable] = []
+    return 2 if _shows(render, role, parts, TOOLS, errors) else int(bool(errors))
+
+
+def _shows(
+    render: Render,
+    role: str,
+    parts: Collection[str],
+    tools: Sequence[dict[str, Any]],
+    errors: list[TaskError | TemplateUnusable],
+) -> bool:
+    prompt = role != "assistant"
 
     def text(messages: Sequence[dict[str, Any]], word: str) -> str:
         said = [{**m, "content": m["content"].replace(WORDS[role], word)} for m in messages]

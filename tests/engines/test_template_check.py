@@ -62,3 +62,12 @@ async def test_a_good_template_is_looked_at_once_and_again_when_it_changes(
     (folder / "chat_template.jinja").write_text("{{ nothing.at.all }}")
     with pytest.raises(EngineFailed, match="fails at a conversation of one question"):
         await check_template(model)
+
+
+async def test_a_template_for_tools_that_came_later_is_looked_at_too(folder: Path) -> None:
+    model = ModelSpec(path=str(folder))
+    await check_template(model)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ broken }")
+    with pytest.raises(EngineFailed, match="line 1: unexpected '}'"):
+        await check_template(model)

@@ -69,6 +69,9 @@ ODD = {
     ),
     "empty thoughts": chatml("c", prompt="<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"),
     "content as parts": PARTS,
+    "questions in parts beside tools": chatml(
+        "c if c is string and not (tools and m.role == 'user') else c | map(attribute='text') | join"
+    ),
     "results in parts, as JSON": chatml("(c[0].text | tojson) if m.role == 'tool' else c"),
     "users in parts": PARTS.replace(
         "{%- for part in m.content %}",
@@ -139,6 +142,10 @@ UNUSABLE = {
     ),
     "loses answers": (chatml("c if m.role != 'assistant' else '-'"), "loses what a message of role 'assistant' says"),
     "loses instructions": (chatml("c if m.role != 'system' else '-'"), "loses what a message of role 'system' says"),
+    "loses questions beside tools": (
+        chatml("c if not (tools and m.role == 'user') else c | selectattr('type', 'equalto', 'image') | join"),
+        "role 'user' says where there are tools: it shows nothing of it",
+    ),
     "fails at results": (chatml("c if m.role != 'tool' else m.call.id.x"), "role 'tool' says: it fails: UndefinedError"),
 }  # fmt: skip
 """And what is said of them."""
