@@ -17,6 +17,7 @@ Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], st
 WORDS = {"user": "quvo", "assistant": "zemi", "system": "wyfa", "tool": "jexo"}
 """Short, so that no template cuts them, and lower case: they are looked for whatever their case is then."""
 AGAIN = "hupi"
+FINAL = "<|channel|>final<|message|>"
 CALL_ID = "aaaaaaaaa"
 TOOLS = [
     {
@@ -89,6 +90,15 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
             if any(end in text[behind : upto if upto >= 0 else None] for end in ends):
                 return True
     return False
+
+
+def in_channels(render: Render, parts: Collection[str]) -> bool:
+    """Whether the template writes an answer as a message in a channel (gpt-oss); one that only names channels does not."""
+    messages = [in_parts(m) if m["role"] in parts else m for m in _conversation("assistant")[1]]
+    try:
+        return FINAL + WORDS["assistant"] in render(messages, [], True)
+    except (TaskError, TemplateUnusable):
+        return False
 
 
 def _beside_tools(render: Render, role: str, parts: Collection[str]) -> int:

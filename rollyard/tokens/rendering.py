@@ -16,7 +16,7 @@ from typing import Any
 from rollyard.errors import TaskError, TemplateUnusable
 from rollyard.tokens.template import ChatTemplate, Message
 from rollyard.tokens.tool_calls import ToolCall
-from rollyard.tokens.turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_ENDS, SampledTurn, harmony
+from rollyard.tokens.turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_ENDS, SampledTurn
 
 THOUGHTS, BODY, CALL = "t", "b", "c"
 """Parts of a turn. A turn with calls is shown by its text, or by its calls where the template insists on them."""
@@ -68,7 +68,7 @@ class Renderer:
     def __init__(self, template: ChatTemplate, tools: Sequence[dict[str, Any]]) -> None:
         self._template = template
         self._tools = list(tools)
-        self._harmony = harmony(template)
+        self._harmony = template.in_channels
         self._structured = False
         """Whether the template refused tool results that follow no structured call; then all calls are shown so."""
         # letters and digits alone, so that no template trims, escapes or splits it

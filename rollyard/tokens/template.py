@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.errors import TaskError, TemplateUnusable
-from rollyard.tokens.canaries import ends_turns, in_parts, roles_in_parts
+from rollyard.tokens.canaries import ends_turns, in_channels, in_parts, roles_in_parts
 
 Message = dict[str, Any]
 """`role` and `content`, and what else the template knows."""
@@ -59,6 +59,11 @@ class ChatTemplate:
         """Whether texts come back from the tokenizer as they went in, behind a token of its own too."""
         text = "".join([*self.ends.values()][:1]) + "a b"
         return self.decode(self.encode(text)) == text
+
+    @cached_property
+    def in_channels(self) -> bool:
+        """Whether turns are made of messages in channels (gpt-oss)."""
+        return in_channels(self._rendered, self._parts)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Contents are text and go in as the template wants them, which may be as a list of parts.

@@ -77,13 +77,8 @@ def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[in
     return SampledTurn(list(ids), text, end, spellings, _marker(template, text))
 
 
-def harmony(template: ChatTemplate) -> bool:
-    """Whether turns are made of messages in channels (gpt-oss)."""
-    return CHANNEL in template.source
-
-
 def _marker(template: ChatTemplate, text: str) -> str:
-    if not harmony(template):
+    if not template.in_channels:
         return THINK_ENDS if THINK_ENDS in template.source and THINK_ENDS in text else ""
     thoughts = text.rfind(ANALYSIS)
     return NEXT_MESSAGE if thoughts >= 0 and NEXT_MESSAGE in text[thoughts:] else ""

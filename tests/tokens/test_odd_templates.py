@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from families import CHATML_TOKENS, Family
-from odd_templates import ODD, UNUSABLE, of_assistants
+from odd_templates import ODD, UNUSABLE, chatml, of_assistants
 from small_tokenizers import SHAPES, fitted
 from template_trial import tried
 
@@ -108,6 +108,17 @@ def test_an_end_of_a_turn_is_not_doubled_where_the_next_turn_spells_it_and_the_t
         conversation.add_messages([{"role": "user", "content": "And?"}])
     prompt = template.decode(conversation.prompt_ids())
     assert prompt == "Helloone<|im_end|>And?&lt;|im_end|&gt;<|im_end|>And?"
+
+
+def test_a_template_that_only_names_channels_shows_a_turn_with_channels_whole() -> None:
+    template, conversation = conversation_of("{# made without <|channel|> #}" + chatml("c"))
+    conversation.prompt_ids()
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    ids = [*template.encode(said), template.stop_ids[0]]
+    conversation.add_sampled(ids, [-1.0] * len(ids), "v1", "stop")
+    conversation.add_messages([{"role": "user", "content": "And?"}])
+    assert f"<|im_start|>assistant\n{said}<|im_end|>" in template.decode(conversation.prompt_ids())
+    assert conversation.breaks == []
 
 
 def test_the_ids_behind_dropped_thoughts_stay_as_they_were_sampled() -> None:
