@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from rollyard.api.query import takes
 from rollyard.kinds.base import API_VERSION, GROUP, VERSION
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS
@@ -29,6 +30,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def _fixed(body: dict[str, Any]) -> Any:
+    @takes("timeout")  # kubectl's `version` names one
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(body)
 

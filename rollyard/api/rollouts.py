@@ -101,7 +101,10 @@ def _check_kinds(services: Services, requests: Sequence[RolloutRequest], pools: 
     for i, request in enumerate(requests):
         kind, message = request.task.kind, None
         if kind not in known:
-            message = f"unknown task kind {kind!r}; there are {', '.join(sorted(known))}"
+            message = (
+                f"unknown task kind {kind!r}; there are {', '.join(sorted(known))}. A handler of another goes into the "
+                "Python of the server and of the node agents, which find it when they start"
+            )
         elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
             message = unknown_kind(kind, request.pool, agents)
         if message is not None:
@@ -197,7 +200,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         after = cursor(last, "Last-Event-ID")
     if after > (newest := await services.store.newest_cursor()):
         raise Expired(
-            f"cursor {after} is ahead of the newest, {newest}: the server's database was put back from a backup; stream "
+            f"cursor {after} is ahead of the newest, {newest}: after a backup that was put back, stream "
             "again from 0, and tell by the ids what you have already"
         )
     trajectories = flag(request, "trajectories")

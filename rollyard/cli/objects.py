@@ -12,7 +12,7 @@ import click
 import yaml
 
 from rollyard.cli.manifests import read_manifests
-from rollyard.cli.options import kind_and_names, kinds_of, with_client, with_client_of_a_new_server
+from rollyard.cli.options import kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
 from rollyard.client.client import AsyncClient, manifest_of
 from rollyard.errors import NotFound, Standstill
@@ -22,6 +22,8 @@ from rollyard.kinds.pool import STANDSTILL
 from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
+TELL_SECONDS = 2.0
+"""A wait that takes longer says what it waits for, no more often than this."""
 _OF_POOLS = ("ready", "updated")
 
 
@@ -38,7 +40,7 @@ _OF_POOLS = ("ready", "updated")
 @click.option(
     "--wait/--no-wait", default=False, help="until each pool is Ready and Updated; exit code 1 if it cannot be"
 )
-@click.option("--timeout", default=900.0, help="seconds to wait")
+@click.option("--timeout", default=900.0, show_default=True, help="seconds to wait")
 @with_client_of_a_new_server
 async def apply(
     client: AsyncClient,
@@ -165,7 +167,7 @@ def _echo_nothing(where: str | None) -> None:
 @click.argument("words", nargs=-1, metavar="KIND NAME...")
 @click.option("-f", "--filename", "files", multiple=True, help="what these files declare")
 @click.option("--wait/--no-wait", default=True, help="until they are gone")
-@click.option("--timeout", default=900.0, help="seconds to wait")
+@click.option("--timeout", default=900.0, show_default=True, help="seconds to wait")
 @with_client
 async def delete(
     client: AsyncClient, namespace: str, words: tuple[str, ...], files: tuple[str, ...], wait: bool, timeout: float
@@ -195,7 +197,7 @@ async def delete(
 @with_client
 async def scale(client: AsyncClient, namespace: str, words: tuple[str, ...], replicas: int) -> None:
     """Set the fixed size of a pool."""
-    for key in kind_and_names(words, namespace)[1]:
+    for key in named(words, namespace):
         await client.scale(key, replicas)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} scaled")
 
@@ -205,7 +207,7 @@ async def scale(client: AsyncClient, namespace: str, words: tuple[str, ...], rep
 @with_client
 async def suspend(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
     """Give back a pool's allocations and keep the pool."""
-    await _set_suspend(client, kind_and_names(words, namespace)[1], True)
+    await _set_suspend(client, named(words, namespace), True)
 
 
 @click.command()
@@ -213,7 +215,7 @@ async def suspend(client: AsyncClient, namespace: str, words: tuple[str, ...]) -
 @with_client
 async def resume(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
     """Bring a suspended pool back."""
-    await _set_suspend(client, kind_and_names(words, namespace)[1], False)
+    await _set_suspend(client, named(words, namespace), False)
 
 
 async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) -> None:
@@ -225,7 +227,7 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
 @click.option("--for", "what", required=True, help="condition=TYPE[=STATUS] or delete")
-@click.option("--timeout", default=60.0, help="seconds to wait")
+@click.option("--timeout", default=60.0, show_default=True, help="seconds to wait")
 @with_client
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.
@@ -238,13 +240,11 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
     if what != "delete" and (word != "condition" or not type):
         raise click.UsageError("--for takes condition=TYPE, condition=TYPE=STATUS, or delete")
     holds = _gone if what == "delete" else partial(condition_holds, type=type, status=status or "True")
-    keys = kind_and_names(words, namespace)[1]
-    if not keys:
-        raise click.UsageError("name what to wait for: KIND NAME or KIND/NAME")
-    for key in keys:
+    for key in named(words, namespace):
         if what != "delete":
             await client.get(key)  # NotFound for what never existed
-        obj = await _until(client, key, holds, timeout, f"did not come to {what}")
+        complaint = "is still there" if what == "delete" else f"did not come to {what}"
+        obj = await _until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
         if type.lower() == "ready" and (left := next((c for c in _current(obj) if c.reason == "Updating"), None)):
             click.echo(f"it is not up to date yet ({left.message}); --for condition=Updated waits for that", err=True)
@@ -279,11 +279,35 @@ def _why(condition: Condition) -> str:
     return f"{condition.reason}: {condition.message}".rstrip(": ")
 
 
+def what_it_waits_for(obj: KindObject | None, types: Sequence[str]) -> str:
+    """What an object's conditions say of those that are waited for: the false ones, or that there is none of them."""
+    current = _current(obj)
+    wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
+    if not current:
+        return "the server has not looked at it yet"
+    if not any(c.type.lower() in wanted for c in current):
+        return f"it has no condition {' or '.join(types)}; it has {', '.join(c.type for c in current)}"
+    found = [
+        c for c in current if c.type.lower() in wanted and (c.status == "False" or c.type.lower() not in _OF_POOLS)
+    ]
+    return "; ".join(f"{c.type} is {c.status}: {_why(c)}" for c in found)
+
+
 async def _until(
-    client: AsyncClient, key: ObjectKey, holds: Callable[[KindObject | None], bool], seconds: float, complaint: str
+    client: AsyncClient,
+    key: ObjectKey,
+    holds: Callable[[KindObject | None], bool],
+    seconds: float,
+    complaint: str,
+    types: Sequence[str] = _OF_POOLS,
 ) -> KindObject | None:
-    """The object once it holds; ends the process with exit code 1 when that takes too long."""
+    """The object once it holds; meanwhile a line on stderr for each thing that it waits for.
+
+    Ends the process with exit code 1 when that takes too long.
+    """
     obj: KindObject | None = None
+    name, said, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()
+    tell = loop.time() + TELL_SECONDS
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -293,12 +317,14 @@ async def _until(
                     obj = None
                 if holds(obj):
                     return obj
+                why = what_it_waits_for(obj, types)
+                if why and why != said and loop.time() >= tell:
+                    click.echo(f"{name}: {why}", err=True)
+                    said, tell = why, loop.time() + TELL_SECONDS
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        unmet = [c for c in _current(obj) if c.type.lower() in _OF_POOLS and c.status == "False"]
-        why = "".join(f"; {c.type} is False: {_why(c)}" for c in unmet)
-        name = f"{KINDS[key.kind].SINGULAR}/{key.name}"
-        click.echo(f"error: timed out: {name} {complaint} after {seconds:g} s{why}", err=True)
+        why = what_it_waits_for(obj, types)
+        click.echo(f"error: timed out: {name} {complaint} after {seconds:g} s{f'; {why}' if why else ''}", err=True)
         sys.exit(1)
 
 

@@ -101,13 +101,24 @@ def kinds_of(word: str) -> list[type[KindObject]]:
     return found
 
 
+def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
+    """`KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name: a command that changed nothing would look done."""
+    if keys := kind_and_names(words, namespace)[1]:
+        return keys
+    raise click.UsageError("name an object: KIND NAME or KIND/NAME")
+
+
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:
-    """`KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for a kind there is not."""
+    """`KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for a kind there is not, and for two of them."""
     first, *rest = words
     kind_word, slash, name = first.partition("/")
     kind, *more = kinds_of(kind_word)
     if more:
         raise click.UsageError("name one kind here; `rollyard get ip,rp` shows several")
+    if slash:
+        for other in rest:
+            if find_kind(other.partition("/")[0] if "/" in other else "") is not kind:
+                raise click.UsageError(f"write each name as {kind_word}/NAME, of this one kind, not {other!r}")
     names = [name, *(w.partition("/")[2] for w in rest)] if slash else rest
     word = kind.model_fields["kind"].default
     return kind, [ObjectKey(kind=word, namespace=namespace, name=n) for n in names if n]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +16,7 @@ from rollyard.cli.output import align
 from rollyard.cli.progress import Progress, follow_one
 from rollyard.cli.submission import read_task, read_tasks, sampling_of, send
 from rollyard.client.client import AsyncClient
-from rollyard.kinds.rollout import RolloutView, Status, Trajectory
+from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
 
 STATUSES = [status.value for status in Status]
 ON_THE_WAY = [status.value for status in Status if not status.terminal]
@@ -30,7 +31,8 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 @click.option(
     "--id-prefix",
     default="",
-    help="ids <prefix>-<line>: submitting the file again attaches to the same rollouts  [default: a new one]",
+    help="ids <prefix>-<line>, with --n above 1 <prefix>-<line>.<sample>: submitting the file again attaches to the same "
+    "rollouts  [default: a new one]",
 )
 @click.option("--wait", is_flag=True, help="until all have ended; exit code 1 when one ended without a score")
 @click.option("-o", "--output", "form", type=click.Choice(["summary", "id", "jsonl"]), default="summary")
@@ -48,11 +50,19 @@ async def submit(
     form: str,
 ) -> None:
     """Submit tasks as rollouts."""
+    if id_prefix and not re.fullmatch(ID_PATTERN, id_prefix):
+        raise click.UsageError(
+            f"--id-prefix {id_prefix!r}: write letters, digits and . _ : - only, a letter or a digit first"
+        )
     prefix = id_prefix or f"run-{secrets.token_hex(4)}"
     given = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
     numbered = read_tasks(file, prefix, given)
     ids: list[str] = []
-    async with _told_what_goes_on(ids, n * len(numbered), prefix):
+    again = (
+        f"of {n * len(numbered)} rollouts were accepted and go on in the server. To cancel them: rollyard rollouts "
+        f"cancel --prefix {prefix}. To wait for them: the same submit with --id-prefix {prefix}"
+    )
+    async with _told_what_goes_on(ids, again):
         await send(client, namespace, numbered, file, ids)
         if form == "id":
             click.echo("\n".join(ids))
@@ -74,17 +84,13 @@ async def submit(
 
 
 @contextlib.asynccontextmanager
-async def _told_what_goes_on(ids: Sequence[str], asked: int, prefix: str) -> AsyncIterator[None]:
-    """A command that ends early leaves rollouts behind: say so, and how to cancel them or to wait for them."""
+async def _told_what_goes_on(ids: Sequence[str], again: str) -> AsyncIterator[None]:
+    """A command that ends early leaves rollouts behind: say so, and how to cancel them or to come back to them."""
     try:
         yield
     except BaseException:
         if ids:
-            click.echo(
-                f"{len(ids)} of {asked} rollouts were accepted and go on in the server. To cancel them: "
-                f"rollyard rollouts cancel --prefix {prefix}. To wait for them: the same submit with --id-prefix {prefix}",
-                err=True,
-            )
+            click.echo(f"{len(ids)} {again}", err=True)
         raise
 
 
@@ -188,7 +194,11 @@ async def try_(
     id = f"try-{secrets.token_hex(4)}"
     given = {"id": id, "pool": pool, "sampling": sampling_of(temperature, sampling)}
     ids = await client.submit([read_task(task, given)], namespace)
-    async with _told_what_goes_on(ids, 1, id):
+    again = (
+        f"rollout was accepted and goes on in the server. To cancel it: rollyard rollouts cancel {id}. To see it: "
+        f"rollyard rollouts describe {id}"
+    )
+    async with _told_what_goes_on(ids, again):
         trajectory = await follow_one(client, namespace, id)
     click.echo("\n".join(transcript(trajectory)))
     if not trajectory.status.scored:

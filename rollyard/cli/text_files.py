@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ def read_text(name: str) -> str:
     """The text of a file; `-` is standard input. Raises BadRequest with file and line."""
     shown = "<stdin>" if name == "-" else name
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        data = _standard_input() if name == "-" else Path(name).read_bytes()
         return data.decode()
     except OSError as error:
         raise BadRequest(f"{shown}: {error.strerror}") from None
@@ -20,3 +21,14 @@ def read_text(name: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         wrong = f"byte 0x{data[error.start]:02x}"
         raise BadRequest(f"{shown}:{line}: {wrong} is not UTF-8; save the file as UTF-8") from None
+
+
+def _standard_input() -> bytes:
+    """All of it. Ctrl-C ends the read: asyncio's own handler only marks the task, which is blocked in here."""
+    before = signal.getsignal(signal.SIGINT)
+    if callable(before):  # not where it is ignored, as in a shell's background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return sys.stdin.buffer.read()
+    finally:
+        signal.signal(signal.SIGINT, before)

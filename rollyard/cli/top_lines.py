@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,9 @@ def lines(top: Top, height: int | None = None, width: int | None = None) -> list
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
     found: list[Line] = []
     if serving:
-        left = height if height is None or width is None else height - 2  # a line about columns below each table
+        left = (
+            height if height is None or width is None else height - 3
+        )  # lines about columns: two below it, one below the next
         found += _serving(serving, _room(serving, running, left), spaces, width)
     if running:
         found += [Line("")] if found else []
@@ -82,7 +85,8 @@ def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int | N
     fitting, left_out = _fitted(rows, width)
     found = [Line(text, style) for text, style in zip(align(fitting), ["bold", *styles], strict=True)]
     if left_out:
-        found.append(Line(f"  {width} columns are too few for {', '.join(left_out)}"[:width], "dim"))
+        told = f"{width} columns are too few for {', '.join(left_out)}"
+        found += [Line(f"  {line}", "dim") for line in textwrap.wrap(told, max((width or 0) - 2, 20))]
     return found
 
 

@@ -15,6 +15,7 @@ from rollyard.cli.output import align
 from rollyard.client.client import AsyncClient
 from rollyard.errors import Invalid
 from rollyard.kinds.columns import age
+from rollyard.kinds.validation import problems_of
 from rollyard.kinds.weights import WeightsOperation, WeightsStatus, WeightsUpdate
 
 SHOWN = 5
@@ -58,9 +59,8 @@ def _update(wanted: dict[str, Any]) -> WeightsUpdate:
     try:
         return WeightsUpdate.model_validate(wanted)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"--{part}: " for part in first["loc"])
-        raise Invalid(f"{where}{first['msg']}") from None
+        problems = problems_of(WeightsUpdate, error)
+        raise Invalid("; ".join(f"{'--' if problem.path else ''}{problem}" for problem in problems)) from None
 
 
 async def _follow(client: AsyncClient, namespace: str, pool: str, version: str, seconds: float) -> None:

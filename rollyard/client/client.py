@@ -285,12 +285,14 @@ class AsyncClient:
 
         Who does not want to wait that long sets a limit around it, such as `asyncio.timeout`.
         """
-        backoff = Backoff()
+        backoff, said = Backoff(), ""
         while True:
             try:
                 _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
-                log.warning("still waiting for rollout %s: %s", id, error)
+                if str(error) != said:  # an hour without a server is a line, not a thousand
+                    said = str(error)
+                    log.warning("still waiting for rollout %s: %s", id, error)
                 await backoff.wait(error.retry_after or 0)
                 continue
             if trajectory is not None:

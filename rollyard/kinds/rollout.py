@@ -16,7 +16,8 @@ from rollyard.kinds.base import NAME_PATTERN, Wire
 from rollyard.kinds.weights import VERSION_PATTERN
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
-RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=128)]
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
+RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 
 MAX_MESSAGE_CHARS = 4000
 

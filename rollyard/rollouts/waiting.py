@@ -139,7 +139,7 @@ def unknown_kind(kind: str, pool: str, agents: Sequence[NodeAgent]) -> str | Non
         return f"the handler of task kind {kind!r} cannot be loaded by the node agents of RolloutPool {pool}: {failed}"
     return (
         f"no node agent of RolloutPool {pool} has a handler for task kind {kind!r}; they have {known}. "
-        "Install it in their Python, then restart them"
+        f"Install it in their Python; `rollyard suspend rp/{pool}` and `rollyard resume rp/{pool}` start them anew"
     )
 
 

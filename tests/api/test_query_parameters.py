@@ -40,6 +40,7 @@ async def test_an_unknown_parameter_is_refused_with_what_there_is(serving: Serve
         assert (await get(api, f"{POOLS}/policy/endpoints?uri=x", "DELETE"))[0] == 400
         assert (await get(api, "/v1/rollouts?status=Queued&status=Failed"))[0] == 400
         assert (await get(api, "/nothing?x=1"))[0] == 404
+        assert (await get(api, "/version?timeout=32s"))[0] == 200, "`kubectl version` asks so"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,10 @@ def test_on_a_narrow_terminal_the_columns_that_do_not_fit_are_named(width: int) 
     assert ("PREEMPT/S" in header) == (width >= 200)
     assert all(name in header for name in ("INFERENCE POOL", "READY", "SESSIONS", "TOKENS/S", "REASON"))
     assert any("Ejected: no" in row for row in rows)
-    assert any(line.strip().startswith(f"{width} columns are too few for PREEMPT/S") for line in shown) == (width < 200)
+    told = " ".join(line.strip() for line in shown[3:])
+    assert (f"{width} columns are too few for PREEMPT/S" in told) == (width < 200)
+    for name in ("PREEMPT/S", "HITS", "KV USE", "WAITING"):
+        assert (name in header) != (name in told), "a column is shown or named, and not cut"
 
 
 def test_rollouts_in_line_are_told_from_busy_stage_workers() -> None:

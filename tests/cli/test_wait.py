@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollyard.cli.objects import condition_holds
+from rollyard.cli.objects import condition_holds, what_it_waits_for
 from rollyard.errors import NotFound, Standstill
 from rollyard.kinds.rollout_pool import RolloutPool
 
@@ -50,3 +50,11 @@ def test_other_conditions_and_other_states_are_waited_for_as_they_are() -> None:
     assert not condition_holds(failing, type="SlurmReachable", status="True")
     with pytest.raises(NotFound):
         condition_holds(None, type="Ready", status="True")
+
+
+def test_a_wait_says_what_it_waits_for() -> None:
+    going = pool(2, Ready="True 2 AllReady", Updated="False 2 Updating", Suspended="False 2 NotSuspended")
+    assert what_it_waits_for(going, ["Ready"]) == "Updated is False: Updating: words"
+    assert what_it_waits_for(going, ["suspended"]) == "Suspended is False: NotSuspended: words"
+    assert what_it_waits_for(going, ["Redy"]) == "it has no condition Redy; it has Ready, Updated, Suspended"
+    assert "not looked at it yet" in what_it_waits_for(pool(3, Ready="True 2 AllReady"), ["Ready"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -50,6 +52,18 @@ def line_that_has(process: subprocess.Popen[str], words: str) -> str:
         if words in line:
             return str(line)
     raise AssertionError(f"it ended without a line that has {words!r}")
+
+
+def wait_until_it_reads(process: subprocess.Popen[str]) -> None:
+    """Until it has taken a line from its standard input, and so asks for the next."""
+    assert process.stdin is not None
+    process.stdin.write("{}\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
 
 
 def test_apply_waits_for_a_server_that_was_started_just_before_it(yard: Yard, tmp_path: Path) -> None:
@@ -106,9 +120,17 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
     tasks.write_text("".join(json.dumps(TASK) + "\n" for _ in range(6)))
     submit = ("submit", "-f", str(tasks), "--pool", "demo")
     assert "--n" in rollyard(yard, *submit, "--n", "0", code=2)[1]
+    _, err = rollyard(yard, *submit, "--id-prefix", "a b", code=2)
+    assert "--id-prefix 'a b': write letters" in err
     assert "did you mean `temperature`?" in rollyard(yard, *submit, "--sampling", "temprature=1", code=1)[1]
 
+    assert "KIND/NAME" in rollyard(yard, "suspend", "rp", code=2)[1], "it suspended nothing"
+
     # objects
+    _, err = rollyard(yard, "wait", "rp/demo", "--for", "condition=Suspendd", "--timeout", "5", code=1)
+    told, complaint = err.splitlines()
+    assert told.startswith("rolloutpool/demo: it has no condition Suspendd; it has Ready, ")
+    assert complaint.endswith(told.removeprefix("rolloutpool/demo: "))
     _, err = rollyard(yard, "wait", "rp/none", "--for", "condition=Ready", code=1)
     assert "not found" in err
     _, err = rollyard(yard, "wait", "rp/demo", "--for", "condition=Ready", "--timeout", "1", code=1)
@@ -132,6 +154,21 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
     cancel = err.split("To cancel them: rollyard ")[1].split(". To wait")[0].split()
     assert "cancelled" in rollyard(yard, *cancel)[0]
     assert rollyard(yard, "rollouts", "list", "--status", "Queued")[0].count("\n") == 1
+
+    tried = start(yard, "try", json.dumps(TASK), "--pool", "demo")
+    assert "resume" in line_that_has(tried, " Queued INIT: ")
+    tried.send_signal(signal.SIGINT)
+    _, err = tried.communicate(timeout=LIMIT_SECONDS)
+    for told in ("To see it: rollyard ", "To cancel it: rollyard "):
+        command = err.split(told)[1].split("\n")[0].split(". To")[0].split()
+        assert "try-" in rollyard(yard, *command)[0], "what it says to type is a command that works"
+
+    # a read of standard input ends at the first Ctrl-C
+    reading = start(yard, "submit", "-f", "-", "--pool", "demo")
+    wait_until_it_reads(reading)
+    reading.send_signal(signal.SIGINT)
+    assert reading.wait(LIMIT_SECONDS) == 130
+    reading.communicate()  # closes its pipes, not before
 
     # rollouts that all fail are no success
     doomed = start(yard, *submit, "--wait", "--id-prefix", "doomed")

@@ -111,7 +111,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "UnknownTaskKind", {}, {"agents": [agent("code"), agent("code", "stem")]},
         "no node agent of RolloutPool swe has a handler for task kind 'math'; they have code, stem. "
-        f"Install it in their Python, then restart them {SINCE_QUEUED}",
+        f"Install it in their Python; `rollyard suspend rp/swe` and `rollyard resume rp/swe` start them anew {SINCE_QUEUED}",
     ),
     (
         "UnknownTaskKind", {}, {"agents": [agent("code", math="ImportError: no such name")]},

@@ -1,0 +1,30 @@
+"""What the words behind a command name, and what is refused because it would do less than it says."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from rollyard.cli.options import kind_and_names, named
+from rollyard.cli.weights import _update
+from rollyard.errors import Invalid
+
+
+def test_a_command_without_a_name_does_not_look_done() -> None:
+    assert [key.name for key in named(("rp", "a", "b"), "default")] == ["a", "b"]
+    with pytest.raises(click.UsageError, match="KIND NAME or KIND/NAME"):
+        named(("rp",), "default")
+
+
+@pytest.mark.parametrize("other", ["ip/policy", "policy", "none/policy"])
+def test_a_name_that_is_not_of_the_first_kind_is_neither_dropped_nor_looked_for_there(other: str) -> None:
+    assert [key.name for key in named(("rp/a", "rolloutpools/b"), "default")] == ["a", "b"]
+    with pytest.raises(click.UsageError, match=rf"rp/NAME.*not '{other}'"):
+        kind_and_names(("rp/demo", other), "default")
+
+
+def test_a_wrong_order_of_weights_is_told_without_the_words_of_a_library() -> None:
+    with pytest.raises(Invalid, match=r"^give exactly one of `path`"):
+        _update({"version": "v1"})
+    with pytest.raises(Invalid, match=r"^--path: write an absolute path"):
+        _update({"version": "v1", "path": "weights"})
