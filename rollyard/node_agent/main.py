@@ -1,11 +1,12 @@
 """`rollyard node-agent`: from an allocation's folder to an exit status.
 
-Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here, 3 when another copy of the allocation was first.
+Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here or is stuck, 3 when another copy was first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -22,6 +23,8 @@ from rollyard.telemetry import set_up_logging
 log = logging.getLogger(__name__)
 
 FENCED_EXIT = 3
+STUCK_SECONDS = 120.0
+"""Four leases; after one of them all its rollouts are somebody else's."""
 
 
 def main(folder: Path) -> int:
@@ -45,8 +48,24 @@ async def _run(link: Link) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
-        await NodeAgent(link, http, models).run(stop)
+        agent = NodeAgent(link, http, models)  # imports plug-ins, which may take a while
+        moving = asyncio.create_task(end_when_stuck(STUCK_SECONDS))
+        try:
+            await agent.run(stop)
+        finally:
+            moving.cancel()
+            faulthandler.cancel_dump_traceback_later()
     return 0
+
+
+async def end_when_stuck(seconds: float) -> None:
+    """End this process with 1 once its event loop has stood still for so long, and print where: its successor can work.
+
+    A task handler that blocks keeps the loop for ever, and a job that runs without a word is not replaced.
+    """
+    while True:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        await asyncio.sleep(seconds / 10)
 
 
 def _signalled(number: signal.Signals, stop: asyncio.Event) -> None:
