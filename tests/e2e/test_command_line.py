@@ -24,7 +24,9 @@ def start(yard: Yard, *words: str, **more: object) -> subprocess.Popen[str]:
     env = {**os.environ, "HOME": str(yard.folder)}
     env.pop("ROLLYARD_KUBECONFIG", None)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=env, cwd=ROOT, **{**pipes, **more})  # type: ignore[call-overload, no-any-return]
+    # a suite that a shell started in the background ignores SIGINT, and so would its children
+    ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen(command, text=True, env=env, cwd=ROOT, **{**pipes, **ready, **more})  # type: ignore[call-overload, no-any-return]
 
 
 def rollyard(yard: Yard, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:

@@ -77,7 +77,9 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
 
     store = await SqliteStore.open(tmp_path)
     rollouts = Rollouts(store, clock, Agents(), Leases(clock, 15))
-    header = ResultHeader(lease=LeaseRef(namespace="default", id="r", fence=1), status="Completed", reward=1.0)
+    header = ResultHeader(
+        lease=LeaseRef(namespace="default", id="r", fence=1), status="Completed", reward=1.0, sampled=1
+    )
     for _ in range(2):
         with pytest.raises(Fenced, match="not known here; drop what you have"):
             await rollouts.finish(header, "u", b"result", 3)
