@@ -24,13 +24,14 @@ async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactor
 
 
 async def lie(field: Field, what: str, times: int, words: str) -> None:
-    """For so many look-ups; waits for the pool's condition to say these words meanwhile."""
-    field.shims.order("squeue", what, times)
+    """Until the pool's condition says these words, and then for so many look-ups more."""
+    field.shims.order("squeue", what, 100_000)
 
     async def told() -> bool:
         return words in await field.condition("SlurmReachable", "False")
 
     await field.yard.until(told)
+    field.shims.order("squeue", what, times)
 
 
 async def nothing_has_changed(field: Field, before: set[str]) -> None:
@@ -59,7 +60,7 @@ async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_
 
     # one alone casts no doubt on the others
     old = await field.running()
-    field.shims.order("squeue", "but-one", LIES, word=f"^{old.status.job_id}~")
+    field.shims.order("squeue", "but-one", 100_000, word=f"^{old.status.job_id}~")
 
     async def told() -> bool:
         found = await field.client.get(old.key)
@@ -68,6 +69,7 @@ async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_
         return fact is not None and fact.status == "False" and "heartbeats say it runs" in fact.message
 
     await field.yard.until(told)
+    field.shims.order("squeue", "but-one", LIES, word=f"^{old.status.job_id}~")
     await nothing_has_changed(field, before)
     assert f"job {old.status.job_id} is missing from squeue" in " ".join(await field.said("MissingFromQueue"))
 
