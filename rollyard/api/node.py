@@ -227,7 +227,10 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     allow = _allows(services, record, wanted.role, key)
     endpoint = services.endpoints.another(key, current, wanted.failed, node, allow)
     if endpoint is None:
+        if wanted.failed:  # else it goes on at the one it has
+            services.rollouts.leases.park(wanted.lease)
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
+    services.rollouts.leases.unpark(wanted.lease)
     if endpoint.id != current:
         await services.rollouts.move_endpoint(wanted.lease, uid, wanted.role, endpoint.id)
     return web.json_response(endpoint.model_dump())

@@ -26,7 +26,7 @@ from rollyard.kinds.tasks import BUILT_IN, check_task
 from rollyard.rollouts.agents import NodeAgent
 from rollyard.rollouts.freshness import POLICY
 from rollyard.rollouts.results import decompress, trajectory, view
-from rollyard.rollouts.waiting import explain, unknown_kind
+from rollyard.rollouts.waiting import explain, explain_parked, unknown_kind
 from rollyard.store.base import RolloutFilter, RolloutRecord
 
 MAX_WAIT_SECONDS = 60.0
@@ -223,15 +223,27 @@ async def _stream(request: web.Request) -> web.StreamResponse:
 
 async def _views(services: Services, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:
     queues: dict[str, list[RolloutRecord]] = {}
+    parked = {r.id: since for r in records if (since := _parked_since(services, r)) is not None}
     for record in records:
-        if record.status is Status.QUEUED:
+        if record.status is Status.QUEUED or record.id in parked:
             queues.setdefault(record.pool, []).append(record)
     views = {pool: await queue_view(services, found[0].namespace, pool, found) for pool, found in queues.items()}
 
+    def waiting(record: RolloutRecord) -> str | None:
+        if record.id in parked:
+            return explain_parked(record, views[record.pool], parked[record.id])
+        return explain(record, views[record.pool]) if record.pool in views else None
+
     def made() -> list[dict[str, Any]]:
-        return [_view(services, r, explain(r, views[r.pool]) if r.pool in views else None) for r in records]
+        return [_view(services, r, waiting(r)) for r in records]
 
     return await asyncio.to_thread(made)
+
+
+def _parked_since(services: Services, record: RolloutRecord) -> float | None:
+    if record.status is not Status.RUNNING:
+        return None
+    return services.rollouts.leases.parked_since(record.namespace, record.id, record.fence)
 
 
 def _view(services: Services, record: RolloutRecord, waiting: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 LOOK_SECONDS = 1.0
 IN_QUEUE = "InQueue"
 """What waits for its turn alone; how many are before it changes all the time."""
+PARKED = "Parked"
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
@@ -78,7 +79,7 @@ def commonest(waiting: Sequence[str]) -> tuple[str, str]:
         return "", ""
     word, same = max(by_word.items(), key=lambda item: len(item[1]))
     reason = word if word == IN_QUEUE else same[0].rpartition(" (since ")[0]
-    return reason, f"{len(same)} queued: {same[0]}"
+    return reason, f"{len(same)} {'in RUN' if word == PARKED else 'queued'}: {same[0]}"
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:

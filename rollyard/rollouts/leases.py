@@ -16,6 +16,8 @@ from rollyard.kinds.wire import LeaseRef
 from rollyard.rollouts.step import suspect
 from rollyard.store.base import RolloutRecord
 
+PARKED_HEARD_SECONDS = 10.0
+"""After its last word a holder that asked for an endpoint counts as one that has some; it asks every 2 s."""
 Key = tuple[str, str]
 """(namespace, rollout id)."""
 
@@ -34,6 +36,10 @@ class LiveLease:
     """Its holder gets nothing else."""
     told_at: float = float("-inf")
     """When its holder was last told to ask for another endpoint."""
+    parked_since: float = 0.0
+    """Since when its holder asks for an endpoint to go on at and there is none (Unix seconds)."""
+    parked_at: float = float("-inf")
+    """When it asked last."""
 
     @property
     def on(self) -> frozenset[str]:
@@ -93,6 +99,27 @@ class Leases:
             before = lease.on
             lease.stage, lease.endpoints = record.stage, record.endpoints
             self._placed((record.namespace, record.id), before, lease)
+
+    def park(self, ref: LeaseRef) -> None:
+        """Its holder asked for an endpoint to go on at, and there is none."""
+        lease, now = self._live.get((ref.namespace, ref.id)), self._clock.monotonic()
+        if lease is not None and lease.fence == ref.fence:
+            if now - lease.parked_at >= PARKED_HEARD_SECONDS:
+                lease.parked_since = self._clock.time()
+            lease.parked_at = now
+
+    def unpark(self, ref: LeaseRef) -> None:
+        """It has an endpoint again."""
+        lease = self._live.get((ref.namespace, ref.id))
+        if lease is not None and lease.fence == ref.fence:
+            lease.parked_at = float("-inf")
+
+    def parked_since(self, namespace: str, id: str, fence: int) -> float | None:
+        """Since when it has no endpoint to go on at (Unix seconds); None where it has one, or has not asked for long."""
+        lease = self._live.get((namespace, id))
+        if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_HEARD_SECONDS:
+            return None
+        return lease.parked_since
 
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
         """Renew what is named and still the holder's; answers what is not."""

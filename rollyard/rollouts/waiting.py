@@ -87,6 +87,14 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
     return f"{word}: {fact.sentence} (since {_at(max(since, record.queued_at))})"
 
 
+def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
+    """`Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, with none to go on at."""
+    facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
+    fact = next((fact for fact in facts if fact is not None), None)
+    why = fact.sentence if fact is not None else "no model server takes it yet"
+    return f"Parked: in RUN, where its budget stands still: {why} (since {_at(since)})"
+
+
 # what no time will mend
 
 
@@ -238,8 +246,13 @@ def _starting(lack: Shortage) -> Fact | None:
     for a in lack.allocations:
         if a.status.job_state == RUNNING:
             job = f"job {a.status.job_id} of allocation {a.metadata.name} runs on {a.status.node}"
-            what = "its node agent is not connected" if isinstance(lack.pool, RolloutPool) else _engine_says(a)
-            return Fact(f"{lack.name} is starting: {job}, and {what}", a.status.start_time)
+            if not isinstance(lack.pool, RolloutPool):
+                return Fact(f"{lack.name} is starting: {job}, and {_engine_says(a)}", a.status.start_time)
+            if a.status.ready_at is None:
+                return Fact(
+                    f"{lack.name} is starting: {job}, and its node agent has not connected", a.status.start_time
+                )
+            return Fact(f"{lack.name} has no node agent: {job}, and its node agent, which was connected, is silent")
     return None
 
 
@@ -375,6 +388,16 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("InQueue", _in_queue),
 )
 """(word, row). The first row that says something is what a rollout waits for; the last one always does."""
+
+
+OF_MODEL_SERVERS = frozenset(
+    {
+        *("InferencePoolNotFound", "InferencePoolSuspended", "SlurmUnreachable", "NoReplicas", "SubmitUnanswered"),
+        *("AllocationPending", "AllocationSuspended", "AllocationFailed", "AllocationStarting", "Submitting"),
+        *("PoolNotReady", "EndpointsFull"),
+    }
+)
+"""Rows that can keep a rollout from going on that has begun."""
 
 
 def _needed(record: RolloutRecord, view: QueueView) -> Sequence[Supply]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from typing import Any
 
@@ -82,7 +83,7 @@ def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group:
     if group is None:
         query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
     mean: float | None = db.execute(query, values).fetchone()[0]
-    return mean
+    return mean if mean is not None and math.isfinite(mean) else None  # rewards of 1e308 add up to no number
 
 
 def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:

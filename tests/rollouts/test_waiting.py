@@ -17,7 +17,7 @@ from rollyard.kinds.wire import Identity
 from rollyard.rollouts.agents import NodeAgent
 from rollyard.rollouts.freshness import Served
 from rollyard.rollouts.submission import expand
-from rollyard.rollouts.waiting import LOOK_AHEAD, ROWS, QueueView, Supply, explain
+from rollyard.rollouts.waiting import LOOK_AHEAD, OF_MODEL_SERVERS, ROWS, QueueView, Supply, explain, explain_parked
 from rollyard.store.base import GroupVersions, RolloutRecord
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -167,8 +167,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         "AllocationStarting", {}, lacking(None, allocation("swe-rp-0", **RUNNING)),
-        "RolloutPool swe is starting: job 123 of allocation swe-rp-0 runs on n1, and its node agent is not connected "
+        "RolloutPool swe is starting: job 123 of allocation swe-rp-0 runs on n1, and its node agent has not connected "
         f"{SINCE_AT}",
+    ),
+    (
+        "AllocationStarting", {}, lacking(None, allocation("swe-rp-0", **RUNNING, readyAt=AT)),
+        "RolloutPool swe has no node agent: job 123 of allocation swe-rp-0 runs on n1, and its node agent, which was "
+        f"connected, is silent {SINCE_QUEUED}",
     ),
     (
         "AllocationStarting", {},
@@ -260,3 +265,13 @@ def test_a_node_agent_that_has_not_said_its_kinds_may_know_this_one() -> None:
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.QUEUED])
 def test_what_is_not_queued_waits_for_nothing(status: Status) -> None:
     assert explain(record(status=status), view(pool=None)) is None
+
+
+def test_a_rollout_that_is_parked_in_run_says_what_its_model_servers_lack() -> None:
+    assert {word for word, _ in ROWS} >= OF_MODEL_SERVERS
+    running, since = record(status=Status.RUNNING), 1_767_265_200.0
+    suspended = explain_parked(running, view(**unserved(suspend=True)), since)
+    assert suspended.startswith("Parked: in RUN, where its budget stands still: InferencePool policy is suspended; ")
+    assert suspended.endswith("(since 2026-01-01 11:00:00 UTC)")
+    assert "does not exist" in explain_parked(running, view(supplies=[Supply("policy", "policy", None)]), since)
+    assert "no model server takes it yet" in explain_parked(running, view(), since)

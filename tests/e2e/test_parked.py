@@ -1,0 +1,44 @@
+"""Rollouts in RUN whose model servers were taken away say so, and go on when there are some again."""
+
+from __future__ import annotations
+
+from e2e_yard import Yard, kill, requests
+
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.rollout import Sampling, Stage, Status
+
+KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
+LONG = Sampling(max_tokens=3000, temperature=1000, seed=1)
+"""So hot that hardly a turn comes to an end by itself."""
+
+
+async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+        await yard.ready(client)
+        ids = await client.submit(requests(3, 0, sampling=LONG, agent={"max_turns": 1}))
+
+        async def in_run() -> bool:
+            return all([r.stage is Stage.RUN async for r in client.rollouts()])
+
+        await yard.until(in_run)
+        (engine,) = yard.processes("inference-server")
+        await client.patch(KEY, {"spec": {"suspend": True}})
+        kill(engine)  # it would serve what it has to the end
+
+        async def told() -> list[str]:
+            found = [r async for r in client.rollouts() if r.status is Status.RUNNING]
+            parked = [r.waiting for r in found if r.waiting is not None]
+            return parked if found and len(parked) == len(found) else []
+
+        for sentence in await yard.until(told):
+            assert sentence.startswith(
+                "Parked: in RUN, where its budget stands still: InferencePool policy is suspended"
+            )
+            assert "rollyard resume ip/policy" in sentence
+            assert "(since 20" in sentence
+        await client.patch(KEY, {"spec": {"suspend": False}})
+        ended = await yard.gather(client, ids)
+        assert {t.attempt for t in ended} == {1}
+        assert all(t.status.scored for t in ended)
+        assert [r.waiting async for r in client.rollouts()] == [None] * 3
