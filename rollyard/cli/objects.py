@@ -40,7 +40,7 @@ _OF_POOLS = ("ready", "updated")
 @click.option(
     "--wait/--no-wait", default=False, help="until each pool is Ready and Updated; exit code 1 if it cannot be"
 )
-@click.option("--timeout", default=900.0, show_default=True, help="seconds to wait")
+@click.option("--timeout", default=900.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client_of_a_new_server
 async def apply(
     client: AsyncClient,
@@ -167,7 +167,7 @@ def _echo_nothing(where: str | None) -> None:
 @click.argument("words", nargs=-1, metavar="KIND NAME...")
 @click.option("-f", "--filename", "files", multiple=True, help="what these files declare")
 @click.option("--wait/--no-wait", default=True, help="until they are gone")
-@click.option("--timeout", default=900.0, show_default=True, help="seconds to wait")
+@click.option("--timeout", default=900.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client
 async def delete(
     client: AsyncClient, namespace: str, words: tuple[str, ...], files: tuple[str, ...], wait: bool, timeout: float
@@ -227,7 +227,7 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
 @click.option("--for", "what", required=True, help="condition=TYPE[=STATUS] or delete")
-@click.option("--timeout", default=60.0, show_default=True, help="seconds to wait")
+@click.option("--timeout", default=60.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.

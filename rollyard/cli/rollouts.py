@@ -113,7 +113,9 @@ def rollouts() -> None:
 @rollouts.command("list")
 @click.option("--pool")
 @click.option("--group")
-@click.option("--status", multiple=True, type=click.Choice(STATUSES, case_sensitive=False))
+@click.option(
+    "--status", multiple=True, type=click.Choice(STATUSES, case_sensitive=False), help="may be given several times"
+)
 @click.option("--prefix", default="", help="only ids that begin with it")
 @with_client
 async def list_(

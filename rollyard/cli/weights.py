@@ -35,7 +35,7 @@ SHOWN = 5
 @click.option("--checksum", help="of the folder; another content is refused")
 @click.option("--endpoint-timeout", "timeout_seconds", type=int, help="seconds until an endpoint counts as failed")
 @click.option("--wait", is_flag=True, help="until the update has ended; exit status 1 when it has failed")
-@click.option("--timeout", default=3600.0, help="seconds to wait")
+@click.option("--timeout", default=3600.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client
 async def weights(
     client: AsyncClient, namespace: str, pool: str, wait: bool, timeout: float, **given: str | int | None
