@@ -88,7 +88,7 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
 
 
 def operations(expression: sympy.Basic) -> int:
-    """What is left to be done: sums, products of numbers, powers, roots, functions. A coefficient and a quotient are none."""
+    """Operations left to do: sums, products of numbers, powers, roots, functions. A coefficient and a quotient are none."""
     inner = sum(map(operations, expression.args))
     if isinstance(expression, sympy.Add):
         return inner + len(expression.args) - 1

@@ -42,7 +42,7 @@ class Checkers:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
-        """What the child makes of `parts`.
+        """Return the answer of a child about `parts`.
 
         Raises Overrun, and NodeFault when no child starts or answers at all. A process that was killed may have been killed
         from outside, so the question is asked again before that is held against it. A caller that is cancelled leaves no

@@ -158,4 +158,4 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "timeoutSeconds": _whole,
     "watch": _boolean,
 }
-"""What Kubernetes clients send on any path below /apis and /api, with the check of its value."""
+"""Parameters that Kubernetes clients send on any path below /apis and /api, with the check of its value."""

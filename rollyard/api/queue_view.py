@@ -1,4 +1,4 @@
-"""What `rollouts.waiting` explains from: the queue of a pool, put together from the store and from who is connected."""
+"""The facts that `rollouts.waiting` explains from: a pool's queue, put together from the store and from who is connected."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ def _why(condition: Condition) -> str:
 
 
 def what_it_waits_for(obj: KindObject | None, types: Sequence[str]) -> str:
-    """What an object's conditions say of those that are waited for: the false ones, or that there is none of them."""
+    """Text about the conditions that are waited for: the false ones, or that the object has none of them."""
     current = _current(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:

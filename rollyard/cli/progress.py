@@ -17,7 +17,7 @@ from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 
 LOOK_SECONDS = 1.0
 IN_QUEUE = "InQueue"
-"""What waits for its turn alone; how many are before it changes all the time."""
+"""Word of a rollout that waits for its turn alone; how many are before it changes all the time."""
 PARKED = "Parked"
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 

@@ -1,4 +1,4 @@
-"""What `submit` and `try` send: tasks from a file, with the sampling parameters of the command line."""
+"""Requests of `submit` and `try`: tasks from a file, with the sampling parameters of the command line."""
 
 from __future__ import annotations
 

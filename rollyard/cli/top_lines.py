@@ -18,7 +18,7 @@ SERVING = [
 ]  # fmt: skip
 RUNNING = ["ROLLOUT POOL", "READY", "QUEUED", *(stage.value for stage in Stage), "DONE/MIN", "FAILED/MIN", "REASON"]
 DISPENSABLE = ["PREEMPT/S", "PROMPT/S", "HITS", "FAILED/MIN", "FIRST TOKEN", "KV USE", "WAITING", "RUNNING", "WEIGHTS"]
-"""What a narrow terminal goes without, in this order."""
+"""Columns that a narrow terminal goes without, in this order."""
 REASON_LENGTH = 24
 """To which the last column is cut before a column is left out, in characters."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)

@@ -66,7 +66,7 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """Of asyncio's return code, which is -n for signal n."""
+    """Convert asyncio's return code, which is -n for signal n."""
     return exit_words(128 - code if code < 0 else code)
 
 

@@ -198,7 +198,7 @@ class Supervisor:
         return self._death(process.returncode, ended_at)
 
     def _death(self, code: int, ended_at: float) -> Death:
-        """What is certain first: a signal has no reason in its words, and an old line is no reason for anything."""
+        """Say first what is certain: a signal has no reason in its words, and an old line is no reason for anything."""
         recent = [line for at, line in self._tail if ended_at - at < RECENT_SECONDS]
         how, why = how_it_ended(code), reason_given(recent)
         if out_of_memory(words := last_words(recent)):

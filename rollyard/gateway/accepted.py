@@ -21,9 +21,9 @@ class Accepted:
     advice: str = "leave it out"
     """For other values."""
     fields: Mapping[str, Accepted] | None = None
-    """Of an object: each field by its own rule."""
+    """Rule for an object: each field by its own rule."""
     items: Collection[str] | None = None
-    """Of a list: what it may hold."""
+    """Rule for a list: what it may hold."""
 
 
 def refused(advice: str = "leave it out") -> Accepted:

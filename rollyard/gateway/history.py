@@ -58,7 +58,7 @@ class ChatBranch:
         return len(self.said)
 
     def common(self, keys: Sequence[Key]) -> int:
-        """So many first messages are the same; -1 where the tools are not."""
+        """Count the first messages that are the same; -1 where the tools differ."""
         return bisect(range(min(len(keys), len(self.keys))), True, key=lambda i: keys[i] != self.keys[i]) - 1
 
     @property
@@ -272,7 +272,7 @@ def _quoted(message: Message, other: Message) -> str:
 
 
 def alike(text: str, other: str) -> int:
-    """So many first characters are the same."""
+    """Count the first characters that are the same."""
     return bisect(range(1, min(len(text), len(other)) + 1), True, key=lambda n: text[:n] != other[:n])
 
 

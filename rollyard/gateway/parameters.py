@@ -1,4 +1,4 @@
-"""What callers may ask of the sampling, and what becomes of it.
+"""Sampling parameters of callers, and what becomes of each.
 
 Nothing is passed over by chance: a field belongs to an API's own reading, becomes part of the sampling, is in the list of
 `accepted`, or is refused with a word on what one can do.

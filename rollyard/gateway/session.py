@@ -77,7 +77,7 @@ class Session:
         self.refused: EndpointRefused | None = None
         """What the endpoint last said of a request that it did not like."""
         self.exceeded: ContextExceeded | None = None
-        """What last did not fit the context."""
+        """The last error of a prompt that did not fit the context."""
         self.truncated = False
         """A limit was reached: of calls, or of the context."""
         self.tokens = 0

@@ -284,7 +284,7 @@ class Segment(Wire):
 
 
 def sampled_tokens(segments: Sequence[Segment]) -> int:
-    """What there is to learn from."""
+    """Count the sampled tokens, which are what there is to learn from."""
     return sum(sum(segment.loss_mask) for segment in segments)
 
 

@@ -147,7 +147,7 @@ def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | No
 
 
 def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list[Problem]:
-    """What the model refused, one by one, up to a limit."""
+    """Mistakes that the model found, one by one, up to a limit."""
     count = error.error_count()
     if count > MAX_LISTED:
         return [Problem((), f"it has {count} mistakes, too many to name")]

@@ -174,7 +174,7 @@ class HandBack(Message):
     lease: LeaseRef
     reason: str
     message: str = ""
-    """What went wrong, where `reason` is NODE_AGENT_ERROR."""
+    """Type and text of the error, where `reason` is NODE_AGENT_ERROR."""
 
 
 # server -> node agent

@@ -202,7 +202,7 @@ class AllocationReconciler:
         return allocation
 
     async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> End | None:
-        """What is certain about it; None while accounting has yet to name who cancelled it."""
+        """Return what is certain about its end; None while accounting has yet to name who cancelled it."""
         by_us = await self._why_ended(allocation)
         job = plan.adopt
         if job is not None and job.state is JobState.CANCELLED and not by_us and not _requeued(status):
@@ -223,7 +223,7 @@ class AllocationReconciler:
         )
 
     async def _accounted(self, id: str) -> Job | None:
-        """What accounting knows of a job that has ended; it is not waited for."""
+        """Return what accounting knows of a job that has ended; it is not waited for."""
         with contextlib.suppress(SlurmUnreachable, TimeoutError):
             async with asyncio.timeout(NAME_SECONDS):
                 return (await self._driver.accounting([id])).get(id)

@@ -1,4 +1,4 @@
-"""What a pool's conditions Ready, Updated and RenewalBlocked say. Pure.
+"""The conditions Ready, Updated and RenewalBlocked of a pool. Pure.
 
 As a Deployment has it, Ready is about what serves, of whatever template, and Updated about the change to the present one.
 What is true now is said before what failed earlier. Times of day stand in the messages and no seconds that are left, so that
@@ -27,7 +27,7 @@ from rollyard.reconcilers.submitter import SUBMITTED
 from rollyard.reconcilers.trade import Fact, Look
 
 CRASH_LOOP = 3
-"""So many failures in a row are no accident."""
+"""Failures in a row that are no accident any more."""
 ANSWER_SECONDS = 5.0
 """A submit that takes longer is spoken of."""
 PATIENCE_SECONDS = 10.0
@@ -169,7 +169,7 @@ def _failed(view: PoolView) -> tuple[str, str] | None:
 
 
 def _replaced(view: PoolView) -> str:
-    """What was ended from outside, as long as nothing has become ready since."""
+    """Text about an end from outside, as long as nothing has become ready since."""
     last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
     if last is None or last.status.end_time is None:
         return ""

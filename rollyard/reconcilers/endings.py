@@ -46,7 +46,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What is certain about the end of a job."""
+    """Facts that are certain about the end of a job."""
 
     state: str
     exit_code: int | None = None

@@ -26,7 +26,7 @@ LAUNCH_SECONDS = 15.0
 """First back-off after a job that got a node and never ran there: Slurm drains a node whose prolog fails, and a pool that
 comes back at once would drain them all."""
 STEADY_SECONDS = 10.0
-"""So long ready is a success; what dies sooner after it was ready still fails in a row."""
+"""Seconds of being ready that are a success; what dies sooner after it was ready still fails in a row."""
 CALM_SECONDS = 60.0
 """All ready for so long: earlier failures are forgotten."""
 

@@ -100,7 +100,7 @@ def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str,
 
 
 def _trouble(states: Sequence[EndpointState]) -> tuple[str, str] | None:
-    """What the engines that are not ready say of themselves."""
+    """Reasons of the engines that are not ready, in their own words."""
     loading = [s for s in states if not s.ready]
     if complaint := next((s for s in loading if ":" in s.reason), None):
         word, _, rest = complaint.reason.partition(":")

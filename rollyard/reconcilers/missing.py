@@ -29,7 +29,7 @@ ABSENT_SECONDS = 20.0
 """Several heartbeats of a node agent, and time to come back after a restart of the server."""
 DISPUTE_SECONDS = 180.0
 MANY_OF = 3
-"""Of so many jobs or more, more than half are not missed one by one."""
+"""Number of jobs from which on more than half of them are not missed one by one."""
 
 
 class Verdict(Enum):
@@ -69,7 +69,7 @@ class Absence:
     asked_at: float | None = None
     """When accounting was asked last (Unix seconds)."""
     account: Job | None = None
-    """What accounting says; None where it does not know it."""
+    """The job as accounting knows it; None where it does not."""
     silence: str = ""
     """Why accounting gave no answer; empty where it did."""
 
@@ -93,7 +93,7 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[Known], table: Snapshot) -> dict[str, Absence]:
-    """What this table misses, with how often and since when; `before` is what the last one missed."""
+    """Jobs that this table misses, with how often and since when; `before` is what the last one missed."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)

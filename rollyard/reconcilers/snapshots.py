@@ -40,7 +40,7 @@ class SnapshotFeed:
         self.known: Callable[[], Collection[Known]] = lambda: ()
         """The jobs that live as far as allocations and heartbeats tell."""
         self.missing: dict[str, Absence] = {}
-        """What the last look-up did not show of them, by id."""
+        """Those of them that the last look-up did not show, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
         """Complete snapshots so far: lets a reader tell two of them apart."""
@@ -121,7 +121,7 @@ class SnapshotFeed:
         return taken
 
     async def _answer(self) -> Snapshot:
-        """What the driver answers; when that takes long, nothing counts as known until then."""
+        """Return the driver's answer; when that takes long, nothing counts as known until then."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._taken))

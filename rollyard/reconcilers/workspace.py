@@ -129,7 +129,7 @@ class Workspace:
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_output(self, allocation: Allocation, end: float) -> Output | None:
-        """What its job wrote in the seconds before this end (Unix seconds), where that is certain. Blocks."""
+        """Return what its job wrote in the seconds before this end (Unix seconds), where that is certain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What a queued rollout waits for: one sentence, from a table whose first row that applies is the answer. Pure.
+"""Explanations of what a queued rollout waits for: one sentence, from a table whose first row that applies is the answer. Pure.
 
 Everything comes from objects, from who is connected, and from the queue. So a sentence is as true as the conditions are,
 and nothing here asks Slurm.
@@ -24,7 +24,7 @@ from rollyard.rollouts.step import suspect
 from rollyard.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD = 10_000
-"""Of a queue; how many more stand before a rollout is not counted."""
+"""Places of a queue that are counted; how many more stand before a rollout is not counted."""
 PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
 """Slurm's states of jobs."""
 SUBMITTED = "Submitted"
@@ -60,7 +60,7 @@ class QueueView:
     """Connected and not draining."""
     served: Served = field(default_factory=Served)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
-    """Of groups that ask for one version."""
+    """Versions of the groups that ask for one."""
     places: Mapping[int, int] = field(default_factory=dict)
     """seq -> how many of the same stage stand before it; without those far behind."""
 

@@ -71,7 +71,7 @@ class Job:
     end_time: float | None = None
     """When it ended or, while it runs, when its walltime ends. All times are Unix seconds."""
     cancelled_by: str = ""
-    """Who cancelled it, where accounting says so: `uid 0 (root)`, or a user's name."""
+    """User who cancelled it, where accounting says so: `uid 0 (root)`, or a user's name."""
 
     @property
     def owner(self) -> str:
@@ -163,7 +163,7 @@ class JobIds(list[str]):
     """Ids that Slurm gave to what was submitted: they count, whatever else it says."""
 
     complaint: str = ""
-    """What it said beside them, such as `sbatch ended with exit code 1: ...`; empty where all went well."""
+    """Complaint that came with them, such as `sbatch ended with exit code 1: ...`; empty where all went well."""
 
 
 class Driver(Protocol):

@@ -153,7 +153,7 @@ class CliDriver:
 
 
 def _printed_id(text: str) -> str | None:
-    """What `sbatch --parsable` prints for a job that it made: `7`, or `7;cluster`, on a line of its own."""
+    """Lines that `sbatch --parsable` prints for a job that it made: `7`, or `7;cluster`, on a line of its own."""
     found = re.findall(r"^(\d+)(?:;\S*)?$", text, re.MULTILINE)
     return found[-1] if found else None
 
@@ -205,7 +205,7 @@ def _job(row: Sequence[str]) -> Job:
 
 
 def _canceller(state: str) -> str:
-    """Of sacct's `CANCELLED by 0`; squeue does not say who."""
+    """Read the user out of sacct's `CANCELLED by 0`; squeue names none."""
     found = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
     return known_user(found[1]) if found is not None else ""
 

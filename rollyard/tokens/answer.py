@@ -194,7 +194,7 @@ class Answer:
 
 
 def _sentence(text: str) -> str:
-    """What an engine's error says, out of the JSON that it comes in."""
+    """Return the sentence of an engine's error, out of the JSON that it comes in."""
     try:
         body = from_json(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a chat template does with each role, found out by a word for each before any conversation.
+"""Checks of what a chat template does with each role, found out by a word for each before any conversation.
 
 Templates take contents as text, or as a list of parts; what they do not look for vanishes without an error. So each role's
 word must come back in one of the two forms, or the template must refuse the role in words of its own.

@@ -41,7 +41,7 @@ class Conversation:
         self._settled = 0
         """So many of the messages end with the last turn; what comes behind it may still be replaced."""
         self._rendered: str | None = None
-        """What the next prompt says; None where that is not known yet."""
+        """Text of the next prompt; None where that is not known yet."""
         self._pending: list[int] = []
         """Its last ids: of a segment only once a turn is sampled behind them."""
 

@@ -35,7 +35,7 @@ class Answer:
     calls: tuple[ToolCall, ...] = ()
     """Known once the turn has been parsed."""
     content: str = ""
-    """What it says beside its calls."""
+    """Text beside its calls."""
 
     def call_ids(self) -> list[str]:
         """The model's own where it fits, else nine digits: Mistral's template takes exactly nine letters or digits."""
@@ -54,7 +54,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Marked:
-    """What the template makes of placeholders. `texts[i]` stands before `turns[i]`, `texts[-1]` behind them all."""
+    """Rendering with placeholders. `texts[i]` stands before `turns[i]`, `texts[-1]` behind them all."""
 
     texts: list[str]
     turns: list[Seen]
@@ -77,7 +77,7 @@ class Renderer:
         self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
 
     def whole(self, messages: Sequence[Message | Answer]) -> str:
-        """What the model is to be shown. Raises TaskError and TemplateUnusable as the template does."""
+        """Return the text that the model is to be shown. Raises TaskError and TemplateUnusable as the template does."""
         try:
             return self._text(messages, real=True)
         except (TaskError, TemplateUnusable):
@@ -176,7 +176,7 @@ class Renderer:
             yield this[0], (then if joined else this)[1], Seen(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """What the template writes of the calls is the turn's: the rest begins with the turn's end."""
+        """Find the end of the calls. What the template writes of them is the turn's: the rest begins with the turn's end."""
         end = self._ends.search(text, position)
         return end.start() if end is not None else position
 

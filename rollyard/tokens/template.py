@@ -30,7 +30,7 @@ class ChatTemplate:
         """Ids that end a turn; the first is the tokenizer's own."""
         added = tokenizer.added_tokens_decoder
         self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
-        """What a template writes for each of them."""
+        """Text that a template writes for each of them."""
         self._parts = roles_in_parts(self._rendered)
         self._check_end()
 

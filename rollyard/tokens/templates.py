@@ -10,7 +10,7 @@ from rollyard.errors import TemplateUnusable
 from rollyard.tokens.template import ChatTemplate
 
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
-"""What a tokenizer and its template are read from."""
+"""Files that a tokenizer and its template are read from."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 

@@ -58,7 +58,7 @@ class Track:
     """Everything up to the last sampled token."""
 
     text: str = ""
-    """What the template wrote when the last turn was sampled: what the ids say that stand before it."""
+    """Text that the template wrote when the last turn was sampled: what the ids say that stand before it."""
     said: tuple[str, ...] = ("",)
     """How that turn reads, with its end."""
     turns: list[Placed] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Track:
         )
 
     def new_in(self, rendered: str) -> str | None:
-        """What a rendering has behind all that stands here already; None where it has something else in its place."""
+        """Return what a rendering has behind all that stands here already; None where it has something else in its place."""
         if rendered.startswith(self.text):
             for said in self.said:
                 if rendered.startswith(said, len(self.text)):
@@ -97,7 +97,7 @@ class Track:
         return None
 
     def difference(self, rendered: str, marked: Marked | None, sampled: Sequence[SampledTurn]) -> tuple[Cause, str]:
-        """What keeps a rendering from continuing this segment: the cause, and for people the turn and the place."""
+        """Reason that keeps a rendering from continuing this segment: the cause, and for people the turn and the place."""
         then = self.text + "".join(self.said[:1])
         pairs = enumerate(zip(then, rendered, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(then), len(rendered)))

@@ -24,14 +24,14 @@ TAIL = 4
 class SampledTurn:
     ids: list[int]
     text: str
-    """Of the ids, without the token that ended them: what the message says that the template is given."""
+    """Text of the ids, without the token that ended them: what the message says that the template is given."""
     end: str
     """Text of the token that ended it; empty where a limit did."""
     spellings: tuple[str, ...]
     """How the text may read behind a prompt: some tokenizers leave out a space where a text begins. None where its bytes
     run into the text beside it."""
     marker: str = ""
-    """What ends the thoughts in it; empty where there are none, or the template knows of none."""
+    """Marker that ends the thoughts in it; empty where there are none, or the template knows of none."""
 
     @property
     def said(self) -> list[int]:
@@ -48,7 +48,7 @@ class SampledTurn:
         return self.text[:end], self.text[end:]
 
     def remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
-        """What may be left of the turn: from which of the ids on, and how these read.
+        """Remains of the turn that may be there: from which of the ids on, and how these read.
 
         All of it, or what stands behind its thoughts, with the white space before that or without as much of it as is
         tokens of its own.

@@ -28,7 +28,7 @@ PROBE = "python3 -I -c 'import json, operator, os, select, signal, sys, time, ty
 PROBE_SECONDS = 30.0
 MAX_RESULTS_BYTES = 16 << 20
 BYTES_A_CHARACTER = 12
-"""Of a literal, in its JSON at most: an emoji is two escapes of six."""
+"""Characters that one of a literal takes in JSON at most: an emoji is two escapes of six."""
 SPARE_BYTES = 1 << 20
 """For values that are longer than what was expected, and wrong."""
 
@@ -89,7 +89,7 @@ class CodeHandler:
 
 
 async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
-    """What the calls came to, a line each, unread; None when the solution left nothing of a size to read.
+    """Results of the calls, a line each, unread; None when the solution left nothing of a size to read.
 
     Raises TaskError for a sandbox that cannot even run the driver.
     """

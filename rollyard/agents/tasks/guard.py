@@ -160,7 +160,7 @@ def _text(value: Any) -> bool:
 
 
 def _json(value: Any) -> bool:
-    """What a chat template can be given, and a tokenizer after it."""
+    """Tell whether a chat template, and a tokenizer after it, can take this text."""
     try:
         return json.dumps(value, ensure_ascii=False).encode() is not None
     except (TypeError, ValueError):

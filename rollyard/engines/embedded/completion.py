@@ -228,8 +228,8 @@ class Answer:
         }
 
     def _text(self, steps: Sequence[Progress]) -> str:
-        """What can be sent. A token that stopped the generation is among the ids and not in the text; nor is a stop
-        string, unless that is asked for, and what its last token says behind it."""
+        """Return the text that can be sent. A token that stopped the generation is among the ids and not in the text;
+        nor is a stop string, unless that is asked for, and what its last token says behind it."""
         last, asked = steps[-1], self._request
         tokens = [step.draw.token for step in steps if step.draw]
         if last.finish_reason == "stop" and not isinstance(last.stop_reason, str):

@@ -37,7 +37,7 @@ class StopWatch:
         self._text = text
         self._longest = max(map(len, stops))
         self._tail = ""
-        """What may be the beginning of a stop string."""
+        """End of the text that may be the beginning of a stop string."""
 
     def add(self, token: int) -> str | None:
         """The stop string that the token completes: the one that ends first, as vLLM chooses."""
