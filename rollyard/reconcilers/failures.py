@@ -44,11 +44,11 @@ class Ends:
     interruptions: int = 0
     """In a row, whatever they were made from."""
     last_interruption: float | None = None
-    launch: bool = False
-    """The last one that was interrupted got a node and never ran there."""
     failing: bool = False
     """The template failed, and none of it has become ready since."""
     cap: float = BACKOFF_CAP_SECONDS
+    launch: bool = False
+    """The last one that was interrupted got a node and never ran there."""
 
     @property
     def next_at(self) -> float:
@@ -85,7 +85,7 @@ def count_ends(
     launch = (
         outside > 0 and interrupted is not None and bool(interrupted.status.node) and not interrupted.status.binding
     )
-    return Ends(template, failures, last, outside, last_outside, launch, failing, cap)
+    return Ends(template, failures, last, outside, last_outside, failing, cap, launch)
 
 
 def last_ended(allocations: Iterable[Allocation], states: set[str], template: str | None = None) -> Allocation | None:

@@ -22,7 +22,7 @@ from rollyard.kinds.session import SessionOpened, SessionRequest
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 ENDLESS = Sampling(max_tokens=3000, temperature=1000, seed=1)
-"""So hot that hardly a turn comes to an end by itself."""
+"""Tokens so random that hardly a turn comes to an end by itself soon."""
 PATIENT = {"patience": {"idleSeconds": 900, "firstTokenSeconds": 900}}
 """No caller leaves a silent server by its own clock."""
 
@@ -60,8 +60,9 @@ async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended
     async with yard.client() as client:
         await yard.apply(client, policy=PATIENT)
         await yard.ready(client)
-        ids = await client.submit(requests(16, 0, sampling=ENDLESS, agent={"max_turns": 1}))
+        # first, since the server loads a tokenizer for it, which takes a busy machine many seconds
         opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
+        ids = await client.submit(requests(16, 0, sampling=ENDLESS, agent={"max_turns": 1}))
 
         async def rollouts_at(endpoint: str) -> bool:
             return any([r.endpoints["policy"] == endpoint async for r in client.rollouts() if r.stage is Stage.RUN])

@@ -9,7 +9,7 @@ from rollyard.kinds.rollout import Sampling, Stage, Status
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 LONG = Sampling(max_tokens=3000, temperature=1000, seed=1)
-"""So hot that hardly a turn comes to an end by itself."""
+"""Tokens so random that hardly a turn comes to an end by itself soon."""
 
 
 async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yard) -> None:

@@ -41,6 +41,11 @@ async def test_a_job_that_somebody_kills_is_told_by_its_signal_and_not_by_its_lo
     os.utime(log, (site.now() - 1_860, site.now() - 1_860))
     os.kill(leader(site, first), signal.SIGKILL)
     assert await ended(site, first) == "killed by signal 9 (KILL), by nobody that is known"
+
+    async def told() -> bool:
+        return bool(await site.events("JobEnded"))
+
+    await site.until(told)  # the status is written first
     (event,) = await site.events("JobEnded")
     assert (event.type, "something else" in event.message) == ("Warning", False)
 
