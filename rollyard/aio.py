@@ -1,0 +1,90 @@
+"""Waiting and telling on the event loop: the primitives that every process of Rollyard shares.
+
+They stand here once because asyncio has traps where a wait may end in two ways at the same turn of the loop:
+
+- `asyncio.wait_for` returns as if nothing were when its caller is cancelled at the turn at which the awaited thing comes
+  (github.com/python/cpython/issues/86296, mended in Python 3.12). A loop that is ended by cancelling it then goes on for ever.
+- `asyncio.timeout` raises TimeoutError where its time is up at the turn at which the awaited thing comes: the event is set,
+  and the exception tells the opposite.
+- `asyncio.wait` ends no task: what it did not wait for runs on, also when its caller is cancelled.
+- An `asyncio.Event` that is cleared after the work, and not before it, forgets who set it during the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def wait_or_timeout(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until the event is set or the time is up; return whether it was set. A cancellation always comes through."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return event.is_set()
+
+
+class Waker:
+    """The pause between two rounds of one loop, which anybody on the event loop may end early.
+
+    A wake during the work ends the next pause at once, and many wakes count as one.
+    """
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait until `wake` is called or the time is up; return whether it was called since the last pause."""
+        woken = await wait_or_timeout(self._woken, seconds)
+        self._woken.clear()
+        return woken
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run this beside the block; when the block is left it is cancelled, and has ended.
+
+    Its exception is the block's to look at, through the task's result: nobody else is told.
+    """
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Signal(Generic[P]):
+    """An event that one part tells and others listen to: `Signal[Pool]` is emitted with a pool, `Signal[[]]` with nothing."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[P, object]] = []
+
+    def connect(self, listener: Callable[P, object]) -> None:
+        """Call this too at every `emit` from now on."""
+        self._listeners.append(listener)
+
+    def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call all listeners, in the order in which they were connected.
+
+        Raises what a listener raises, once all have been called; of several exceptions the last, with the others as context.
+        """
+        listeners = iter(tuple(self._listeners))
+
+        def call_the_rest() -> None:
+            for listener in listeners:
+                try:
+                    listener(*args, **kwargs)
+                except BaseException:
+                    call_the_rest()
+                    raise
+
+        call_the_rest()
