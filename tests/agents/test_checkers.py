@@ -12,6 +12,7 @@ import pytest
 
 from rollyard.agents.checkers import Checkers, Overrun
 from rollyard.errors import NodeFault
+from tests.support.until import until
 
 CHILD = """
 import os, resource, signal
@@ -98,12 +99,9 @@ def group(leader: int) -> list[str]:
 async def test_a_cancelled_question_leaves_no_process(checkers: Checkers) -> None:
     child = int((await checkers.ask(b""))["pid"])
     asked = asyncio.create_task(checkers.ask(b"burn"))
-    async with asyncio.timeout(60):
-        while len(group(child)) < 2:
-            await asyncio.sleep(0.01)
-        asked.cancel()
-        while group(child):
-            await asyncio.sleep(0.01)
+    await until(lambda: len(group(child)) >= 2)
+    asked.cancel()
+    await until(lambda: not group(child))
     assert children() == set()
 
 

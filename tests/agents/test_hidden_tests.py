@@ -13,6 +13,7 @@ from rollyard.kinds.rollout import Task
 from rollyard.sandbox.base import Limits, SandboxSpec
 from rollyard.sandbox.runtimes import find_runtime
 from rollyard.sandbox.sandbox import Sandboxes
+from tests.support.until import until
 
 SPEC = SandboxSpec(image=None, limits=Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20))
 TASK = Task.model_validate(
@@ -50,9 +51,7 @@ async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxe
     async with await sandboxes.start(SPEC) as run:
         await run.write_file("/workspace/s.py", b"def f(n):\n    return n + 1\n")
         await run.bash(SPY, 10)
-        async with asyncio.timeout(60):
-            while not spies():
-                await asyncio.sleep(0.02)
+        await until(spies)
         artifact = await handler.collect(TASK, run)
     assert spies() == []
     async with await sandboxes.start(SPEC) as fresh:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,9 +73,3 @@ async def messages(base: str, key: str, body: Any) -> tuple[int, Any]:
     headers = {"x-api-key": key}
     async with aiohttp.ClientSession() as http, http.post(f"{base}/v1/messages", json=body, headers=headers) as answer:
         return answer.status, await answer.json()
-
-
-async def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from outside_api import POOL, QUESTION, Api, Serve, client, until
+from outside_api import POOL, QUESTION, Api, Serve, client
 
 from rollyard.gateway import app, asked, chat, outside, routed
 from rollyard.gateway import session as session_module
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.trust.tokens import Role, TokenSigner
+from tests.support.until import until
 
 BODY = {"model": "m", "messages": QUESTION}
 

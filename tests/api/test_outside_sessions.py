@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from outside_api import POOL, QUESTION, Serve, client, messages, until
+from outside_api import POOL, QUESTION, Serve, client, messages
 
 from bench.upstream import Upstream
 from rollyard.gateway import outside
 from rollyard.tokens.template import ChatTemplate
+from tests.support.until import until
 
 
 async def test_two_turns_are_one_segment_of_the_models_own_logprobs(serving: Serve, start_engine: Any) -> None:

@@ -12,7 +12,6 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.store.sqlite import SqliteStore
 
 MakePool = Callable[[str], RolloutPool]
-Until = Callable[[Callable[[], bool]], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
@@ -28,18 +27,6 @@ def make_pool() -> MakePool:
         return RolloutPool.model_validate({"metadata": {"name": name}, "spec": {"replicas": 1}})
 
     return make
-
-
-@pytest.fixture
-def until() -> Until:
-    """Waits for a condition."""
-
-    async def wait(holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not holds():
-                await asyncio.sleep(0.005)
-
-    return wait
 
 
 @pytest.fixture

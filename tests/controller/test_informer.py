@@ -11,6 +11,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.store.base import WatchEvent
 from rollyard.store.sqlite import SqliteStore
+from tests.support.until import until
 
 
 class GapStore:
@@ -41,7 +42,7 @@ def names(informer: Informer[Any]) -> set[str]:
     return {obj.metadata.name for obj in informer.list()}
 
 
-async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, make_pool, until, beside) -> None:
+async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, make_pool, beside) -> None:
     first = await store.create(make_pool("first"))
     informer, seen = Informer(store, RolloutPool), []
     informer.subscribe(lambda old, new: seen.append((old and old.spec.replicas, new and new.spec.replicas)))
@@ -59,7 +60,7 @@ async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, 
         assert seen == [(None, 1), (1, 5), (None, 1), (5, None)]
 
 
-async def test_after_a_gap_the_new_list_tells_what_was_missed(store: SqliteStore, make_pool, until, beside) -> None:
+async def test_after_a_gap_the_new_list_tells_what_was_missed(store: SqliteStore, make_pool, beside) -> None:
     kept, changed, gone = [await store.create(make_pool(name)) for name in ("kept", "changed", "gone")]
     gap, seen = GapStore(store), []
     informer = Informer(gap, RolloutPool)

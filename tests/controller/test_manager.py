@@ -16,6 +16,7 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.store.sqlite import SqliteStore
 from rollyard.telemetry import RECONCILES
+from tests.support.until import until
 
 
 class Scripted:
@@ -65,7 +66,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 async def test_what_is_there_at_the_start_and_what_comes_later_is_reconciled(
-    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, until, beside
+    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
 ) -> None:
     await store.create(make_pool("before"))
     async with beside(manager.run()):
@@ -86,7 +87,7 @@ async def test_what_is_there_at_the_start_and_what_comes_later_is_reconciled(
     ],
 )
 async def test_what_may_go_well_next_time_is_tried_again(
-    error: Exception, many: int, store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, until, beside
+    error: Exception, many: int, store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
 ) -> None:
     before = outcomes()
     scripted.answers["p"] = [error] * many
@@ -98,7 +99,7 @@ async def test_what_may_go_well_next_time_is_tried_again(
 
 
 async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
-    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, until, beside
+    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
 ) -> None:
     scripted.answers["p"] = [Invalid("the name is too long; write a shorter one")]
     async with beside(manager.run()):
@@ -114,7 +115,7 @@ async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
 
 
 async def test_again_comes_back_after_its_time(
-    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, until, beside
+    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
 ) -> None:
     scripted.answers["p"] = [Again(0.1)]
     async with beside(manager.run()):
@@ -125,7 +126,7 @@ async def test_again_comes_back_after_its_time(
 
 
 async def test_every_object_is_looked_at_now_and_then_without_a_change(
-    store: SqliteStore, scripted: Scripted, make_pool, until, beside
+    store: SqliteStore, scripted: Scripted, make_pool, beside
 ) -> None:
     await store.create(make_pool("p"))
     manager = Manager([Informer(store, RolloutPool)], [Controller("RolloutPool", scripted)], resync_seconds=0.02)
@@ -133,7 +134,7 @@ async def test_every_object_is_looked_at_now_and_then_without_a_change(
         await until(lambda: scripted.seen["p"] >= 3)
 
 
-async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteStore, make_pool, until, beside) -> None:
+async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteStore, make_pool, beside) -> None:
     class Slow(Scripted):
         inside = 0
 
@@ -152,7 +153,7 @@ async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteSt
 
 
 async def test_what_runs_beside_starts_after_the_first_list_and_ends_with_the_manager(
-    store: SqliteStore, scripted: Scripted, make_pool, until, beside: Callable
+    store: SqliteStore, scripted: Scripted, make_pool, beside: Callable
 ) -> None:
     await store.create(make_pool("p"))
     pools, told = Informer(store, RolloutPool), []

@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.cli import CliDriver
 from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.process import start_time
+from tests.support.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "tiny_policy" / "model"
@@ -169,16 +169,9 @@ class Yard:
 
     async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
         """The first true answer. Fails with the server's last words."""
-        deadline = time.monotonic() + seconds
-        while True:
-            found = await condition()
-            if found:
-                return found
-            if time.monotonic() > deadline:
-                raise AssertionError(
-                    f"it did not happen in {seconds:g} s\n{(self.folder / 'server.log').read_text()[-4000:]}"
-                )
-            await asyncio.sleep(0.05)
+        return await until(
+            condition, seconds, every=0.05, seen=lambda: (self.folder / "server.log").read_text()[-4000:]
+        )
 
     async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 300.0) -> list[Trajectory]:
         async with asyncio.timeout(seconds):

@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rollyard.engines.transfer import ROUTES
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls import server_ssl_context
+from tests.support.until import until
 
 TOKEN = "door-token"
 WAIT_SECONDS = 60.0
@@ -125,12 +126,6 @@ async def upstream(
             yield engine, found
     finally:
         await runner.cleanup()
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not done():
-            await asyncio.sleep(0.01)
 
 
 # what gets through

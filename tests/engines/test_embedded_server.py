@@ -17,6 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.support.until import until
+
 PROMPT = [1, 30, 31, 32, 33, 34, 35, 36]
 LIMIT = 60.0
 
@@ -58,13 +60,12 @@ async def metrics(http: aiohttp.ClientSession) -> dict[str, float]:
     return {name: float(rest.rsplit(" ", 1)[1]) for name, rest in named}
 
 
-async def until(http: aiohttp.ClientSession, **wanted: float) -> dict[str, float]:
-    async with asyncio.timeout(LIMIT):
-        while True:
-            found = await metrics(http)
-            if wanted.items() <= found.items():
-                return found
-            await asyncio.sleep(0.01)
+async def metrics_once(http: aiohttp.ClientSession, **wanted: float) -> dict[str, float]:
+    async def so() -> dict[str, float] | None:
+        found = await metrics(http)
+        return found if wanted.items() <= found.items() else None
+
+    return await until(so, LIMIT)
 
 
 async def test_a_whole_answer(http: aiohttp.ClientSession) -> None:
@@ -309,11 +310,11 @@ async def test_a_client_that_goes_aborts_its_request(http: aiohttp.ClientSession
 
     async with engine.session() as leaving:
         request = asyncio.create_task(read_all(leaving))
-        before = await until(http, num_requests_running=1)
+        before = await metrics_once(http, num_requests_running=1)
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await request
-    after = await until(http, num_requests_running=0)
+    after = await metrics_once(http, num_requests_running=0)
     assert after["generation_tokens_total"] - before["generation_tokens_total"] < 900
 
 
@@ -321,9 +322,9 @@ async def test_more_requests_than_the_batch_holds_wait(http: aiohttp.ClientSessi
     async with asyncio.TaskGroup() as group:
         for seed in range(6):
             group.create_task(ask(http, max_tokens=400, seed=seed, ignore_eos=True))
-        found = await until(http, num_requests_waiting=2, num_requests_running=4)
+        found = await metrics_once(http, num_requests_waiting=2, num_requests_running=4)
         assert 0 < found["kv_cache_usage_perc"] < 1
-    await until(http, num_requests_waiting=0, num_requests_running=0)
+    await metrics_once(http, num_requests_waiting=0, num_requests_running=0)
 
 
 def test_the_socket_is_for_its_owner_alone(engine: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rollyard.engines.prepare import Preparation
 from rollyard.engines.supervisor import Supervisor
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.wire import EngineLoad
+from tests.support.until import until
 
 PAGE = Path(__file__).with_name("vllm-0.32-metrics.txt")
 """Of a real vLLM 0.32 on CPU, with six requests in its batch: the series that are read, and some of what stands around them."""
@@ -95,21 +95,18 @@ async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp
     uds = tmp_path / "e"
     supervisor = Supervisor(Preparation(InferencePoolSpec.model_validate(spec), uds), uds)
 
-    async def until(done: Callable[[EngineLoad], bool]) -> EngineLoad:
-        async with asyncio.timeout(60):
-            while supervisor.health.load is None or not done(supervisor.health.load):
-                await asyncio.sleep(0.01)
+    def load() -> EngineLoad | None:
         return supervisor.health.load
 
     task = asyncio.create_task(supervisor.run())
     try:
-        first = await until(lambda load: load.life == 1)
-        second = await until(lambda load: load.at > first.at)
+        first = await until(lambda: (now := load()) and now.life == 1 and now)
+        second = await until(lambda: (now := load()) and now.at > first.at and now)
         assert second.model_copy(update={"at": first.at}) == first
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and str(uds).encode() in command_line(entry):
                 os.kill(int(entry.name), signal.SIGKILL)
-        await until(lambda load: load.life == 2)
+        await until(lambda: (now := load()) and now.life == 2)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -11,7 +11,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from rollyard.engines.command import engine_command
 from rollyard.engines.process import EngineCommand
 from rollyard.engines.supervisor import EngineFailed, Prepare, Supervisor
 from rollyard.kinds.inference_pool import InferencePoolSpec
+from tests.support.until import until
 
 WAIT_SECONDS = 60.0
 BRIEF = """
@@ -65,12 +66,6 @@ async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not done():
-            await asyncio.sleep(0.01)
 
 
 def processes(word: str) -> list[int]:

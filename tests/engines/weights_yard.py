@@ -33,6 +33,7 @@ from rollyard.kinds.wire import WeightsOrder
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls import server_ssl_context
+from tests.support.until import until
 
 TOKEN = "door-token"
 WAIT_SECONDS = 60.0
@@ -78,9 +79,7 @@ class Yard:
     """Of the streams since this was last cleared."""
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(self.patience):
-            while not done():
-                await asyncio.sleep(0.005)
+        await until(done, self.patience, every=0.005)
 
     async def order(self, order: WeightsOrder, phase: str = "") -> None:
         """Until it is done, or has failed."""

@@ -17,6 +17,7 @@ from rollyard.gateway.terms import Terms
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.template import ChatTemplate
 from rollyard.tokens.tool_calls import ParsedTurn, families
+from tests.support.until import until
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
@@ -242,9 +243,7 @@ async def test_a_caller_that_goes_away_frees_the_engine_and_the_session(scripted
         session = gateway.sessions["s1"]
         assert (session.in_flight, upstream.running) == (1, 1)
         await stream.close()
-        async with asyncio.timeout(60):
-            while session.in_flight or upstream.running:
-                await asyncio.sleep(0.01)
+        await until(lambda: not session.in_flight and not upstream.running)
         assert session.segments() == []
         # what was not answered is forgotten: another question goes on as if it had never been asked
         await ai.chat.completions.create(model="m", messages=QUESTION, max_tokens=2)
@@ -388,21 +387,15 @@ async def test_a_turn_of_another_branch_comes_back_as_ids(scripted: Any, templat
         await ask(model="m", messages=QUESTION)
         history: list[Any] = [*QUESTION, {"role": "assistant", "content": "One."}, {"role": "user", "content": "And?"}]
         hung = asyncio.create_task(ask(model="m", messages=history))
-        async with asyncio.timeout(60):
-            while len(upstream.prompts) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(upstream.prompts) >= 2)
         assert (await ask(model="m", messages=history)).choices[0].message.content == "Two."
         hung.cancel()
         await asyncio.gather(hung, return_exceptions=True)
         session = gateway.sessions["s1"]
-        async with asyncio.timeout(60):
-            while session.in_flight:
-                await asyncio.sleep(0.01)
+        await until(lambda: not session.in_flight)
         history += [{"role": "assistant", "content": "Two."}]
         busy = asyncio.create_task(ask(model="m", messages=[*history, {"role": "user", "content": "x"}]))
-        async with asyncio.timeout(60):
-            while len(upstream.prompts) < 4:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(upstream.prompts) >= 4)
         await ask(model="m", messages=[*history, {"role": "user", "content": "y"}])
         said = ids(template, "Two.")
         assert any(upstream.prompts[4][i : i + len(said)] == said for i in range(len(upstream.prompts[4])))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.engine import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.serve import Options, Server
+from tests.support.until import until
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 MODEL = {"path": "/models/tiny", "servedName": "tiny"}
@@ -89,13 +90,6 @@ async def client(server: Server) -> AsyncIterator[AsyncClient]:
 async def pool(client: AsyncClient, **external: Any) -> None:
     spec = {"model": MODEL, "engine": {"external": external}}
     await client.apply(InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec}))
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(60):
-        while not (found := condition()):
-            await asyncio.sleep(0.02)
-    return found
 
 
 def states(server: Server) -> dict[str, EndpointState]:

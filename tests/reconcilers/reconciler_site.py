@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
 from rollyard.slurm.local import LocalDriver
 from rollyard.store.base import RolloutFilter, Transaction
 from rollyard.store.sqlite import SqliteStore
+from tests.support.until import until
 
 SERVER_ID = "site"
 WAIT_SECONDS = 60.0
@@ -252,16 +253,12 @@ class Site:
         jobs = (await self.line.driver.snapshot()).jobs.values()
         return sorted((j for j in jobs if not j.state.ended), key=lambda j: [int(part) for part in j.id.split("_")])
 
-    async def until(self, holds: Callable[[], Awaitable[bool]], what: str = "") -> None:
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                while not await holds():
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
+    async def until(self, holds: Callable[[], Any], what: str = "") -> None:
+        async def seen() -> str:
             pools = [p.status for p in (await self.store.list_objects("RolloutPool"))[0]]
-            raise AssertionError(
-                f"{what or holds}: {pools} {[a.status for a in await self.allocations()]} {await self.live()}"
-            ) from None
+            return f"{what or holds}: {pools} {[a.status for a in await self.allocations()]} {await self.live()}"
+
+        await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
 
     async def running(self, count: int, *, newest: int | None = None) -> list[Allocation]:
         """Waits until so many jobs live, all of them recorded as running; answers their allocations.

@@ -15,6 +15,7 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.reconcilers.snapshots import SnapshotFeed
 from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.script import batch_script
+from tests.support.until import until
 
 
 class Told:
@@ -39,20 +40,14 @@ class Told:
         return id
 
     async def until_known(self, known: bool) -> None:
-        async with asyncio.timeout(60):
-            while (self.feed.latest is not None) is not known:
-                await asyncio.sleep(0.01)
+        await until(lambda: (self.feed.latest is not None) is known)
 
     async def until_ended(self, id: str) -> None:
-        async with asyncio.timeout(60):
-            while (job := self.feed.latest.jobs.get(id) if self.feed.latest else None) is None or not job.state.ended:
-                await asyncio.sleep(0.01)
+        await until(lambda: (now := self.feed.latest) and (job := now.jobs.get(id)) and job.state.ended)
 
     async def more_looks(self, count: int) -> None:
         before = self.feed.count
-        async with asyncio.timeout(60):
-            while self.feed.count < before + count:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.feed.count >= before + count)
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from reconciler_site import Site
+from reconciler_site import WAIT_SECONDS, Site
 
 from rollyard.api.app import build
 from rollyard.api.placement import SessionPlacement
@@ -29,6 +28,7 @@ from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, Engi
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tokens import Role, TokenSigner
+from tests.support.until import until
 
 MODEL = "/models/policy"
 BEAT_SECONDS = 0.03
@@ -252,15 +252,11 @@ class WeightsYard:
         return found
 
     async def until(self, holds: Any, what: str = "") -> None:
-        async def look() -> bool:
-            found = holds()
-            return bool(await found if inspect.isawaitable(found) else found)
-
-        try:
-            await self.site.until(look, what)
-        except AssertionError as error:
+        async def seen() -> str:
             status = (await self.pool()).status
-            raise AssertionError(f"{what}: {status.weights} {status.endpoints} {self.heap()}") from error
+            return f"{what}: {status.weights} {status.endpoints} {self.heap()}"
+
+        await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
 
     async def serve(self, version: str, count: int) -> None:
         """Until so many endpoints are in the heap with this version, no other one is, and the pool says that it is current."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from rollyard.rollouts.leases import Leases
 from rollyard.rollouts.resizer import Resizer
 from rollyard.rollouts.service import Rollouts
 from rollyard.store.sqlite import SqliteStore
+from tests.support.until import until
 
 KEY = ("default", "swe")
 AT_REST = {"INIT": 2, "RUN": 4, "EVAL": 2}
@@ -68,12 +69,6 @@ class Server:
 
 def held(stage: Stage, n: int) -> list[LeaseRef]:
     return [LeaseRef(namespace="default", id=f"{stage}-{i}", fence=1, stage=stage) for i in range(n)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from rollyard.rollouts.step import SUSPECT_LOSSES
 from rollyard.rollouts.submission import MAX_TASK_BYTES, expand
 from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
 from rollyard.store.sqlite import SqliteStore
+from tests.support.until import until
 
 LEASE_SECONDS = 30.0
 KEY = ("default", "swe")
@@ -118,12 +119,6 @@ class Yard:
         self.clock.turn(LEASE_SECONDS + 1)
         for (namespace, id), lease in self.leases.expired():
             await self.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "Expired")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @pytest_asyncio.fixture

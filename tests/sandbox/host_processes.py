@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +49,3 @@ def descendants(pid: int) -> list[HostProcess]:
                 found.append(process)
                 grown = True
     return found
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from host_processes import HostProcess, descendants, until
+from host_processes import HostProcess, descendants
 
 from rollyard.errors import SandboxLost
 from rollyard.sandbox.base import Runtime, SandboxSpec
 from rollyard.sandbox.sandbox import Sandboxes
+from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

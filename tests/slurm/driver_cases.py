@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from rollyard.slurm.pyslurm_driver import PyslurmDriver
 from rollyard.slurm.rest.address import Address, Identity
 from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.script import batch_script
+from tests.support.until import until
 
 WAIT_SECONDS = 60.0
 COMMENT = "rollyard:server:uid"
@@ -110,15 +110,15 @@ class Ground:
 
     async def until(self, id: str, done: Callable[[Job], object]) -> Job:
         """The job, once it is so."""
-        job: Job | None = None
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                while job is None or not done(job):
-                    job = (await self.driver.snapshot()).jobs.get(id)
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"in {WAIT_SECONDS:g} s it did not happen to {job or id}") from None
-        return job
+
+        async def seen() -> Job | None:
+            return (await self.driver.snapshot()).jobs.get(id)
+
+        async def so() -> Job | None:
+            job = await seen()
+            return job if job is not None and done(job) else None
+
+        return await until(so, WAIT_SECONDS, every=0.05, seen=seen)
 
     async def state(self, id: str, state: JobState) -> Job:
         return await self.until(id, lambda job: job.state is state)
@@ -129,18 +129,16 @@ class Ground:
     async def appears(self, name: str) -> str:
         """The text of a file that a job writes in one go."""
         path = self.folder / name
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not path.exists() or not path.read_text():
-                await asyncio.sleep(0.02)
-        return path.read_text()
+        return str(await until(lambda: path.exists() and path.read_text(), WAIT_SECONDS))
 
     async def close(self) -> None:
         await self.driver.cancel(self._ids)
-        async with asyncio.timeout(WAIT_SECONDS):
-            while any(
-                not job.state.ended for job in (await self.driver.snapshot()).jobs.values() if job.id in self._ids
-            ):
-                await asyncio.sleep(0.05)
+
+        async def over() -> bool:
+            jobs = (await self.driver.snapshot()).jobs
+            return all(jobs[id].state.ended for id in self._ids if id in jobs)
+
+        await until(over, WAIT_SECONDS, every=0.05)
         await self.driver.close()
 
 

@@ -23,6 +23,7 @@ from rollyard.slurm.local import LocalDriver
 from rollyard.slurm.local_job import LocalJob
 from rollyard.slurm.process import ProcessProof, start_time
 from rollyard.slurm.script import FOLDER, batch_script, directives
+from tests.support.until import until
 
 WAIT_SECONDS = 60.0
 
@@ -45,25 +46,21 @@ async def submit(driver: LocalDriver, script: BatchScript) -> str:
     return id
 
 
-async def until(driver: LocalDriver, id: str, done: Callable[[Job], bool]) -> Job:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            found = (await driver.snapshot()).jobs.get(id)
-            if found is not None and done(found):
-                return found
-            await asyncio.sleep(0.02)
+async def job_once(driver: LocalDriver, id: str, done: Callable[[Job], bool]) -> Job:
+    async def so() -> Job | None:
+        found = (await driver.snapshot()).jobs.get(id)
+        return found if found is not None and done(found) else None
+
+    return await until(so, WAIT_SECONDS)
 
 
 async def appears(path: Path) -> str:
     """The text of a file that a job writes in one go."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not path.exists() or not path.read_text():
-            await asyncio.sleep(0.02)
-    return path.read_text()
+    return str(await until(lambda: path.exists() and path.read_text(), WAIT_SECONDS))
 
 
 async def ended(driver: LocalDriver, id: str) -> Job:
-    return await until(driver, id, lambda j: j.state.ended)
+    return await job_once(driver, id, lambda j: j.state.ended)
 
 
 @pytest.fixture
@@ -152,7 +149,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     driver = LocalDriver(tmp_path / "slurm", kill_wait=0.5)
     id = killed.stdout.strip()
-    before = await until(driver, id, lambda j: j.state is JobState.RUNNING)
+    before = await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     assert before.node == os.uname().nodename
     await driver.cancel([id])
     assert (await ended(driver, id)).state is JobState.CANCELLED
@@ -160,17 +157,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 async def test_a_job_whose_step_was_killed_runs_on_and_can_be_cancelled(driver: LocalDriver, tmp_path: Path) -> None:
     id = await submit(driver, job(tmp_path, "sleep 300"))
-    await until(driver, id, lambda j: j.state is JobState.RUNNING)
+    await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
     ProcessProof.of(json.loads((folder / "step.json").read_text())).kill(signal.SIGKILL)
-    assert (await until(driver, id, lambda j: True)).state is JobState.RUNNING
+    assert (await job_once(driver, id, lambda j: True)).state is JobState.RUNNING
     await driver.cancel([id])
     assert (await ended(driver, id)).state is JobState.CANCELLED
 
 
 async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriver, tmp_path: Path) -> None:
     id = await submit(driver, job(tmp_path, "sleep 300"))
-    await until(driver, id, lambda j: j.state is JobState.RUNNING)
+    await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
     for name in ("step", "run"):
         ProcessProof.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
@@ -179,7 +176,7 @@ async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriv
 
 async def test_a_job_without_a_step_still_has_its_time_limit(driver: LocalDriver, tmp_path: Path) -> None:
     id = await submit(driver, job(tmp_path, "trap '' TERM; sleep 300", limit="0-00:00:01"))
-    await until(driver, id, lambda j: j.state is JobState.RUNNING)
+    await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     step = tmp_path / "slurm" / "jobs" / id / "step.json"
     ProcessProof.of(json.loads(step.read_text())).kill(signal.SIGKILL)
     assert (await ended(driver, id)).state is JobState.TIMEOUT

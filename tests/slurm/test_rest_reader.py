@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rollyard.slurm.rest.address import Address, Identity
 from rollyard.slurm.rest.codec_old import OldCodec
 from rollyard.slurm.rest.driver import RestDriver
 from rollyard.slurm.rest.reader import SMALL_BYTES, Reader
+from tests.support.until import until
 
 OPENAPI = b'{"paths": {"/slurm/v0.0.38/jobs": {}}}'
 
@@ -90,12 +91,6 @@ def children(parent: int | None = None) -> list[int]:
             with contextlib.suppress(OSError):
                 found += [pid] if b"reader_child" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_large_queue_is_read_by_one_child_and_a_small_one_by_none(restd: Restd, driver: RestDriver) -> None:
