@@ -29,65 +29,65 @@ from rollyard.kinds.reasons import explained
 
 LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 LOG_OFFSET = "Rollyard-Log-Offset"
-"""Header of an allocation's output: at which byte of all of it the answer begins; who was cut off asks for what follows."""
+"""Header with the byte of the whole output at which the answer begins; a client that was cut off continues from there."""
 OF_JOBS = (
     "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
     "exclusive", "nice", "extra_directives",
 )  # fmt: skip
-"""Fields that say what job to submit; a step has to take what there is."""
+"""Fields that describe a job to submit; a step runs in a job that exists, so it cannot set them."""
 
 
 class AllocationTemplate(Kinded):
-    """What to ask of Slurm for one allocation; the same in both pools."""
+    """Resources and job options of one allocation; both kinds of pool use the same fields."""
 
     within: str | None = Field(default=None, pattern=r"^[1-9][0-9]*$")
-    """Id of a job that you hold already, to run in as steps of it rather than to submit jobs; nothing outlives it."""
+    """Id of a running Slurm job of yours. Allocations become steps of it, no jobs are submitted, and all end with it."""
     partition: Names | None = None
-    """Partition, or several separated by commas; the site's default when left out."""
+    """Partition, or several separated by commas. Default: the site's default partition."""
     account: Name | None = None
     """Account to charge."""
     qos: Name | None = None
     """Quality of service."""
     nodes: int = Field(default=1, ge=1)
-    """Nodes of one allocation; more than one only for a model server that spans them."""
+    """Nodes of one allocation. More than one is allowed only for a model server that spans nodes."""
     gpus_per_node: int = Field(default=0, ge=0)
     """GPUs on each node."""
     gpu_type: Name | None = None
-    """Type of these GPUs as the site calls it, such as a100; any when left out."""
+    """GPU type as the site calls it, such as a100. Default: any type."""
     gres: Gres | None = None
-    """Other generic resources on each node, as for sbatch --gres: shard:2, or gpu:4 where a site wants GPUs asked for so."""
+    """Other generic resources on each node, as in sbatch --gres: shard:2, or gpu:4 on sites that require this form for GPUs."""
     cpus_per_task: int = Field(default=1, ge=1)
     """CPU cores on each node."""
     memory: Memory | None = None
-    """Memory of each node, such as 128G; 0 for all of it; the partition's default when left out."""
+    """Memory of each node, such as 128G; 0 for all of it. Default: the partition's default."""
     memory_per_cpu: Memory | None = None
-    """Memory for each CPU core, such as 4G, instead of `memory`."""
+    """Memory for each CPU core, such as 4G. Use it instead of `memory`."""
     time_limit: Walltime = "08:00:00"
-    """Walltime as Slurm writes it, in quotes: "HH:MM:SS" or "D-HH:MM:SS"."""
+    """Walltime in Slurm's format and in quotes: "HH:MM:SS" or "D-HH:MM:SS"."""
     constraint: Line | None = None
-    """Node features, as for sbatch --constraint."""
+    """Required node features, as in sbatch --constraint."""
     nodelist: list[Hosts] = []
-    """Nodes that each allocation must contain, all of them, such as [n1] or ["n[1-4]"]."""
+    """Nodes such as [n1] or ["n[1-4]"]. Each allocation contains all of them."""
     exclude: list[Hosts] = []
     """Nodes to avoid, such as [n7, "n[10-12]"]."""
     reservation: Names | None = None
     """Reservation to run in."""
     licenses: Word | None = None
-    """Licences of the cluster, such as matlab:1."""
+    """Cluster licences, such as matlab:1."""
     exclusive: bool = False
-    """Whether its nodes are shared with no other job."""
+    """True: no other job may run on its nodes."""
     nice: int = Field(default=0, ge=0, le=2_147_483_645)
-    """By how much to lower the jobs' priority."""
+    """Amount by which to lower the priority of the jobs."""
     extra_directives: Options = {}
-    """Further sbatch long options without dashes, such as {gres-flags: enforce-binding}; an empty value for a plain flag."""
+    """Further long options of sbatch without dashes, such as {gres-flags: enforce-binding}. A plain flag has an empty value."""
     env: Variables = {}
-    """Environment variables of the job; no place for secrets."""
+    """Environment variables of the job. Do not put secrets here."""
     setup: Shell = ""
-    """Shell lines run before ours, such as `module load cuda`."""
+    """Shell lines that the job runs first, such as `module load cuda`."""
     scratch: Folder = "/tmp"
-    """Node-local folder for sockets, unpacked images and our own Python."""
+    """Node-local folder for sockets, unpacked images and Rollyard's Python packages."""
     stage_python: Literal["Auto", "Always", "Never"] = "Auto"
-    """Unpack our Python packages into `scratch` once a node and import them there; Auto: where they lie on a network folder."""
+    """Whether each node imports Rollyard from a copy that it unpacks once in `scratch`. Auto: if it is on a network folder."""
 
     @model_validator(mode="after")
     def _consistent(self) -> AllocationTemplate:
@@ -96,16 +96,16 @@ class AllocationTemplate(Kinded):
         if self.memory is not None and self.memory_per_cpu is not None:
             raise ValueError("set `memory` for each node or `memoryPerCpu` for each core, not both")
         if self.gpu_type is not None and not self.gpus_per_node:
-            raise ValueError("`gpuType` says which GPUs; write `gpusPerNode` too, how many")
+            raise ValueError("`gpuType` needs a number of GPUs; write `gpusPerNode` too")
         if self.gpus_per_node and self.gres is not None and gpus_in(self.gres):
             raise ValueError(
-                "`gpusPerNode` and `gres` both ask for GPUs; keep `gpusPerNode`, with `gpuType` where it matters"
+                "`gpusPerNode` and `gres` both ask for GPUs; keep `gpusPerNode`, and set `gpuType` if the type matters"
             )
         wanted = {name for hosts in self.nodelist for name in expand(hosts)}
         if len(wanted) > self.nodes:
             raise ValueError(
-                f"each allocation contains all nodes of `nodelist`, {len(wanted)}, and `nodes` is {self.nodes}; "
-                "shorten the list, or name the nodes that are not wanted in `exclude`"
+                f"each allocation contains all {len(wanted)} nodes of `nodelist`, but `nodes` is {self.nodes}; "
+                "shorten the list, or write the nodes to avoid in `exclude`"
             )
         if both := wanted & {name for hosts in self.exclude for name in expand(hosts)}:
             raise ValueError(f"{', '.join(sorted(both))}: in `nodelist` and in `exclude`; keep one of the two")
@@ -115,7 +115,7 @@ class AllocationTemplate(Kinded):
         given = [name for name in OF_JOBS if getattr(self, name) != AllocationTemplate.model_fields[name].default]
         if given:
             names = ", ".join(f"`{to_camel(name)}`" for name in given)
-            raise ValueError(f"`within` takes job {self.within} as it is; leave out {names}")
+            raise ValueError(f"`within` uses job {self.within} as it is; leave out {names}")
 
     @property
     def gpus(self) -> int:
@@ -139,24 +139,24 @@ class PoolReference(Kinded):
 class AllocationSpec(Kinded):
     pool: PoolReference
     index: int
-    """Position in the pool; part of the name, never used again within one pool."""
+    """Number within the pool and part of the name; a pool never uses it twice."""
     template_hash: str
-    """Hash of what the allocation was made from; another hash means out of date."""
+    """Hash of the pool's spec that the allocation was made from. It is out of date if the pool's hash differs."""
     template: AllocationTemplate
     drain: bool = False
-    """Take nothing new, finish what is in hand, then end."""
+    """True: it accepts no new work, finishes its present work, then ends."""
     drain_timeout_seconds: int = 600
-    """What is still in hand after so long is handed back, and the job ended."""
+    """Longest time that draining may take. Then unfinished work is handed back and the job ends."""
     successor_of: str | None = None
-    """Allocation that this one replaces: it drains when this one is ready."""
+    """Allocation that this one replaces. The old one drains when this one is ready."""
     after_job: str | None = None
-    """Slurm job that must have ended before this one may start, where both at once are not wanted."""
+    """Slurm job that must end before this one starts, if both must not run at the same time."""
     model: str | None = None
-    """Folder of the model that it was made to serve, for an InferencePool."""
+    """InferencePool only: folder of the model that it was made to serve."""
 
 
 class Binding(Observed):
-    """The one job identity that may speak for the allocation: the first that registered."""
+    """Process that may act for the allocation: the first one that registered."""
 
     job_id: str
     restart_count: int = 0
@@ -169,29 +169,29 @@ class Binding(Observed):
 class AllocationStatus(Observed):
     observed_generation: int = 0
     intended_at: datetime | None = None
-    """When the submit was decided; set before sbatch is called."""
+    """Time at which the submit was decided. It is written before sbatch is called."""
     intents: int = 0
-    """How often a submit was decided."""
+    """Number of times that a submit was decided."""
     burst: str | None = None
-    """Id of the job array that it was last submitted with; left out when it went alone."""
+    """Id of the job array of the last submit. Absent if the job was submitted alone."""
     task: int | None = None
     """Its index in that array."""
     job_id: str | None = None
     restart_count: int = 0
     job_state: str | None = None
-    """Slurm's word: PENDING, RUNNING, COMPLETED, TIMEOUT, ..."""
+    """Slurm's job state: PENDING, RUNNING, COMPLETED, TIMEOUT, ..."""
     reason: str = ""
     node: str = ""
     start_time: datetime | None = None
-    """While the job is pending: Slurm's estimate, where it gives one."""
+    """Start time. While the job is pending: Slurm's estimate, if there is one."""
     end_time: datetime | None = None
-    """When it ended or, while it runs, when its walltime ends."""
+    """Time at which it ended. While it runs: the end of its walltime."""
     ready_at: datetime | None = None
-    """When it was ready for the first time."""
+    """Time at which it was ready for the first time."""
     exit_code: int | None = None
     binding: Binding | None = None
     ready: bool = False
-    """Healthy by its own account: a node agent that dialled in, an engine that serves."""
+    """True while its process reports itself healthy: a connected node agent, or an engine that serves."""
     conditions: list[Condition] = []
 
     @property
@@ -206,7 +206,7 @@ class AllocationStatus(Observed):
 
 
 class Allocation(KindObject):
-    """One Slurm job of ours."""
+    """One Slurm job that Rollyard submitted."""
 
     PLURAL: ClassVar[str] = "allocations"
     SINGULAR: ClassVar[str] = "allocation"

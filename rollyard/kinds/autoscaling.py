@@ -18,55 +18,55 @@ MAX_PERIOD_SECONDS = 1800
 
 
 class ScalingPolicy(Kinded):
-    """A limit on how much may change within a period."""
+    """Limit of the change within a period."""
 
     type: Literal["Count", "Percent"]
-    """Whether `value` counts allocations or is a share of those at the start of the period."""
+    """Unit of `value`: allocations, or per cent of the allocations at the start of the period."""
     value: int = Field(ge=1)
-    """Most allocations, or per cent, that may change within the period."""
+    """Largest change within the period, in allocations or per cent."""
     period_seconds: int = Field(ge=1, le=MAX_PERIOD_SECONDS)
     """Length of the period."""
 
 
 class ScalingRules(Kinded):
-    """How fast the size may follow in one direction."""
+    """Speed of scaling in one direction."""
 
     policies: list[ScalingPolicy] = []
-    """Limits; without any the size may change by any number at once."""
+    """Limits of the speed. Without limits, the size may change by any number at once."""
     select_policy: Literal["Max", "Min", "Disabled"] = "Max"
-    """The policy that counts: the one that allows most, the one that allows least, or Disabled for never in this direction."""
+    """Choice between the policies: Max allows the largest change, Min the smallest; Disabled never scales this way."""
 
 
 class ScaleUpRules(ScalingRules):
     stabilization_window_seconds: int = Field(default=0, ge=0, le=MAX_WINDOW_SECONDS)
-    """The size rises to what was asked for all through this time; 0 follows at once."""
+    """Window in seconds. The size rises to the lowest recommendation of the window; 0 follows at once."""
 
 
 class ScaleDownRules(ScalingRules):
     stabilization_window_seconds: int = Field(default=300, ge=0, le=MAX_WINDOW_SECONDS)
-    """The size falls to the highest that was asked for in this time; 0 follows at once."""
+    """Window in seconds. The size falls to the highest recommendation of the window; 0 follows at once."""
 
 
 class Behavior(Kinded):
-    """How fast the size follows the demand, as in a HorizontalPodAutoscaler."""
+    """Speed of scaling, as in a HorizontalPodAutoscaler."""
 
     scale_up: ScaleUpRules = ScaleUpRules()
-    """Towards more allocations."""
+    """Scaling to more allocations."""
     scale_down: ScaleDownRules = ScaleDownRules()
-    """Towards fewer allocations."""
+    """Scaling to fewer allocations."""
 
 
 class Autoscaling(Kinded):
-    """Bounds between which the number of allocations follows the demand."""
+    """Bounds of a size that follows the demand."""
 
     min_replicas: int = Field(default=0, ge=0, le=MAX_REPLICAS)
     """Fewest allocations."""
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
     """Most allocations."""
     idle_timeout_seconds: int = Field(default=900, ge=0)
-    """How long there must be nothing to do before the last allocation is given back, where `minReplicas` is 0."""
+    """Seconds without work after which the last allocation is given back, if `minReplicas` is 0."""
     behavior: Behavior = Behavior()
-    """How fast the size follows."""
+    """Speed of scaling."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Autoscaling:
@@ -77,38 +77,38 @@ class Autoscaling(Kinded):
 
 class InferenceAutoscaling(Autoscaling):
     target_sessions_per_replica: int = Field(default=48, ge=1)
-    """Live rollouts one model server should carry."""
+    """Target of live rollouts on one model server."""
     target_waiting_per_replica: int = Field(default=5, ge=1)
-    """Requests that may wait at one model server, because it cannot take them yet."""
+    """Target of requests that wait at one model server."""
     target_kv_usage: float = Field(default=0.8, gt=0, le=1)
-    """Share of its key-value cache that one model server should fill."""
+    """Target share of the key-value cache that one model server fills, 0 to 1."""
 
 
 class ScalingDecision(Observed):
     time: datetime
     desired: int
     message: str
-    """The numbers it was made from."""
+    """Numbers that led to the decision."""
 
 
 class ScalingRecord(Observed):
-    """What the autoscaler must not forget with a restart of the server."""
+    """State of the autoscaler that survives a restart of the server."""
 
     idle_since: datetime | None = None
-    """Since when there has been nothing to do."""
+    """Time since which there has been no work."""
     direction: Literal["Up", "Down"] | None = None
-    """Where the last change went."""
+    """Direction of the last change."""
     turns: list[datetime] = []
-    """When the direction changed, as far back as the flap budget looks."""
+    """Times at which the direction changed, within the time that the flap budget covers."""
 
 
 class GpuSpell(Observed):
-    """One allocation's time with its GPUs."""
+    """Time for which one allocation held its GPUs."""
 
     gpus: int
     start: datetime
     end: datetime | None = None
-    """When it ended or, as long as that is not known, when its walltime ends; left out where it has no end."""
+    """Time at which it ended. Until that is known: the end of its walltime. Absent if the walltime has no end."""
 
     def seconds(self, now: float) -> float:
         """GPU-seconds up to `now` (Unix seconds)."""
@@ -117,12 +117,12 @@ class GpuSpell(Observed):
 
 
 class GpuLedger(Observed):
-    """What a pool's allocations have spent. Each counts once: it is moved from `spells` to `past` when it is gone."""
+    """GPU time that the allocations of a pool have used. Each counts once: in `spells` while it exists, then in `past`."""
 
     past: float = 0
-    """GPU-seconds of allocations that are gone."""
+    """GPU-seconds of allocations that no longer exist."""
     spells: dict[str, GpuSpell] = {}
-    """Of those that are still there, by name."""
+    """Usage of allocations that still exist, by name."""
 
     def hours(self, now: float) -> float:
         """GPU-hours up to `now` (Unix seconds)."""

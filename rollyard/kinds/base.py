@@ -48,14 +48,14 @@ class ObjectMeta(Kinded):
     model_config = ConfigDict(extra="ignore")
 
     name: str = Field(pattern=NAME_PATTERN, max_length=63)
-    """Unique within the namespace; lower case letters, digits and '-', at most 63 characters."""
+    """Name, unique within the namespace: lower case letters, digits and '-', at most 63 characters."""
     namespace: str = Field(default="default", pattern=NAME_PATTERN, max_length=63)
-    """Namespaces organise, they do not isolate."""
+    """Namespace. Namespaces group objects; they do not isolate users from each other."""
     uid: str = ""
     generation: int = 0
-    """Moves with spec only."""
+    """Number that grows with each change of the spec."""
     resource_version: str = ""
-    """Opaque; moves with every change of anything in the store."""
+    """Opaque version; it changes with each change of the object."""
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     finalizers: list[str] = []
@@ -65,13 +65,13 @@ class ObjectMeta(Kinded):
 
 
 class Condition(Observed):
-    """A fact about an object, with the generation it was observed at."""
+    """Fact about an object, with the generation at which it was observed."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
     observed_generation: int = 0
     last_transition_time: datetime
-    """Moves only when `status` changes."""
+    """Time of the last change of `status`."""
     reason: str
     message: str = ""
 

@@ -45,11 +45,13 @@ def _reason(pool: InferencePool | RolloutPool) -> str:
 
 
 _NAME = Column("NAME", "Name of the object.", lambda o, now: o.metadata.name)
-_AGE = Column("AGE", "Time since it was made.", lambda o, now: age(o.metadata.creation_timestamp, now))
+_AGE = Column("AGE", "Time since the object was created.", lambda o, now: age(o.metadata.creation_timestamp, now))
 _POOL = [
-    Column("READY", "Allocations that serve, of those desired.", lambda o, now: _ready(o)),
-    Column("UP-TO-DATE", "Of those, made from the spec as it is now.", lambda o, now: str(o.status.replicas.updated)),
-    Column("STATUS", "Why it is ready, or why not.", lambda o, now: _reason(o)),
+    Column("READY", "Ready allocations / desired allocations.", lambda o, now: _ready(o)),
+    Column(
+        "UP-TO-DATE", "Ready allocations made from the present spec.", lambda o, now: str(o.status.replicas.updated)
+    ),
+    Column("STATUS", "Reason of the condition Ready.", lambda o, now: _reason(o)),
 ]
 _COLUMNS: dict[type[KindObject], list[Column]] = {
     InferencePool: [
@@ -57,44 +59,59 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         *_POOL,
         Column(
             "SESSIONS",
-            "Live rollouts on its endpoints.",
+            "Live rollouts on the pool's endpoints.",
             lambda o, now: str(sum(e.sessions for e in o.status.endpoints)),
         ),
-        Column("MODEL", "Name under which it is served.", lambda o, now: o.spec.model.served_name),
-        Column("WEIGHTS", "Version that it serves, and the one that it is taking.", lambda o, now: _weights(o)),
+        Column("MODEL", "Name of the model in the engines' API.", lambda o, now: o.spec.model.served_name),
+        Column("WEIGHTS", "Served weights version, and the one being loaded.", lambda o, now: _weights(o)),
         Column("PATH", "Folder of the model.", lambda o, now: o.spec.model.path, wide=True),
         _AGE,
     ],
     RolloutPool: [
         _NAME,
         *_POOL,
-        Column("QUEUED", "Rollouts that wait.", lambda o, now: str(sum(s.queued for s in o.status.stages.values()))),
-        Column("INIT", "Busy stage workers of INIT, of all; + rollouts in line.", lambda o, now: _stage(o, "INIT")),
-        Column("RUN", "Busy stage workers of RUN, of all; + rollouts in line.", lambda o, now: _stage(o, "RUN")),
-        Column("EVAL", "Busy stage workers of EVAL, of all; + rollouts in line.", lambda o, now: _stage(o, "EVAL")),
+        Column("QUEUED", "Queued rollouts.", lambda o, now: str(sum(s.queued for s in o.status.stages.values()))),
+        Column(
+            "INIT", "Busy / all stage workers of INIT, + rollouts waiting for one.", lambda o, now: _stage(o, "INIT")
+        ),
+        Column("RUN", "Busy / all stage workers of RUN, + rollouts waiting for one.", lambda o, now: _stage(o, "RUN")),
+        Column(
+            "EVAL", "Busy / all stage workers of EVAL, + rollouts waiting for one.", lambda o, now: _stage(o, "EVAL")
+        ),
         _AGE,
     ],
     Allocation: [
         _NAME,
-        Column("POOL", "Pool it belongs to.", lambda o, now: o.spec.pool.name),
-        Column("READY", "Whether it is healthy.", lambda o, now: str(o.status.ready)),
+        Column("POOL", "Pool of the allocation.", lambda o, now: o.spec.pool.name),
+        Column("READY", "Whether the process in the job is healthy.", lambda o, now: str(o.status.ready)),
         Column("JOB", "Slurm's job id.", lambda o, now: o.status.job_id or "<none>"),
         Column("STATE", "Slurm's job state.", lambda o, now: o.status.job_state or "<none>"),
-        Column("NODE", "Where it runs.", lambda o, now: o.status.node or "<none>"),
-        Column("START", "Since when it runs, or when it is expected to.", lambda o, now: _start(o, now), wide=True),
-        Column("END", "When it ended, or when its walltime ends.", lambda o, now: _end(o, now), wide=True),
-        Column("EXIT", "Exit code of its job.", lambda o, now: _exit(o), wide=True),
-        Column("REASON", "Why it waits, or how it ended.", lambda o, now: o.status.why or "<none>", wide=True),
+        Column("NODE", "Node of the job.", lambda o, now: o.status.node or "<none>"),
+        Column(
+            "START",
+            "Start of the job; while it is pending, the expected start.",
+            lambda o, now: _start(o, now),
+            wide=True,
+        ),
+        Column(
+            "END", "End of the job; while it runs, the end of its walltime.", lambda o, now: _end(o, now), wide=True
+        ),
+        Column("EXIT", "Exit code of the job.", lambda o, now: _exit(o), wide=True),
+        Column(
+            "REASON", "Reason why the job waits, or how it ended.", lambda o, now: o.status.why or "<none>", wide=True
+        ),
         _AGE,
     ],
     Event: [
-        Column("LAST SEEN", "When it happened last.", lambda o, now: age(o.last_timestamp, now)),
-        Column("TYPE", "Normal or Warning.", lambda o, now: o.type),
-        Column("REASON", "One word.", lambda o, now: o.reason),
+        Column("LAST SEEN", "Time since the event last happened.", lambda o, now: age(o.last_timestamp, now)),
+        Column("TYPE", "Type of the event: Normal or Warning.", lambda o, now: o.type),
+        Column("REASON", "Reason in one word.", lambda o, now: o.reason),
         Column(
-            "OBJECT", "What it is about.", lambda o, now: f"{o.involved_object.kind.lower()}/{o.involved_object.name}"
+            "OBJECT",
+            "Object of the event.",
+            lambda o, now: f"{o.involved_object.kind.lower()}/{o.involved_object.name}",
         ),
-        Column("COUNT", "How often.", lambda o, now: str(o.count), wide=True),
+        Column("COUNT", "Number of times that the event happened.", lambda o, now: str(o.count), wide=True),
         Column("MESSAGE", "What happened.", lambda o, now: o.message),
     ],
 }

@@ -73,9 +73,9 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
 def check_option(option: str, ours: Iterable[str]) -> None:
     """Raises ValueError for an option that is none, or that is one of ours."""
     if not OPTION.fullmatch(option):
-        raise ValueError(f"{option!r} is no option of sbatch; write a long option without dashes, such as begin")
+        raise ValueError(f"{option!r} is not an option of sbatch; write a long option without dashes, such as begin")
     if meant := _meant(option, ours):
-        raise ValueError(f"{option}: {meant} is set by rollyard itself; leave it out")
+        raise ValueError(f"{option}: Rollyard sets {meant}; leave it out")
 
 
 def _meant(option: str, known: Iterable[str]) -> str | None:
@@ -86,10 +86,12 @@ def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Raises ValueError for a name that bash cannot set or that a job is known by, and for a value sbatch refuses."""
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name; write letters (a to z), digits and '_', and no digit first")
+            raise ValueError(
+                f"{name!r} is not a valid name; write letters (a to z), digits and '_', and start with no digit"
+            )
         if name in IDENTITY or name in READ_ONLY:
             raise ValueError(
-                f"{name}: set by {'bash' if name in READ_ONLY else 'rollyard and Slurm'} itself; leave it out"
+                f"{name}: {'bash sets' if name in READ_ONLY else 'Rollyard and Slurm set'} this variable; leave it out"
             )
         check_shell(value)
     return dict(variables)
@@ -98,7 +100,7 @@ def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def check_shell(text: str) -> str:
     """Lines of a script. Raises ValueError for what sbatch refuses anywhere in one."""
     if "\0" in text or "\r\n" in text:
-        raise ValueError("write it without NUL characters and with Unix line ends; sbatch takes no others")
+        raise ValueError("write it without NUL characters and with Unix line ends; sbatch accepts nothing else")
     return text
 
 
@@ -114,7 +116,7 @@ def gpus_in(gres: str) -> int:
 
 def _one_line(text: str) -> str:
     if not text.strip():
-        raise ValueError("is empty; leave the field out instead")
+        raise ValueError("is empty; leave the field out")
     if CONTROL.search(text):
         raise ValueError("write it on one line, without control characters")
     return text
@@ -122,7 +124,7 @@ def _one_line(text: str) -> str:
 
 def _one_word(text: str) -> str:
     if re.search(r"\s", _one_line(text)) or text.startswith("-"):
-        raise ValueError("write it without spaces, and no dash first")
+        raise ValueError("write it without spaces, and do not start it with a dash")
     return text
 
 
@@ -135,7 +137,7 @@ def _one_name(text: str) -> str:
 def _names(text: str) -> str:
     for name in _one_word(text).split(","):
         if not name:
-            raise ValueError("write names with one comma between two of them, such as gpu,gpu2")
+            raise ValueError("write names separated by single commas, such as gpu,gpu2")
         _one_name(name)
     return text
 

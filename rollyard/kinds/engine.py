@@ -14,31 +14,31 @@ class ModelSpec(Kinded):
     path: AbsolutePath
     """Folder of the model in Hugging Face layout, as the allocation's node sees it."""
     served_name: str = Field(default="policy", min_length=1)
-    """Name under which engines serve it."""
+    """Name of the model in the engines' API."""
     tokenizer: AbsolutePath | None = None
-    """Folder of the tokenizer, when it is not the model's own."""
+    """Folder of the tokenizer. Default: the folder of the model."""
 
 
 class VllmEngine(Kinded):
-    """vLLM, started by us in the allocation."""
+    """vLLM, which Rollyard starts in the allocation."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs one replica is split over."""
+    """Tensor parallel size: GPUs that share each layer."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
-    """Pipeline stages."""
+    """Pipeline parallel size: parts into which the layers are divided."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Context length in tokens; the model's own when left out."""
+    """Context length in tokens. Default: the model's own."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
-    """Logprobs of the model's own distribution, or of the one drawn from, behind temperature, penalties and truncation;
-    rollouts must ask for the same."""
+    """raw: logprobs of the model's own distribution. processed: logprobs of the distribution that tokens are drawn from,
+    after temperature, penalties and truncation. Rollouts must ask for the same."""
     image: AbsolutePath | None = None
-    """Container image that has vLLM, a .sif file or a folder, run by Apptainer; left out: vLLM of the node itself."""
+    """Container image with vLLM: a .sif file or a folder, run by Apptainer. Default: no image; the node has vLLM."""
     python: str = Field(default="python3", min_length=1)
-    """Interpreter that has vLLM installed, in the image where there is one."""
+    """Python interpreter that has vLLM. If `image` is set, a path in the image."""
     extra_args: list[str] = []
-    """Further arguments of vLLM's server; they win over ours."""
+    """Further arguments of vLLM's server. They override Rollyard's own."""
     env: dict[str, str] = {}
-    """Environment variables of the engine; they win over ours."""
+    """Environment variables of the engine. They override Rollyard's own."""
 
     @field_validator("extra_args")
     @classmethod
@@ -49,23 +49,23 @@ class VllmEngine(Kinded):
 
 
 class EmbeddedEngine(Kinded):
-    """Our own numpy engine: any small Qwen3-architecture model, on CPU."""
+    """Rollyard's own numpy engine for small models of the Qwen3 architecture, on CPUs."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Context length in tokens; the model's own when left out."""
+    """Context length in tokens. Default: the model's own."""
     max_sequences: int = Field(default=32, ge=1, le=1024)
-    """Sequences decoded together."""
+    """Most sequences that are decoded together."""
 
 
 class ExternalEndpoint(Kinded):
     url: str = Field(pattern=r"^https?://")
-    """Base URL of an OpenAI-shaped server, such as http://node7:8000/v1."""
+    """Base URL of a server with OpenAI's API, such as http://node7:8000/v1."""
     token_file: str | None = None
-    """File with its bearer token, as the server sees it."""
+    """File with its bearer token; a path on the node of the Rollyard server."""
     capacity: float = Field(default=1, gt=0, le=100_000)
-    """How much it takes beside the others of the pool, such as its number of GPUs."""
+    """Weight in load balancing between the pool's endpoints, such as its number of GPUs."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
-    """Which logprobs it gives: see `engine.vllm.logprobsMode`."""
+    """Kind of logprobs that it returns; see `engine.vllm.logprobsMode`."""
 
     @property
     def base(self) -> str:
@@ -78,31 +78,31 @@ def base_url(url: str) -> str:
 
 
 class ExternalEngine(Kinded):
-    """Servers that others run: no allocation, same checks and ejection."""
+    """Model servers that others run. They have no allocations; they are probed and ejected like Rollyard's own."""
 
     endpoints: list[ExternalEndpoint] = []
-    """The servers; more can be added and removed while the pool is in use."""
+    """List of the servers. You can add and remove servers while the pool is in use."""
 
     @model_validator(mode="after")
     def _each_once(self) -> ExternalEngine:
         urls = [e.base for e in self.endpoints]
         twice = sorted({url for url in urls if urls.count(url) > 1})
         if twice:
-            raise ValueError(f"write each endpoint once (now twice: {', '.join(twice)})")
+            raise ValueError(f"write each endpoint once (given twice: {', '.join(twice)})")
         return self
 
 
 class EngineSpec(Kinded):
-    """Exactly one of `vllm`, `embedded`, `external`."""
+    """Engine of the pool: exactly one of `vllm`, `embedded`, `external`."""
 
     vllm: VllmEngine | None = None
-    """vLLM, started by us."""
+    """vLLM, started by Rollyard."""
     embedded: EmbeddedEngine | None = None
-    """Our own small CPU engine."""
+    """Rollyard's own small engine for CPUs."""
     external: ExternalEngine | None = None
-    """Servers that others run."""
+    """Model servers that others run."""
     startup_timeout_seconds: int = Field(default=1800, ge=1)
-    """How long one that we start may take until it is ready; a large model takes minutes to load."""
+    """Longest start-up of an engine that Rollyard starts, in seconds. A large model takes minutes to load."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> EngineSpec:
@@ -120,11 +120,11 @@ class EngineSpec(Kinded):
 
 
 class Patience(Kinded):
-    """How long a rollout waits for a model server before it goes on at another."""
+    """Times that a rollout waits for a model server before it continues at another, in seconds."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)
-    """Until a connection is there."""
+    """Longest time until the connection is open."""
     first_token_seconds: float = Field(default=300, gt=0, le=86_400)
-    """Until the first token of an answer; waiting in the engine and the prompt included."""
+    """Longest time until the first token of an answer. It includes queueing in the engine and the prompt."""
     idle_seconds: float = Field(default=60, gt=0, le=3600)
-    """Between two tokens of an answer."""
+    """Longest time between two tokens of an answer."""

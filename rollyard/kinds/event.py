@@ -16,7 +16,7 @@ class InvolvedObject(Kinded):
 
 
 class Event(KindObject):
-    """Something that happened; the same thing again moves `count` and `lastTimestamp`."""
+    """Report that something happened. A repetition raises `count` and moves `lastTimestamp`."""
 
     PLURAL: ClassVar[str] = "events"
     SINGULAR: ClassVar[str] = "event"

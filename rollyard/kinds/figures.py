@@ -6,21 +6,21 @@ from rollyard.kinds.base import Observed
 
 
 class Figures(Observed):
-    """Of one endpoint, or of all of a pool together."""
+    """Metrics of one endpoint, or of all endpoints of a pool together."""
 
     tokens_per_second: float | None = None
-    """Tokens sampled a second, over the last 15 seconds; so too the other rates."""
+    """Tokens sampled a second. All rates here are those of the last 15 seconds."""
     prompt_tokens_per_second: float | None = None
-    """Prompt tokens taken in a second, those found in the prefix cache included."""
+    """Prompt tokens processed a second, including those found in the prefix cache."""
     running: int | None = None
     """Requests in the batch."""
     waiting: int | None = None
-    """Requests that wait in the engine for room in the batch."""
+    """Requests that wait in the engine for a place in the batch."""
     kv_usage: float | None = None
-    """Filled share of the key-value cache, 0 to 1; of a pool the mean."""
+    """Filled share of the key-value cache, 0 to 1. For a pool: the mean of its endpoints."""
     prefix_hit_rate: float | None = None
-    """Share of the prompt tokens looked up in the prefix cache that were found, 0 to 1; left out while none is looked up."""
+    """Share of the looked-up prompt tokens that the prefix cache held, 0 to 1. Absent while none is looked up."""
     first_token_seconds: float | None = None
-    """Mean time from a request's arrival at the engine to its first token; left out while none comes."""
+    """Mean time from a request's arrival at the engine to its first token. Absent while there are no first tokens."""
     preemptions_per_second: float | None = None
-    """Requests put back for want of key-value cache."""
+    """Requests that the engine interrupted a second because its key-value cache was full."""

@@ -24,7 +24,7 @@ def expand(text: str) -> list[str]:
         for combination in itertools.product(*parts):
             names["".join(combination)] = None
             if len(names) > MOST_NODES:
-                raise ValueError(f"{text!r} is more than {MOST_NODES} nodes")
+                raise ValueError(f"{text!r} means more than {MOST_NODES} nodes")
     return list(names)
 
 
@@ -35,6 +35,6 @@ def _range(text: str) -> Iterator[str]:
         if int(last) < int(first):
             raise ValueError(f"{_HINT}, not [{text}]")
         if int(last) - int(first) >= MOST_NODES:
-            raise ValueError(f"[{text}] is more than {MOST_NODES} nodes")
+            raise ValueError(f"[{text}] means more than {MOST_NODES} nodes")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))

@@ -17,23 +17,23 @@ from rollyard.kinds.weights import WeightsStatus
 
 class InferencePoolSpec(Kinded):
     model: ModelSpec
-    """What is served."""
+    """Model that the pool serves."""
     engine: EngineSpec
-    """How it is served."""
+    """Engine that serves the model."""
     patience: Patience = Patience()
-    """How long rollouts wait for an endpoint."""
+    """Times that rollouts wait for an endpoint."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
-    """Fixed size; leave out when `autoscaling` is set."""
+    """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: InferenceAutoscaling | None = None
-    """Size that follows the demand; leave out when `replicas` is set."""
+    """Bounds of a size that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """GPU-hours that the pool may spend in all; then its allocations are given back, until this is raised."""
+    """GPU-hours that the pool may use in total. Then it gives back its allocations until you raise this number."""
     suspend: bool = False
-    """Keep the pool but give back all its allocations."""
+    """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
-    """What to ask of Slurm."""
+    """Slurm resources of one allocation."""
     renewal: Renewal = Renewal()
-    """What happens before a walltime ends."""
+    """Replacement of allocations before their walltime ends."""
 
     @model_validator(mode="after")
     def _consistent(self) -> InferencePoolSpec:
@@ -63,37 +63,37 @@ def _spans(allocation: AllocationTemplate, engine: VllmEngine) -> None:
 
 
 class EndpointStatus(Figures):
-    """With its figures, which are up to 30 seconds old here; `rollyard top` has those of now."""
+    """State of one endpoint. Its metrics are up to 30 seconds old here; `rollyard top` shows the present ones."""
 
     id: str
     url: str
     sessions: int = 0
-    """Live rollouts on it."""
+    """Live rollouts on the endpoint."""
     weights_version: str = ""
     ready: bool = False
     reason: str = ""
-    """Why it is not ready."""
+    """Reason why it is not ready."""
     capacity: float = 1
-    """Beside the others of the pool; sessions are spread by it."""
+    """Weight in load balancing between the endpoints of the pool."""
     draining: bool = False
-    """It takes no new rollouts, and those on it go on elsewhere with their next turn."""
+    """True: it gets no new rollouts, and its rollouts move to other endpoints with their next turn."""
     max_sessions: int | None = None
-    """Most rollouts that it takes for now; null for no limit."""
+    """Most rollouts that it gets at present; null for no limit."""
     full: str = ""
-    """Why there is a limit."""
+    """Reason of the limit."""
 
 
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
     weights: WeightsStatus = WeightsStatus()
-    """Which weights it serves; written by the endpoint that orders an update and by the pool's controller, each on what it has
-    read, so that neither overwrites the other."""
+    """Weights that the pool serves. The API's update request and the pool's controller both write this, each only if it has
+    not changed since they read it."""
     load: Figures = Figures()
-    """Of all endpoints together, as old as theirs."""
+    """Metrics of all endpoints together, up to 30 seconds old."""
 
 
 class InferencePool(KindObject):
-    """Model servers of one policy."""
+    """Pool of model servers that serve one policy."""
 
     PLURAL: ClassVar[str] = "inferencepools"
     SINGULAR: ClassVar[str] = "inferencepool"

@@ -47,7 +47,7 @@ def annotation_problems(annotations: Mapping[Any, Any]) -> Iterator[str]:
         yield from _key_problems(key.lower())
     texts = [text for item in annotations.items() for text in item if isinstance(text, str)]
     if (size := sum(len(text.encode(errors="replace")) for text in texts)) > MAX_ANNOTATIONS_BYTES:
-        yield f"Too long: may not be more than {MAX_ANNOTATIONS_BYTES} bytes; these have {size}"
+        yield f"Too long: may not be more than {MAX_ANNOTATIONS_BYTES} bytes; these are {size} bytes"
 
 
 def _key_problems(key: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ FIELDS = (
 def _check(path: str) -> str:
     if not os.path.isabs(path):
         raise ValueError(
-            "write an absolute path, as the allocation's node sees it (a YAML file may write one relative to itself)"
+            "write an absolute path on the allocation's node (a YAML file may use a path relative to the file)"
         )
     return path
 

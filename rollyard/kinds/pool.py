@@ -21,41 +21,43 @@ P = TypeVar("P", bound=KindObject)
 
 
 class Renewal(Kinded):
-    """How allocations are replaced before their walltime ends, or because the pool was changed."""
+    """Replacement of allocations before their walltime ends, or after the pool was changed."""
 
     strategy: Literal["Overlap", "Replace"] = "Overlap"
-    """Overlap: the successor is ready before the old one goes; Replace: it starts only when the old one's job has ended."""
+    """Overlap: the old one ends after its successor is ready. Replace: the successor starts after the old one's job ended."""
     before_expiry_seconds: int | None = Field(default=None, ge=0)
-    """How long before the walltime ends a successor should be ready; 900, or the sum of the stages' budgets, when left out."""
+    """Seconds between a ready successor and the end of the walltime. Default: 900, or the sum of the stages' budgets."""
     max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
-    """Most successors at once that stand beside what they replace."""
+    """Most successors that exist at once beside the allocations that they replace."""
     drain_timeout_seconds: int = Field(default=600, ge=0)
-    """How long an allocation that goes may finish what it has in hand; the rest is handed back then."""
+    """Seconds that an ending allocation may use to finish its work. Then it hands back the rest."""
 
 
 def one_node(allocation: AllocationTemplate, who: str) -> None:
     if allocation.nodes > 1:
-        raise ValueError(f"`allocation.nodes`: write `replicas: {allocation.nodes}` instead: {who} works on one node")
+        raise ValueError(f"`allocation.nodes`: {who} runs on one node; write `replicas: {allocation.nodes}` instead")
 
 
 def one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
     if replicas is not None and autoscaling is not None:
-        raise ValueError("set `replicas` for a fixed size or `autoscaling` for one that follows demand, not both")
+        raise ValueError(
+            "set `replicas` for a fixed size, or `autoscaling` for a size that follows the demand, not both"
+        )
     if replicas is None and autoscaling is None:
-        raise ValueError("set `replicas` for a fixed size or `autoscaling` for one that follows demand")
+        raise ValueError("set `replicas` for a fixed size, or `autoscaling` for a size that follows the demand")
 
 
 def gpus_to_count(max_gpu_hours: float | None, allocation: AllocationTemplate) -> None:
     if max_gpu_hours is not None and allocation.gpus == 0:
         raise ValueError(
-            "`maxGpuHours` counts the GPUs that `allocation` asks for, and it asks for none; "
+            "`maxGpuHours` counts the GPUs of `allocation`, which has none; "
             "set `allocation.gpusPerNode`, or leave out `maxGpuHours`"
         )
 
 
 class Replicas(Observed):
-    """`desired` is the target, `requested` is submitted, `observed` is seen in Slurm, `ready` is healthy, `updated` is ready
-    and made from the spec as it is now. The last two count no more than what is desired."""
+    """Numbers of allocations: `desired` (target), `requested` (submitted), `observed` (seen in Slurm), `ready` (healthy) and
+    `updated` (ready and made from the present spec). The last two are never above `desired`."""
 
     desired: int = 0
     requested: int = 0
@@ -71,26 +73,26 @@ class PoolStatus(Observed):
     next_index: int = 0
     """Index of the next allocation."""
     startup_seconds: float | None = None
-    """From submit to ready, as lately measured; a successor is submitted so much earlier."""
+    """Seconds from submit to ready, as measured lately. Successors are submitted earlier by this time."""
     startup_measured_at: datetime | None = None
-    """When the last allocation that was counted in it became ready."""
+    """Time at which the last allocation of this measurement became ready."""
     template_hash: str = ""
-    """Hash of what allocations are made from now."""
+    """Hash of the spec that allocations are made from now."""
     failures: int = 0
-    """How often in a row what was made from it failed; drives the back-off. One that was ready for ten seconds ends the row."""
+    """Allocations of this hash that failed in a row; it drives the back-off. One that is ready for ten seconds resets it."""
     last_failure_time: datetime | None = None
     interruptions: int = 0
-    """How often in a row allocations were ended from outside: by a node, an administrator or a person."""
+    """Allocations in a row that something outside ended: a node, an administrator or a user."""
     last_interruption_time: datetime | None = None
     scaling: ScalingRecord = ScalingRecord()
     gpu_hours: float = 0
-    """GPU-hours spent so far; of allocations that run, up to the last full ten minutes."""
+    """GPU-hours used so far. Running allocations count up to the last full ten minutes."""
     gpu_ledger: GpuLedger = GpuLedger()
     decisions: list[ScalingDecision] = []
-    """The last scaling decisions, newest last."""
+    """Last scaling decisions, newest last."""
 
 
 def short_name(pool: P) -> P:
     if len(pool.metadata.name) > MAX_NAME:
-        raise ValueError(f"write a pool's name with at most {MAX_NAME} characters")
+        raise ValueError(f"the name of a pool has at most {MAX_NAME} characters")
     return pool

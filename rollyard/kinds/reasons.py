@@ -7,33 +7,33 @@ import re
 UNKNOWN = "None"
 """Slurm's own word for no reason yet."""
 _MEANINGS = {
-    UNKNOWN: "Slurm has not looked at it yet",
-    "BadConstraints": "no node can ever fulfil what spec.allocation asks for",
-    "BeginTime": "its start time has not come",
-    "Cleaning": "its last run is still being cleaned up",
+    UNKNOWN: "Slurm has not considered it yet",
+    "BadConstraints": "no node can ever satisfy spec.allocation",
+    "BeginTime": "its start time is in the future",
+    "Cleaning": "Slurm still cleans up after its last run",
     "Dependency": "it starts when the job that it replaces has ended",
-    "DependencyNeverSatisfied": "what it waits for can no longer happen",
+    "DependencyNeverSatisfied": "it waits for something that can no longer happen",
     "InvalidAccount": "spec.allocation.account is not known to Slurm",
     "InvalidQOS": "spec.allocation.qos is not known to Slurm, or not allowed there",
     "JobArrayTaskLimit": "its array may run no more tasks at once",
-    "JobHeldAdmin": "held by an administrator; that is not undone here",
-    "JobHeldUser": "held by hand; `scontrol release` lets it go on",
-    "JobHoldMaxRequeue": "it was requeued too often and is held by Slurm; `scontrol release` lets it go on",
+    "JobHeldAdmin": "an administrator holds it; Rollyard leaves it held",
+    "JobHeldUser": "a user holds it; `scontrol release` lets it continue",
+    "JobHoldMaxRequeue": "Slurm requeued it too often and holds it; `scontrol release` lets it continue",
     "Licenses": "no licence is free",
     "NodeDown": "a node that it needs is down",
     "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition takes no jobs",
-    "PartitionNodeLimit": "spec.allocation.nodes is outside of what its partition allows",
-    "PartitionTimeLimit": "spec.allocation.timeLimit is above what its partition allows",
-    "Priority": "other jobs are before it",
-    "Prolog": "its node is being prepared",
+    "PartitionInactive": "its partition accepts no jobs",
+    "PartitionNodeLimit": "its partition does not allow this spec.allocation.nodes",
+    "PartitionTimeLimit": "spec.allocation.timeLimit is above the limit of its partition",
+    "Priority": "other jobs have a higher priority",
+    "Prolog": "Slurm prepares its node",
     "QOSNotAllowed": "spec.allocation.qos is not allowed for its account or partition",
-    "QOSUsageThreshold": "the QOS wants more unused share than is left",
+    "QOSUsageThreshold": "the usage is above the threshold of its QOS",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "Reservation": "its reservation has not begun or is full",
     "ReservationDeleted": "its reservation was deleted",
     "Resources": "nodes that it could run on are busy",
-    "launch failed requeued held": "it could not be started on its node and is held; `scontrol release` lets it go on",
+    "launch failed requeued held": "its start on a node failed and Slurm holds it; `scontrol release` lets it continue",
 }
 _SENTENCES = {"Nodes required for job are DOWN": "ReqNodeNotAvail"}
 """Where Slurm says a sentence in place of a word."""
@@ -86,7 +86,7 @@ def meaning(reason: str) -> str:
 
 
 def explained(reason: str) -> str:
-    """`Priority (other jobs are before it)`."""
+    """`Priority (other jobs have a higher priority)`."""
     why = meaning(reason)
     return f"{reason or UNKNOWN}{f' ({why})' if why else ''}"
 

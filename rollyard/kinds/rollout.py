@@ -23,7 +23,7 @@ MAX_MESSAGE_CHARS = 4000
 
 
 class Stage(StrEnum):
-    """The fixed pipeline."""
+    """Stages that each rollout passes through, in this order."""
 
     INIT = "INIT"
     RUN = "RUN"
@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 
 class Status(StrEnum):
-    """`Queued` and `Running` are on the way; the others are terminal."""
+    """Status of a rollout. `Queued` and `Running` are live; the others are terminal."""
 
     QUEUED = "Queued"
     RUNNING = "Running"
@@ -71,101 +71,101 @@ NOT_TO_CHOOSE = frozenset(
 
 
 class Sampling(Wire):
-    """How the policy samples, for every turn."""
+    """Sampling parameters of every turn."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus; 1 leaves the distribution as it is."""
+    """Nucleus sampling; 1 leaves the distribution as it is."""
     top_k: int | None = Field(default=None, ge=1)
-    """Most likely tokens to choose from; null for all."""
+    """Number of most likely tokens to choose from; null for all tokens."""
     seed: int | None = None
-    """Turn k of sample i uses a seed derived from it; null draws freely."""
+    """Seed; turn k of sample i uses a seed derived from it. Null: no fixed seed."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Most tokens of one turn."""
+    """Most sampled tokens of one turn."""
     min_tokens: int | None = Field(default=None, ge=0)
-    """Least tokens of one turn before it may end itself."""
+    """Fewest sampled tokens of one turn before the model may end it."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Least probability of a token, as a share of the most likely one's."""
+    """Smallest probability of a token, as a share of that of the most likely token."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken off the logit of each token that the turn has already."""
+    """Presence penalty: subtracted from the logit of each token that the turn already contains."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """The same, once for each time."""
+    """Frequency penalty: subtracted once for each time that the turn already contains the token."""
     repetition_penalty: float | None = Field(default=None, gt=0)
-    """Divides the logits of tokens that the prompt or the turn has already."""
+    """Repetition penalty: divides the logits of tokens that the prompt or the turn already contains."""
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    """Token id -> what is added to its logit."""
+    """Token id -> number added to its logit."""
     allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
-    """The only tokens to choose from."""
+    """Ids of the only tokens to choose from."""
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Words that are never completed."""
+    """Words that the model may not write."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts that end a turn, which keeps the tokens up to there."""
+    """Texts that end a turn. The turn keeps its tokens up to there."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
-    """Further tokens that end a turn, beside the model's own."""
+    """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
-    """Of the model's own distribution, or of the one that was drawn from, behind temperature, penalties and truncation.
-    An engine gives one of the two: `engine.vllm.logprobsMode` of the pool."""
+    """raw: logprobs of the model's own distribution. processed: of the distribution that tokens are drawn from, after
+    temperature, penalties and truncation. An engine returns one of the two: `engine.vllm.logprobsMode` of the pool."""
     extra: dict[str, JsonValue] = {}
-    """Further parameters of the engine, passed on as they are."""
+    """Further parameters, passed to the engine unchanged."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"`min_tokens` must be at most `max_tokens` ({self.max_tokens})")
         if known := sorted(self.extra.keys() & type(self).model_fields.keys()):
-            raise ValueError(f"`extra` is for other parameters; set `{known[0]}` beside it")
+            raise ValueError(f"`extra` is for other parameters; set `{known[0]}` as a field of its own")
         if ours := sorted(self.extra.keys() & NOT_TO_CHOOSE):
-            raise ValueError(f"`extra` cannot hold `{ours[0]}`: the token path sets it")
+            raise ValueError(f"`extra` cannot hold `{ours[0]}`: Rollyard sets it; leave it out")
         return self
 
 
 class AgentSpec(Wire):
-    """What turns a task into a trajectory: the built-in loop, or a command that brings its own."""
+    """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own."""
 
     type: Literal["loop", "command"] = "loop"
-    """`command` runs a harness inside the sandbox; its model calls go to a gateway there and become the trajectory."""
+    """`command` runs a harness in the sandbox. Its model calls go to a gateway there, which records the trajectory."""
     command: str | None = Field(default=None, min_length=1, max_length=65536)
-    """Bash, run in /workspace of the sandbox. OPENAI_BASE_URL and ANTHROPIC_BASE_URL with their keys name the gateway,
-    ROLLYARD_PROMPT_FILE holds what the task asks, ROLLYARD_SYSTEM_PROMPT_FILE what the built-in loop would tell the model."""
+    """Bash command, run in /workspace of the sandbox. OPENAI_BASE_URL, ANTHROPIC_BASE_URL and their keys point to the gateway.
+    ROLLYARD_PROMPT_FILE is a file with the task, ROLLYARD_SYSTEM_PROMPT_FILE one with the built-in loop's system prompt."""
     env: dict[EnvName, str] = {}
-    """Further environment of the command."""
+    """Further environment variables of the command."""
     sampling: Literal["rollout", "harness"] = "rollout"
-    """Whose sampling parameters hold for a command's calls: the rollout's, or the harness's where it names some."""
+    """Source of the sampling parameters: the rollout, or the harness for those parameters that its calls set."""
     max_turns: int = Field(default=20, ge=1, le=1000)
-    """Model calls; reaching it ends the rollout Truncated. A command's further calls are refused."""
+    """Most model calls. Reaching it ends the rollout Truncated; further calls of a command are refused."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
-    """Most time of one tool call; longer is a tool result that says so."""
+    """Longest time of one tool call. After it, the tool result says that the call timed out."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
-    """Form in which the model writes tool calls, such as hermes or llama3_json; left out, the model's chat template
-    shows it."""
+    """Format of the model's tool calls, such as hermes or llama3_json. Default: the format in the model's chat
+    template."""
 
     @model_validator(mode="after")
     def _a_command_has_one(self) -> Self:
         if (self.type == "command") != (self.command is not None):
-            raise ValueError("give `command` together with `type: command`, and leave it out of the built-in loop")
+            raise ValueError("`command` and `type: command` go together; set both, or neither for the built-in loop")
         if self.type == "loop" and (self.env or self.sampling != "rollout"):
             raise ValueError("`env` and `sampling` are for `type: command`")
         return self
 
 
 class Budgets(Wire):
-    """Limits of this rollout; each can only be tighter than the pool's."""
+    """Limits of this rollout. Each can only be tighter than the pool's."""
 
     init_seconds: float | None = Field(default=None, gt=0)
-    """INIT; running over is an infrastructure failure."""
+    """Budget of INIT in seconds. Exceeding it is an infrastructure failure."""
     run_seconds: float | None = Field(default=None, gt=0)
-    """RUN; running over ends the rollout Truncated, and what it did is scored."""
+    """Budget of RUN in seconds. Exceeding it ends the rollout Truncated; its work is scored."""
     eval_seconds: float | None = Field(default=None, gt=0)
     """EVAL."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of the conversation; running over ends the rollout Truncated."""
+    """Most tokens of the conversation. Exceeding it ends the rollout Truncated."""
 
 
 class Task(Wire):
-    """A dataset item; `kind` picks the handler, the other fields are the handler's."""
+    """Item of a dataset. `kind` names the task handler; the other fields belong to the handler."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -177,46 +177,46 @@ class Task(Wire):
 
 
 class WeightsDemand(Wire):
-    """What one rollout asks of the weights once it has begun."""
+    """Requirements of a started rollout on the weights."""
 
     same: bool = False
-    """As the rest of its group."""
+    """Version that the rest of its group is sampled from."""
     max_staleness: int | None = None
 
 
 class RolloutRequest(Wire):
-    """What a client submits; n > 1 makes one group with sample_index 0..n-1."""
+    """Body of a submit. n > 1 makes one group with sample_index 0..n-1."""
 
     id: RolloutId | None = None
-    """Caller's id. The same id with the same body attaches to the rollout there is; with another body it is a 409.
-    With n > 1 it names the group, and each rollout is called `<id>.<sample_index>`."""
+    """Id chosen by the caller. A repeated id with the same body attaches to the existing rollout; with another body it is
+    a 409. With n > 1 it names the group, and the rollouts are called `<id>.<sample_index>`."""
     pool: str = Field(pattern=NAME_PATTERN)
-    """RolloutPool to run in."""
+    """RolloutPool that runs it."""
     task: Task
     n: int = Field(default=1, ge=1, le=1024)
-    """Rollouts of this task."""
+    """Number of rollouts of this task."""
     group: RolloutId | None = None
-    """Name of the group; made up when n > 1 and it is left out."""
+    """Name of the group. Default with n > 1: a generated name."""
     agent: AgentSpec = AgentSpec()
     sampling: Sampling = Sampling()
     budgets: Budgets = Budgets()
     priority: int = Field(default=0, ge=-100, le=100)
-    """Higher goes first."""
+    """Priority in the queue; a higher number starts first."""
     mode: Literal["train", "eval"] = "train"
-    """Kept with the trajectory."""
+    """Free data of the caller, stored with the trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
-    """Sampled by nothing older than this version of the policy's weights; it waits in the queue until there is such an
-    endpoint, also where the version is yet to come."""
+    """Oldest version of the policy's weights that may sample it. The rollout stays queued until an endpoint serves this
+    version or a newer one. You may name a version that does not exist yet."""
     group_version: Literal["any", "same"] = "any"
-    """same: all rollouts of the group are sampled from one version throughout, that of the first to begin. When that version is
-    gone, a group of which nothing is sampled begins anew; else what is left of it ends Cancelled, and the group is smaller."""
+    """same: one version samples all rollouts of the group, that of the first one to start. If that version is gone and the
+    group has no sampled token, the group restarts. Otherwise its unfinished rollouts end Cancelled; the group is smaller."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """By how many versions the one that a rollout began with may fall behind the pool's; further, and it begins anew."""
+    """Most versions by which the pool may be ahead of the version that the rollout started with. Beyond, it restarts."""
 
     @model_validator(mode="after")
     def _one_version_of_what(self) -> Self:
         if self.group_version == "same" and self.n == 1 and self.group is None:
-            raise ValueError('`group_version: "same"` is about a group; give `n` or `group`, or leave it out')
+            raise ValueError('`group_version: "same"` needs a group; set `n` or `group`, or leave it out')
         return self
 
     @property
@@ -233,11 +233,11 @@ class RolloutRequest(Wire):
 
 
 class RolloutError(Wire):
-    """Why a rollout has no reward."""
+    """Reason why a rollout has no reward."""
 
     stage: Stage | None = None
     reason: str
-    """CamelCase word to branch on, such as SandboxLost."""
+    """CamelCase word for programs, such as SandboxLost."""
     message: str
 
     @field_validator("message")
@@ -248,7 +248,7 @@ class RolloutError(Wire):
 
 
 class Timings(Wire):
-    """Seconds in each stage of the last attempt; null where it was not reached."""
+    """Seconds in each stage of the last attempt; null for a stage that was not reached."""
 
     queued: float | None = None
     init: float | None = None
@@ -257,11 +257,11 @@ class Timings(Wire):
 
 
 class Segment(Wire):
-    """One unbroken token sequence. The four arrays have one length.
+    """One unbroken token sequence. The four arrays have the same length.
 
-    `loss_mask[i]` is 1 where the token was sampled by the policy; `logprobs[i]` (natural log; of the model's own
-    distribution, or of the one drawn from where the request's `sampling.logprobs` is `processed`) and
-    `weights_version[i]` are null wherever it was not.
+    `loss_mask[i]` is 1 if the policy sampled token i. For other tokens `logprobs[i]` and `weights_version[i]` are null.
+    `logprobs` are natural logarithms: of the model's own distribution or, if the request's `sampling.logprobs` is
+    `processed`, of the distribution that the token was drawn from.
     """
 
     token_ids: list[int]
@@ -276,7 +276,7 @@ class Segment(Wire):
     def _one_length(self) -> Self:
         n = len(self.token_ids)
         if not (n == len(self.loss_mask) == len(self.logprobs) == len(self.weights_version)):
-            raise ValueError("token_ids, loss_mask, logprobs and weights_version must have one length")
+            raise ValueError("token_ids, loss_mask, logprobs and weights_version must have the same length")
         for sampled, logprob, version in zip(self.loss_mask, self.logprobs, self.weights_version, strict=True):
             if bool(sampled) != (logprob is not None) or bool(sampled) != (version is not None):
                 raise ValueError("logprobs and weights_version must be null exactly where loss_mask is 0")
@@ -289,7 +289,7 @@ def sampled_tokens(segments: Sequence[Segment]) -> int:
 
 
 class Turn(Wire):
-    """One model call and the tool results that followed; text is for people, the tokens are in the segments."""
+    """One model call and the tool results that followed. The text is for people; the tokens are in the segments."""
 
     segment: int
     prompt_length: int
@@ -299,11 +299,11 @@ class Turn(Wire):
     tool_calls: list[dict[str, Any]] = []
     tool_results: list[str] = []
     timings: dict[str, float] = {}
-    """Seconds: `model`, `tools`."""
+    """Seconds of the turn by part: `model`, `tools`."""
 
 
 class Outcome(Wire):
-    """What a node agent found out about one rollout; the server adds identity and stores it."""
+    """Outcome of one rollout, as the node agent uploads it. The server adds the identity and stores it."""
 
     status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
     reward: float | None = None
@@ -312,7 +312,7 @@ class Outcome(Wire):
     turns: list[Turn] = []
     timings: Timings = Timings()
     breaks: dict[str, int] = {}
-    """Breaks of the token prefix by cause."""
+    """Number of breaks of the token prefix, by cause."""
     endpoint: str | None = None
     node: str | None = None
     error: RolloutError | None = None
@@ -325,15 +325,15 @@ class Outcome(Wire):
 
 
 class RunResult(Wire):
-    """What RUN ends with: the outcome so far and the artifact that EVAL scores, on any node, again if need be."""
+    """Result of RUN: the outcome so far and the artifact that EVAL scores. Any node can score it, more than once."""
 
     outcome: Outcome
     artifact: dict[str, str]
-    """Name -> text or base64, as the handler's `collect` made it; bounded by the server."""
+    """Name -> text or base64, as the handler's `collect` returned it. The server limits its size."""
 
 
 class RolloutView(Wire):
-    """A rollout without its trajectory, as listed."""
+    """Rollout without its trajectory, as in lists."""
 
     id: str
     namespace: str
@@ -354,17 +354,17 @@ class RolloutView(Wire):
     """Unix seconds."""
     finished_at: float | None
     cursor: int | None
-    """Position in the stream of terminal records; null until terminal."""
+    """Position in the stream of terminal records; null until the rollout is terminal."""
     weights_version: str | None = None
-    """Of the policy when its present or last attempt began."""
+    """Version of the policy's weights at the start of the present or last attempt."""
     outdated: int = 0
-    """Attempts that were given up because their weights had become too old; they count as no retries."""
+    """Attempts that were restarted because their weights had become too old. They do not count as retries."""
     waiting: str | None = None
-    """While it is queued: what it waits for and since when, as `Word: sentence (since ...)`. The word is from a fixed set."""
+    """While it is queued: cause and start of the wait, as `Word: sentence (since ...)`. The word is from a fixed set."""
 
 
 class Trajectory(Wire):
-    """The whole result: the contract with trainers."""
+    """Whole result of a rollout, for trainers."""
 
     id: str
     namespace: str = "default"

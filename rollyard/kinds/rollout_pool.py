@@ -15,16 +15,16 @@ from rollyard.kinds.pool import PoolStatus, Renewal, gpus_to_count, one_node, on
 from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
 SPARE_SECONDS = 5
-"""Of a walltime, for what is in no stage's budget: the upload, and the way there. Nothing is placed where it does not fit."""
+"""Part of a walltime kept for work outside of the stages' budgets, such as the upload."""
 STARTUP_SECONDS = 30
-"""Of a walltime, until its node agent is there to take something."""
+"""Part of a walltime kept for the start of the node agent."""
 
 
 class Workers(Kinded):
     min: int = Field(default=1, ge=1, le=4096)
-    """Stage workers at the start, and always."""
+    """Fewest stage workers; the number at the start."""
     max: int = Field(default=4, ge=1, le=4096)
-    """Most stage workers while there is work for them, as far as the allocation's cores and memory go."""
+    """Most stage workers. The cores and the memory of the allocation limit the number further."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
@@ -35,7 +35,7 @@ class Workers(Kinded):
 
 class StageSpec(Kinded):
     workers: Workers = Workers()
-    """Stage workers of one allocation."""
+    """Number of stage workers in one allocation."""
 
 
 class InitStage(StageSpec):
@@ -55,26 +55,26 @@ class EvalStage(StageSpec):
 
 class Stages(Kinded):
     init: InitStage = InitStage()
-    """Prepare the sandbox."""
+    """INIT prepares the sandbox."""
     run: RunStage = RunStage()
-    """The agent's turns."""
+    """RUN runs the agent's turns."""
     eval: EvalStage = EvalStage()
-    """Score the artifact in a fresh sandbox."""
+    """EVAL scores the artifact in a fresh sandbox."""
 
 
 class SandboxTemplate(Kinded):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
-    """Container runtime; auto takes Apptainer, then Singularity, then bubblewrap."""
+    """Container runtime. auto: the first one found of Apptainer, Singularity and bubblewrap."""
     default_image: AbsolutePath | None = None
-    """Image when a task names none: a .sif file or a folder; left out: the node's own /usr, read-only."""
+    """Image of tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
     """Sandboxes have no network."""
     cpus: float = Field(default=0.25, gt=0)
-    """CPU cores one sandbox counts for; a share of one is fair where sandboxes mostly wait for the model."""
+    """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Most memory of one process in the sandbox, and what a sandbox counts for where the allocation asks for memory."""
+    """Memory limit of one process in the sandbox. If the allocation sets memory, each sandbox counts for this much."""
     disk: Size = "1G"
-    """Most that may be written in the sandbox."""
+    """Most data that a sandbox may write."""
 
 
 def places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
@@ -101,7 +101,7 @@ def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: Allocatio
         wanted.append(f"more memory in `allocation` or a `sandbox.memory` below {sandbox.memory}")
     if wanted:
         raise ValueError(
-            f"the stages have {' + '.join(map(str, least))} = {total} workers at least, and an allocation has room for "
+            f"the stages need at least {' + '.join(map(str, least))} = {total} workers, but an allocation has room for "
             f"{places(sandbox, allocation)} sandboxes: lower `stages.*.workers.min`, or write {', and '.join(wanted)}"
         )
 
@@ -110,33 +110,33 @@ def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> N
     needed = budget_seconds + SPARE_SECONDS + STARTUP_SECONDS
     if walltime_seconds(allocation.time_limit) < needed:
         raise ValueError(
-            f'`allocation.timeLimit`: write "{walltime_text(needed)}" or more, or lower `stages.*.timeoutSeconds`: it must '
-            f"cover the budgets of the stages ({budget_seconds} s in all) and {needed - budget_seconds} s to start and to "
-            "upload, or nothing could ever be placed"
+            f'`allocation.timeLimit`: write "{walltime_text(needed)}" or more, or lower `stages.*.timeoutSeconds`; it must '
+            f"cover the budgets of the stages ({budget_seconds} s in all) and {needed - budget_seconds} s for start and "
+            "upload; with less, no rollout could ever start"
         )
 
 
 class RolloutPoolSpec(Kinded):
     inference: dict[str, str] = {}
-    """Role -> InferencePool in the same namespace; the agent itself uses the role `policy`."""
+    """Role -> InferencePool in the same namespace. The agent uses the role `policy`."""
     sandbox: SandboxTemplate = SandboxTemplate()
-    """What each sandbox gets."""
+    """Resources and image of each sandbox."""
     stages: Stages = Stages()
-    """Worker pools and budgets of one allocation."""
+    """Stage workers and budgets of one allocation."""
     max_attempts: int = Field(default=3, ge=1, le=20)
-    """Attempts before a rollout whose infrastructure keeps failing ends InfraFailed."""
+    """Attempts after which a rollout with failing infrastructure ends InfraFailed."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
-    """Fixed size; leave out when `autoscaling` is set."""
+    """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None
-    """Size that follows the demand; leave out when `replicas` is set."""
+    """Bounds of a size that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """GPU-hours that the pool may spend in all; then its allocations are given back, until this is raised."""
+    """GPU-hours that the pool may use in total. Then it gives back its allocations until you raise this number."""
     suspend: bool = False
-    """Keep the pool but give back all its allocations."""
+    """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
-    """What to ask of Slurm."""
+    """Slurm resources of one allocation."""
     renewal: Renewal = Renewal()
-    """What happens before a walltime ends."""
+    """Replacement of allocations before their walltime ends."""
 
     @model_validator(mode="after")
     def _consistent(self) -> RolloutPoolSpec:
@@ -156,9 +156,9 @@ class RolloutPoolSpec(Kinded):
 class StageStatus(Observed):
     queued: int = 0
     in_flight: int = 0
-    """Rollouts that node agents hold in this stage, at work or in line for a stage worker."""
+    """Rollouts that node agents hold in this stage, including those that wait for a stage worker."""
     width: int = 0
-    """Stage workers over all ready allocations."""
+    """Stage workers of all ready allocations together."""
 
     @property
     def at_work(self) -> int:
@@ -181,7 +181,7 @@ class RolloutPoolStatus(PoolStatus):
 
 
 class RolloutPool(KindObject):
-    """Node agents that run rollouts in sandboxes."""
+    """Pool of node agents that run rollouts in sandboxes."""
 
     PLURAL: ClassVar[str] = "rolloutpools"
     SINGULAR: ClassVar[str] = "rolloutpool"

@@ -17,73 +17,74 @@ IDLE_SECONDS, MAX_IDLE_SECONDS = 900.0, 14_400.0
 
 
 class SessionRequest(Wire):
-    """POST /v1/sessions."""
+    """Body of POST /v1/sessions."""
 
     id: RolloutId | None = None
-    """Caller's id. The same id with the same body attaches to the session there is; with another body it is a 409."""
+    """Id chosen by the caller. A repeated id with the same body attaches to the existing session; with another body it is
+    a 409."""
     pool: str = Field(pattern=NAME_PATTERN)
-    """InferencePool that answers."""
+    """InferencePool whose model answers the calls."""
     sampling: Sampling = Sampling()
     caller_sampling: bool = False
-    """Sampling parameters that a call names hold for it; otherwise `sampling` does, whatever the calls ask for."""
+    """True: the parameters in a call override `sampling` for that call. False: `sampling` applies to all calls."""
     max_calls: int | None = Field(default=None, ge=1, le=10_000)
-    """Model calls; further ones are refused. Null for no limit."""
+    """Most model calls; further calls are refused. Null for no limit."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
-    """Form in which the model writes tool calls; left out, the model's chat template shows it."""
+    """Format of the model's tool calls. Default: the format in the model's chat template."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
-    """Sampled by nothing older than this version of the pool's weights, as a rollout's is. Until there is such an endpoint
-    no session opens."""
+    """Oldest version of the pool's weights that may sample. No session opens until an endpoint serves this version or a newer
+    one."""
     idle_seconds: float = Field(default=IDLE_SECONDS, ge=1, le=MAX_IDLE_SECONDS)
-    """The session is dropped, and its trajectory with it, when for so long it was neither called nor looked at."""
+    """Seconds without a model call or a GET after which the session is dropped, and its trajectory with it."""
 
 
 class SessionView(Wire):
-    """A session without its trajectory."""
+    """Session without its trajectory."""
 
     id: str
     namespace: str
     pool: str
     state: Literal["Open", "Closed"]
     endpoint: str
-    """Id of the model server that it stays with."""
+    """Id of the model server that the session uses."""
     calls: int
-    """Model calls that were answered."""
+    """Answered model calls."""
     in_flight: int
     waiting: str = ""
-    """Why the calls in flight have no model server to go on at; empty where they have one."""
+    """Reason why the calls in flight have no model server; empty if they have one."""
     tokens: int
-    """In all segments, prompts included."""
+    """Tokens in all segments, including prompts."""
     truncated: bool
-    """A limit was reached: of calls, or of the context."""
+    """True: the session reached its limit of calls, or the limit of the context."""
     created_at: float
     """Unix seconds."""
     expires_in_idle: float
-    """Seconds without a call or a look until it is dropped."""
+    """Seconds until the session is dropped if nobody calls or reads it."""
     durable: Literal[False] = False
 
 
 class SessionOpened(SessionView):
-    """The answer to POST."""
+    """Answer to POST."""
 
     base_url: str
-    """For clients of OpenAI's API."""
+    """Base URL for clients of OpenAI's API."""
     anthropic_base_url: str
-    """For clients of Anthropic's, which put `/v1` behind it themselves."""
+    """Base URL for clients of Anthropic's API. They append `/v1` themselves."""
     key: str
-    """Opens this session and nothing else; for `Authorization: Bearer` or `x-api-key`."""
+    """Token of this session only, for `Authorization: Bearer` or `x-api-key`."""
 
 
 class SessionTrajectory(Wire):
-    """What was sampled so far, in the shapes of a rollout's trajectory."""
+    """Record of the session so far, in the shape of a rollout's trajectory."""
 
     segments: list[Segment]
     turns: list[Turn]
     breaks: dict[str, int]
-    """Breaks of the token prefix by cause."""
+    """Number of breaks of the token prefix, by cause."""
 
 
 class SessionRecord(Wire):
-    """The answer to GET and to close."""
+    """Answer to GET and to close."""
 
     session: SessionView
     trajectory: SessionTrajectory

@@ -8,13 +8,13 @@ from rollyard.kinds.base import API_VERSION, Kinded
 
 
 class Submission(Kinded):
-    """The answer of a pool's subresource `script`."""
+    """Answer of a pool's subresource `script`."""
 
     api_version: str = API_VERSION
     kind: Literal["Submission"] = "Submission"
     script: str
-    """Batch script of the next allocation, with UID where its own is going to stand; empty where nothing is ever submitted."""
+    """Batch script of the next allocation, with UID in place of its uid. Empty if the pool never submits anything."""
     jobs: int
-    """How many would be submitted now, those that replace others included."""
+    """Number of allocations that would be submitted now, including replacements."""
     summary: str
-    """In one line for people: how many, what each asks for, for how long and where."""
+    """One line for people: number, resources of each, walltime and place."""

@@ -14,20 +14,20 @@ from rollyard.kinds.rollout import Task
 
 
 class MathTask(Wire):
-    """A problem with one answer, compared as mathematics."""
+    """Problem with one answer, which is compared as mathematics."""
 
     problem: str = Field(min_length=1)
     answer: str = Field(min_length=1)
-    """The reference, such as 42 or \\frac{1}{2}."""
+    """Reference answer, such as 42 or \\frac{1}{2}."""
     image: str | None = None
     """Sandbox image; the pool's default when left out."""
 
 
 class Case(Wire):
     call: str
-    """Python expression over what the solution defines, such as f(3)."""
+    """Python expression that uses the solution's definitions, such as f(3)."""
     expect: str = Field(max_length=16_000)
-    """Python literal that it must equal; it never enters a sandbox."""
+    """Python literal that the value must equal. It never enters a sandbox."""
 
     @field_validator("expect")
     @classmethod
@@ -40,16 +40,16 @@ class Case(Wire):
 
 
 class CodeTask(Wire):
-    """A file to be written, scored by hidden cases in a fresh sandbox."""
+    """File that the agent writes; hidden cases score it in a fresh sandbox."""
 
     problem: str = Field(min_length=1)
     solution: str = Field(pattern=r"^/")
-    """Absolute path of the file that the agent is to write."""
+    """Absolute path of the file that the agent has to write."""
     cases: list[Case] = Field(min_length=1, max_length=1000)
     files: dict[str, str] = {}
-    """Absolute path -> text, written before the agent starts."""
+    """Absolute path -> text of files that exist when the agent starts."""
     case_seconds: float = Field(default=10.0, gt=0, le=600)
-    """Most time of one case."""
+    """Longest time of one case, in seconds."""
     image: str | None = None
     """Sandbox image; the pool's default when left out."""
 

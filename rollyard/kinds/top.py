@@ -16,27 +16,27 @@ class PoolTop(Observed):
     name: str
     replicas: Replicas
     reason: str
-    """Why it is ready, or why not; in one word."""
+    """Reason of the condition Ready, in one word."""
 
 
 class InferencePoolTop(PoolTop):
     sessions: int
-    """Live rollouts on its endpoints."""
+    """Live rollouts on the pool's endpoints."""
     weights_versions: list[str]
-    """Those that its ready endpoints serve; more than one while weights are being changed."""
+    """Versions that the ready endpoints serve. There is more than one during a weights update."""
     load: Figures
-    """Of all endpoints together."""
+    """Metrics of all endpoints together."""
     endpoints: list[EndpointStatus]
 
 
 class RolloutPoolTop(PoolTop):
     stages: dict[str, StageStatus]
     ended_per_minute: dict[str, float] | None = None
-    """Rollouts by terminal status, over the last minute; null just after the server's start."""
+    """Rollouts that ended in the last minute, by status. Null just after the start of the server."""
 
 
 class Top(Observed):
-    """The answer of `.../namespaces/NAMESPACE/top`, or of `.../top` for all namespaces."""
+    """Answer of `.../namespaces/NAMESPACE/top`, or of `.../top` for all namespaces."""
 
     api_version: str = API_VERSION
     kind: Literal["Top"] = "Top"

@@ -150,7 +150,7 @@ def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list
     """Mistakes that the model found, one by one, up to a limit."""
     count = error.error_count()
     if count > MAX_LISTED:
-        return [Problem((), f"it has {count} mistakes, too many to name")]
+        return [Problem((), f"it has {count} mistakes, which are too many to list")]
     errors = error.errors(include_url=False)
     problems = [_problem(model, e) for e in errors[:MAX_TOLD]]
     if count > MAX_TOLD:

@@ -12,7 +12,7 @@ from rollyard.kinds.paths import AbsolutePath
 
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$"
 KEPT_VERSIONS = 100
-"""In a pool's history."""
+"""Versions in a pool's history."""
 
 Mode = Literal["Drain", "Pause", "Abort"]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN, max_length=64)]
@@ -22,52 +22,54 @@ class WeightsUpdate(Kinded):
     """Body of `POST …/inferencepools/NAME/weights`: exactly one of `path`, `adapter`."""
 
     version: Version
-    """As the trainer calls it; one version always means the same weights."""
+    """Version name that the trainer chose. One version always means the same weights."""
     path: AbsolutePath | None = None
-    """Folder of the weights in Hugging Face layout, as the engines' nodes see it."""
+    """Folder of the weights in Hugging Face layout; a path on the engines' nodes."""
     adapter: AbsolutePath | None = None
-    """Folder of a LoRA adapter on top of the pool's own model, as the engines' nodes see it."""
+    """Folder of a LoRA adapter for the pool's own model; a path on the engines' nodes."""
     mode: Mode = "Drain"
-    """For the requests that run: let them end, keep them and go on with the new weights, or hand back what they have."""
+    """Treatment of running requests. Drain: they end first. Pause: they continue with the new weights. Abort: they end with
+    the tokens that they have."""
     checksum: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
-    """Of the folder, as engines compute it; another content is refused. Left out: the first engine's holds for all."""
+    """Expected checksum of the folder; engines refuse any other content. Default: the checksum that the first engine
+    computes."""
     timeout_seconds: int = Field(default=900, ge=1, le=86400)
-    """An endpoint that has not done it so long after it was told counts as failed."""
+    """Seconds after which an endpoint that has not finished the update counts as failed."""
     transfer: bool = False
-    """The trainer moves the weights into the running engines itself; others, and those started later, read `path`."""
+    """True: the trainer moves the weights into the running engines itself. Other and later engines load `path`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.path is None) == (self.adapter is None):
             raise ValueError(
-                "give exactly one of `path` (a folder of weights) and `adapter` (a folder of a LoRA adapter)"
+                "set exactly one of `path` (a folder of weights) and `adapter` (a folder of a LoRA adapter)"
             )
         if self.transfer and self.path is None:
             raise ValueError(
-                "`transfer` needs `path`, a folder of the same weights; adapters are read from their folder"
+                "`transfer` needs `path`, a folder of the same weights; adapters are always read from their folder"
             )
         return self
 
 
 class WeightsRecord(Observed):
-    """One version and where it comes from."""
+    """One weights version and its source."""
 
     version: str
     path: str | None = None
     adapter: str | None = None
     checksum: str | None = None
-    """As it was asked for."""
+    """Checksum that the update asked for."""
     proven: str | None = None
-    """Checksum that the first engine found; another content under this version is refused."""
+    """Checksum that the first engine computed. Engines refuse other content under this version."""
     mode: Mode = "Drain"
     origin: Literal["Spec", "Update"] = "Update"
-    """Spec: the model that the pool declares, called by its checksum."""
+    """Origin of the version. Spec: the model in the pool's spec; its checksum is its version."""
     number: int = 0
-    """Place in the order in which the versions came; a version that comes again gets a new one."""
+    """Number in the order of arrival. A version that comes again gets a new number."""
     attempt: int = 1
-    """Serial number of the order for it: an engine tries anew what failed before under a lower one."""
+    """Number of the attempt. An engine that failed under a lower number tries again."""
     transfer: bool = False
-    """While it is being loaded, a trainer is there to move it into running engines."""
+    """True: a trainer moves the weights into the running engines."""
     since: datetime
 
     @property
@@ -76,21 +78,21 @@ class WeightsRecord(Observed):
 
 
 class EndpointProgress(Observed):
-    """How far one endpoint is with the operation."""
+    """Progress of one endpoint in the operation."""
 
     phase: Literal["Waiting", "Ordered", "Done", "Failed"] = "Waiting"
     since: datetime
-    """Of the phase."""
+    """Start of the phase."""
     reason: str = ""
-    """Why it failed; or why it read the folder, though the weights were to be transferred."""
+    """Reason of a failure, or the reason why the endpoint loaded the folder instead of the transfer."""
     transferring: bool = False
-    """It waits for the trainer to move the weights into it, or is getting them."""
+    """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None
-    """Serial number of its order, where that is not the target's: it is tried once more."""
+    """Number of the attempt, if the endpoint has one of its own because it tries again."""
 
 
 class WeightsOperation(Observed):
-    """An update from the moment it was accepted; the last one stays to be looked at."""
+    """Weights update since it was accepted. The last one stays visible after its end."""
 
     target: WeightsRecord
     timeout_seconds: int = 900
@@ -99,12 +101,12 @@ class WeightsOperation(Observed):
     finished_at: datetime | None = None
     message: str = ""
     supersedes: str | None = None
-    """Version of the operation that was under way when this one came."""
+    """Version of the unfinished operation that this one replaced."""
     total: int = 0
-    """Endpoints that take part, or took part."""
+    """Endpoints in this operation."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
-    """By id; of an operation that has ended, those that need to be remembered."""
+    """Endpoints by id. After the end of an operation: only those that are still needed."""
 
     @property
     def under_way(self) -> bool:
@@ -118,17 +120,17 @@ class WeightsOperation(Observed):
 
 
 class WeightsStatus(Observed):
-    """Durable: which weights a pool serves, and what it has served."""
+    """Weights that a pool serves and has served. This state survives restarts."""
 
     model: str = ""
-    """Folder of the spec's model that all this is about; another one in the spec begins anew."""
+    """Folder of the spec's model that this state belongs to. A change of the folder in the spec resets the state."""
     current: WeightsRecord | None = None
-    """What every endpoint has to prove; null until the first has said what the spec's model is."""
+    """Version that every endpoint must serve. Null until the first endpoint has reported the checksum of the spec's model."""
     operation: WeightsOperation | None = None
     orders: int = 0
-    """So many updates were begun, or begun anew."""
+    """Number of updates that were started or restarted."""
     history: list[WeightsRecord] = []
-    """Versions that were served, oldest first."""
+    """Served versions, oldest first."""
 
     @property
     def next_number(self) -> int:

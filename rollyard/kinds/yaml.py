@@ -93,7 +93,7 @@ class _Document:
             case "float" if re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", str(text)):
                 number = float(text)
                 return number if math.isfinite(number) else text
-        self._refuse(path, node.start_mark, f"the tag {node.tag} is not read here; write plain values")
+        self._refuse(path, node.start_mark, f"the tag {node.tag} is not supported; write plain values")
         return None
 
     def _refuse(self, path: Path, mark: yaml.Mark, message: str) -> None:
@@ -157,7 +157,7 @@ def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
     except yaml.YAMLError as error:
         lines.append(f"{source}:1:1: {error}")
     except RecursionError:
-        lines.append(f"{source}:1:1: nested too deeply, or an alias that holds itself; write it out")
+        lines.append(f"{source}:1:1: it is nested too deeply, or an alias contains itself; write it out")
 
 
 def _items(data: Any) -> Iterator[tuple[Any, Path]]:
@@ -173,5 +173,5 @@ def _check(data: Any) -> tuple[KindObject | None, list[Problem]]:
     word = data.get("kind") if isinstance(data, dict) else None
     if isinstance(word, str) and word in KINDS and not KINDS[word].USER_WRITTEN:
         choices = ", ".join(name for name, kind in KINDS.items() if kind.USER_WRITTEN)
-        return None, [Problem(("kind",), f"{word} is made by Rollyard itself; write one of {choices}")]
+        return None, [Problem(("kind",), f"Rollyard creates every {word} itself; write one of {choices}")]
     return obj, problems

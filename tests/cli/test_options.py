@@ -24,7 +24,7 @@ def test_a_name_that_is_not_of_the_first_kind_is_neither_dropped_nor_looked_for_
 
 
 def test_a_wrong_order_of_weights_is_told_without_the_words_of_a_library() -> None:
-    with pytest.raises(Invalid, match=r"^give exactly one of `path`"):
+    with pytest.raises(Invalid, match=r"^set exactly one of `path`"):
         _update({"version": "v1"})
     with pytest.raises(Invalid, match=r"^--path: write an absolute path"):
         _update({"version": "v1", "path": "weights"})

@@ -267,8 +267,8 @@ async def test_a_folder_that_is_served_from_a_shell_gets_no_job(yard: JobYard) -
     ("options", "word"),
     [
         (["--partition", "nowhere"], "invalid partition"),
-        (["--sbatch", "dependency=afterok:1"], "set by rollyard itself"),
-        (["--sbatch", "--licenses=x"], "is no option of sbatch"),
+        (["--sbatch", "dependency=afterok:1"], "Rollyard sets dependency"),
+        (["--sbatch", "--licenses=x"], "is not an option of sbatch"),
         (["--cluster", "local"], "needs a cluster"),
     ],
 )

@@ -36,7 +36,7 @@ async def test_a_rollout_tells_of_a_submit_that_hangs_then_of_its_pending_job_th
     assert "InferencePool policy needs an allocation, and for policy-ip-0 sbatch has not answered since " in sentence
     sentence = str(await field.yard.until(lambda: waits("AllocationPending")))
     job = next(a.status.job_id for a in await field.allocations("InferencePool"))
-    assert f"waits for job {job} of allocation policy-ip-0, which is pending: BeginTime (its start time has" in sentence
+    assert f"waits for job {job} of allocation policy-ip-0, which is pending: BeginTime (its start time is" in sentence
     assert " (since " in sentence
     await field.client.patch(
         ObjectKey(kind="RolloutPool", namespace="default", name="demo"), {"spec": {"suspend": True}}

@@ -147,7 +147,7 @@ async def test_a_job_that_is_held_stays_held_and_says_so(field: Field) -> None:
     await field.slurm("scontrol", "update", "NodeName=ALL", "State=resume")
 
     async def told() -> bool:
-        return "JobHeldAdmin (held by an administrator; that is not undone here)" in await field.condition(
+        return "JobHeldAdmin (an administrator holds it; Rollyard leaves it held)" in await field.condition(
             "Ready", "False"
         )
 

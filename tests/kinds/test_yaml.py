@@ -111,12 +111,12 @@ def test_all_mistakes_are_told_together_in_order() -> None:
     ("spec", "advice"),
     [
         ("{replicas: 1, autoscaling: {maxReplicas: 3}}", "not both"),
-        ("{suspend: true}", "set `replicas` for a fixed size or `autoscaling`"),
+        ("{suspend: true}", "set `replicas` for a fixed size, or `autoscaling`"),
         ("{autoscaling: {minReplicas: 3, maxReplicas: 2}}", "`maxReplicas` must be at least `minReplicas` (3)"),
-        ("{replicas: 1, allocation: {extraDirectives: {job-name: x}}}", "set by rollyard itself"),
+        ("{replicas: 1, allocation: {extraDirectives: {job-name: x}}}", "Rollyard sets job-name"),
         (
             "{replicas: 1, stages: {run: {workers: {min: 6, max: 8}}}}",
-            "1 + 6 + 1 = 8 workers at least, and an allocation has room for 4 sandboxes: lower `stages.*.workers.min`, or "
+            "at least 1 + 6 + 1 = 8 workers, but an allocation has room for 4 sandboxes: lower `stages.*.workers.min`, or "
             "write `allocation.cpusPerTask` 2 or a `sandbox.cpus` below 0.25",
         ),
         (
@@ -130,7 +130,7 @@ def test_all_mistakes_are_told_together_in_order() -> None:
         ),
         (
             '{replicas: 1, allocation: {timeLimit: "00:50:00"}}',
-            '`allocation.timeLimit`: write "00:50:35" or more, or lower `stages.*.timeoutSeconds`: it must cover '
+            '`allocation.timeLimit`: write "00:50:35" or more, or lower `stages.*.timeoutSeconds`; it must cover '
             "the budgets of the stages (3000 s in all)",
         ),
         ("{replicas: 1, maxGpuHours: 8}", "set `allocation.gpusPerNode`, or leave out `maxGpuHours`"),
@@ -162,10 +162,10 @@ def test_a_contradiction_is_told_beside_a_misspelt_field() -> None:
     ("text", "start"),
     [
         ("a: [1,\n b", "pool.yaml:2:3: while parsing a flow sequence"),
-        ("a: &a [*a]", "pool.yaml:1:1: nested too deeply, or an alias that holds itself"),
-        ("[" * 5000, "pool.yaml:1:1: nested too deeply"),
+        ("a: &a [*a]", "pool.yaml:1:1: it is nested too deeply, or an alias contains itself"),
+        ("[" * 5000, "pool.yaml:1:1: it is nested too deeply"),
         ("- 1", "pool.yaml:1:1: must be a mapping with apiVersion, kind, metadata and spec, not a list"),
-        (HEAD.replace("RolloutPool", "Allocation"), "pool.yaml:2:7: kind: Allocation is made by Rollyard itself"),
+        (HEAD.replace("RolloutPool", "Allocation"), "pool.yaml:2:7: kind: Rollyard creates every Allocation itself"),
         (HEAD, "pool.yaml:1:1: spec: is missing"),
     ],
 )

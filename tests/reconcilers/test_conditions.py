@@ -181,7 +181,7 @@ def test_a_job_that_waits_for_a_moment_does_not_make_a_crash_loop_flap() -> None
 def test_a_start_that_slurm_has_just_heard_of_is_no_wait_for_slurm() -> None:
     fact = ready(view(one(0, jobState="PENDING", intendedAt=-1), one(1, jobState="PENDING", intendedAt=-1)))
     assert said(fact) == (False, "WaitingForAllocations")
-    assert "2 of 2 jobs pending: None (Slurm has not looked at it yet)" in fact.message
+    assert "2 of 2 jobs pending: None (Slurm has not considered it yet)" in fact.message
     assert ready(view(one(0, jobState="PENDING", reason="Resources", intendedAt=-1))).reason == "WaitingForSlurm"
 
 

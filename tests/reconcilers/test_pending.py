@@ -45,7 +45,7 @@ def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> Non
     assert found.reason == "QOSMaxGRESPerUser"
     assert found.message == (
         "3 of 4 jobs pending: 2 QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres), "
-        "1 Priority (other jobs are before it); the first is expected to start at 2030-01-02 03:04:05 UTC"
+        "1 Priority (other jobs have a higher priority); the first is expected to start at 2030-01-02 03:04:05 UTC"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_word_that_nobody_knows_stands_for_itself() -> None:
         ("AssocGrpNodeLimit", "the account allows all its jobs together no more nodes"),
         (
             "(launch_failed_requeued_held)",
-            "it could not be started on its node and is held; `scontrol release` lets it go on",
+            "its start on a node failed and Slurm holds it; `scontrol release` lets it continue",
         ),
     ],
 )

@@ -317,7 +317,7 @@ async def test_versions_of_engines_that_are_not_ours_cannot_be_asked_for(yard: W
     for pool, asks, words in (
         ("swe", {"max_staleness": 1}, "are external"),
         ("alone", {"min_weights_version": "v1"}, "has no role 'policy'"),
-        ("swe", {"group_version": "same"}, "is about a group"),
+        ("swe", {"group_version": "same"}, "needs a group"),
     ):
         status, answer = await yard.call("POST", "/v1/rollouts", json={"pool": pool, "task": task} | asks)
         assert (status, words in answer["message"]) == (422, True), answer

@@ -154,8 +154,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "AllocationPending", {},
         unserved(None, allocation("policy-ip-0", "InferencePool", reason="Priority", startTime=NOW + 60, **PENDING)),
-        "InferencePool policy waits for job 123 of allocation policy-ip-0, which is pending: Priority (other jobs are "
-        f"before it); Slurm expects it to start at 2026-01-01 12:01:00 UTC {SINCE_AT}",
+        "InferencePool policy waits for job 123 of allocation policy-ip-0, which is pending: Priority (other jobs have "
+        f"a higher priority); Slurm expects it to start at 2026-01-01 12:01:00 UTC {SINCE_AT}",
     ),
     (
         "AllocationSuspended", {}, lacking(None, allocation("swe-rp-0", jobState="SUSPENDED", jobId="123")),

@@ -235,7 +235,7 @@ async def test_a_default_that_is_named_attaches_to_the_same_rollout(versions: Ve
     await submit(versions, min_weights_version=None, group_version="any", priority=0)
     with pytest.raises(Conflict):
         await submit(versions, priority=1)
-    with pytest.raises(ValidationError, match="is about a group"):
+    with pytest.raises(ValidationError, match="needs a group"):
         request("b", group_version="same")
 
 
