@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Sequence
 
+from rollyard.aio import wait_or_timeout
 from rollyard.in_slurm.place import Place
 from rollyard.telemetry import set_up_logging
 
@@ -47,12 +48,9 @@ async def _supervise(command: Sequence[str]) -> int:
         if asyncio.get_running_loop().time() - began > WELL_SECONDS:
             pause = FIRST_PAUSE_SECONDS
         log.error("the server ended with status %d; it is started again in %g s", status, pause)
-        try:
-            async with asyncio.timeout(pause):
-                await stop.wait()
+        if await wait_or_timeout(stop, pause):
             return 0
-        except TimeoutError:
-            pause = min(LAST_PAUSE_SECONDS, 2 * pause)
+        pause = min(LAST_PAUSE_SECONDS, 2 * pause)
 
 
 async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
+from rollyard.aio import Waker
 from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.probe import Finding, Probe
 from rollyard.inference.state import PoolKey
@@ -35,19 +35,19 @@ class Prober:
         self._endpoints = endpoints
         self._pools = pools
         self._trust = trust
-        self._wake = asyncio.Event()
-        self._relist = asyncio.Event()
+        self._suspected = Waker()
+        self._relisted = Waker()
         self._seen: set[PoolKey] = set()
         self._busy: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     def wake(self) -> None:
         """A probe is due."""
-        self._wake.set()
+        self._suspected.wake()
 
     def relist(self) -> None:
         """The list of some pool's external endpoints has changed."""
-        self._relist.set()
+        self._relisted.wake()
 
     async def run(self) -> None:
         """For ever."""
@@ -62,7 +62,7 @@ class Prober:
             while True:
                 for state in self._endpoints.suspects():
                     self._begin(tasks, probe, state.endpoint, whole=True)
-                await _either(self._wake, LOOK_SECONDS)
+                await self._suspected.pause(LOOK_SECONDS)
 
     async def _look_after_externals(self, tasks: asyncio.TaskGroup, probe: Probe) -> None:
         while True:
@@ -72,7 +72,7 @@ class Prober:
                     # While it is ejected the half-open probe alone goes there.
                     if not state.uid and not state.trust.ejected and not state.drain:
                         self._begin(tasks, probe, state.endpoint, whole=not state.ready)
-            await _either(self._relist, EXTERNAL_SECONDS)
+            await self._relisted.pause(EXTERNAL_SECONDS)
 
     async def _list(self) -> None:
         """Bring the registry in line with what the pools name."""
@@ -130,12 +130,3 @@ class Prober:
 
 def external_id(pool: PoolKey, endpoint: ExternalEndpoint) -> str:
     return f"{pool[0]}/{pool[1]}/{endpoint.base}"
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    """Until the event comes or the time is up; the event is cleared."""
-    with contextlib.suppress(TimeoutError):
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    event.clear()

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from rollyard.agents.tasks.installed import load_handlers
+from rollyard.aio import Waker
 from rollyard.client.link import Link
 from rollyard.client.node import NodeLine
 from rollyard.errors import Fenced, NoEndpoint
@@ -77,7 +78,7 @@ class NodeAgent:
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
         """Received on this connection."""
-        self._poke = asyncio.Event()
+        self._moved = Waker()
         self._drain = False
         self._drained = asyncio.Event()
 
@@ -218,17 +219,13 @@ class NodeAgent:
         )
 
     def _changed(self) -> None:
-        self._poke.set()
+        self._moved.wake()
 
     async def _beat(self) -> None:
         """A heartbeat in time, and at once when something moved; with it how much more there is room for."""
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
-                async with asyncio.timeout(self._lease_seconds / 3):
-                    await self._poke.wait()
-            self._poke.clear()
+            await self._moved.pause(self._lease_seconds / 3)
             if self._shop is None:
                 continue
             pools = self._shop.pools

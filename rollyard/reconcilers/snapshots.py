@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 
+from rollyard.aio import wait_or_timeout
 from rollyard.clock import Clock, as_text
 from rollyard.errors import SlurmUnreachable
 from rollyard.reconcilers.missing import Absence, Known, Verdict, absences, doubt, incomplete, verdict
@@ -76,12 +77,9 @@ class SnapshotFeed:
 
     async def _look(self) -> None:
         while True:
-            taken = await self._take()
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
-                async with asyncio.timeout(max(INTERVAL_SECONDS, REST_RATIO * taken)):
-                    await self._soon.wait()
-                await asyncio.sleep(max(SOON_SECONDS, REST_RATIO * taken))
+            rest = REST_RATIO * await self._take()
+            if await wait_or_timeout(self._soon, max(INTERVAL_SECONDS, rest)):
+                await asyncio.sleep(max(SOON_SECONDS, rest))
             self._soon.clear()
 
     async def _look_around(self) -> None:

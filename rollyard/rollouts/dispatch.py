@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
+from rollyard.aio import Waker
 from rollyard.clock import Clock
 from rollyard.errors import RollyardError
 from rollyard.kinds.rollout import RolloutRequest, Stage
@@ -122,7 +122,7 @@ class Dispatcher:
         self._placement = placement
         self._pool = pool
         self._due: set[PoolKey] = set()
-        self._wake = asyncio.Event()
+        self._waker = Waker()
 
     def wake(self, pool: PoolKey, at: float = 0.0) -> None:
         """Look at this pool now, or at `at` (Unix seconds) when that is later."""
@@ -131,18 +131,14 @@ class Dispatcher:
             asyncio.get_running_loop().call_later(delay + 0.001, self.wake, pool)
             return
         self._due.add(pool)
-        self._wake.set()
+        self._waker.wake()
 
     async def run(self) -> None:
         """For ever."""
         loop = asyncio.get_running_loop()
         whole_round = loop.time()
         while True:
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout_at(whole_round):
-                    await self._wake.wait()
-            self._wake.clear()
+            await self._waker.pause(whole_round - loop.time())
             due, self._due = self._due, set()
             if loop.time() >= whole_round:  # a safety net: whatever wake was missed, nothing waits longer than this
                 due |= {a.pool for a in self._agents.all()}

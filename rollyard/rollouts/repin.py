@@ -7,10 +7,10 @@ down. So nothing is counted before it is true, and a node agent that does not kn
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Protocol
 
+from rollyard.aio import Waker
 from rollyard.clock import Clock
 from rollyard.kinds.wire import LeaseRef, Repin
 from rollyard.rollouts.agents import Agents
@@ -43,21 +43,17 @@ class Repinner:
         self._agents = agents
         self._leases = leases
         self._skew = skew
-        self._wake = asyncio.Event()
+        self._waker = Waker()
         self._stuck: set[str] = set()
         """Endpoints that are out, whose sessions wait because no other is ready."""
 
     def wake(self) -> None:
-        self._wake.set()
+        self._waker.wake()
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS):
-                    await self._wake.wait()
-            self._wake.clear()
+            await self._waker.pause(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS)
             self.look()
             await asyncio.sleep(0.1)  # endpoints that move together are looked at together
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from rollyard.aio import Waker
 from rollyard.clock import Clock
 from rollyard.errors import NotFound, RollyardError
 from rollyard.kinds.rollout import Stage
@@ -48,20 +48,16 @@ class Resizer:
         self._stages = stages
         self._sized: dict[PoolKey, dict[NodeAgent, _Sized]] = {}
         self._due: set[PoolKey] = set()
-        self._wake = asyncio.Event()
+        self._waker = Waker()
 
     def wake(self, pool: PoolKey) -> None:
         self._due.add(pool)
-        self._wake.set()
+        self._waker.wake()
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout(IDLE_SECONDS):
-                    await self._wake.wait()
-            self._wake.clear()
+            await self._waker.pause(IDLE_SECONDS)
             # The idle round is a safety net, for a look that failed.
             due = self._due or {a.pool for a in self._agents.all()}
             self._due = set()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from rollyard.aio import wait_or_timeout
 from rollyard.clock import Clock
 from rollyard.errors import Fenced, NotFound, Unavailable
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
@@ -110,10 +110,7 @@ class Rollouts:
             record = await self.get(namespace, id)
             if record.status.terminal or seconds <= 0:
                 return record
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the event.
-                async with asyncio.timeout(seconds):
-                    await event.wait()
+            await wait_or_timeout(event, seconds)
         finally:
             waiting.discard(event)
             if not waiting and self._waiting.get((namespace, id)) is waiting:
@@ -142,9 +139,7 @@ class Rollouts:
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(due):
-                        await ended.wait()
+                await wait_or_timeout(ended, due - loop.time())
 
     async def cancel(
         self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from rollyard.aio import Waker
 from rollyard.clock import Clock
 from rollyard.errors import RollyardError
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -50,15 +49,14 @@ class WeightsWatch:
         self._pools = pools
         self._clock = clock
         self._watched: dict[tuple[str, str], _Watched] = {}
-        self._wake = asyncio.Event()
+        self._waker = Waker()
 
     def wake(self) -> None:
-        self._wake.set()
+        self._waker.wake()
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            self._wake.clear()
             pools = await self._pools()
             there = {_key(pool) for pool in pools}
             self._watched = {key: watched for key, watched in self._watched.items() if key in there}
@@ -67,10 +65,7 @@ class WeightsWatch:
                     await self.look(pool)
                 except RollyardError as error:
                     log.warning("the weights of what runs in pool %s were not looked at: %s", pool.metadata.name, error)
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the wake.
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._wake.wait()
+            await self._waker.pause(LOOK_SECONDS)
 
     async def look(self, pool: RolloutPool) -> int:
         """Answers how many were begun anew or ended."""
