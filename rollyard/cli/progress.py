@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import click
 
+from rollyard.aio import running
 from rollyard.client.client import AsyncClient
-from rollyard.client.link import beside
 from rollyard.errors import RollyardError, Unavailable
 from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 
@@ -33,7 +33,7 @@ class Progress:
     @contextlib.asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
         """Show it while the block runs."""
-        async with beside(self._on_terminal() if sys.stderr.isatty() else self._in_lines()):
+        async with running(self._on_terminal() if sys.stderr.isatty() else self._in_lines()):
             yield
 
     async def _on_terminal(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from rollyard.aio import running
 from rollyard.cli.options import with_client
 from rollyard.cli.top_lines import Line, lines
 from rollyard.client.client import AsyncClient
@@ -101,14 +102,13 @@ async def _follow(look: Callable[[], Coroutine[Any, Any, Top]], pause: float, em
     shown, word = list[Line](), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            asked, task = clock(), asyncio.create_task(look())
+            asked = clock()
             try:
-                while not (await asyncio.wait({task}, timeout=pause))[0]:
-                    live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
+                async with running(look()) as task:
+                    while not (await asyncio.wait({task}, timeout=pause))[0]:
+                        live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
                 shown, word = lines(task.result(), console.height, console.width) or [Line(empty)], ""
             except Unavailable as error:
                 word = str(error)
-            finally:
-                task.cancel()
             live.update(picture(shown, word), refresh=True)
             await asyncio.sleep(pause)

@@ -12,8 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from rollyard.aio import running
 from rollyard.client.kubeconfig import Context
-from rollyard.client.link import Backoff, beside, moved, raise_for_status
+from rollyard.client.link import Backoff, moved, raise_for_status
 from rollyard.errors import Unavailable, failure_text
 
 log = logging.getLogger(__name__)
@@ -92,10 +93,10 @@ class Http:
         """
         at = await self._url()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
-        async with asyncio.timeout(None) as limit, beside(self._when_moved(at, lambda: limit.reschedule(0))):
+        async with asyncio.timeout(None) as limit, running(self._when_moved(at, lambda: limit.reschedule(0))):
             answer = await self._session.get(at + path, params=query, timeout=timeout)
         # No such limit here: it would cancel whatever the reader does between two reads.
-        async with answer, beside(self._when_moved(at, answer.close)):
+        async with answer, running(self._when_moved(at, answer.close)):
             await self._check(answer)
             yield answer
 

@@ -10,7 +10,7 @@ import random
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,17 +117,6 @@ async def moved(url: Callable[[], Awaitable[str]], at: str) -> None:
             if await url() != at:
                 log.info("the server has moved")
                 return
-
-
-@contextlib.asynccontextmanager
-async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs it until the block is left; it must not fail."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 class Backoff:

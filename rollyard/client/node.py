@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from rollyard.client.link import Backoff, Link, beside, moved
+from rollyard.aio import running
+from rollyard.client.link import Backoff, Link, moved
 from rollyard.errors import Fenced, Unavailable, failure_text
 from rollyard.kinds.wire import FromNode, Hello, ToNode, to_node
 
@@ -65,7 +66,7 @@ class NodeLine:
         url = base.replace("https://", "wss://", 1) + "/v1/node/connect"
         async with (
             self._http.ws_connect(url, heartbeat=15.0, max_msg_size=64 << 20) as socket,
-            beside(self._close_when_moved(socket, base)),
+            running(self._close_when_moved(socket, base)),
         ):
             await socket.send_str(self._hello().model_dump_json())
             async with asyncio.timeout(WELCOME_SECONDS):

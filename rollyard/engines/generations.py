@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from rollyard.aio import wait_or_timeout
 from rollyard.engines.headers import end_to_end
 
 log = logging.getLogger(__name__)
@@ -117,11 +118,7 @@ class Generations:
 
     async def ended(self, seconds: float) -> bool:
         """Whether all requests that the engine has have ended within this time."""
-        try:
-            await asyncio.wait_for(self._none.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        return await wait_or_timeout(self._none, seconds)
 
     def ask_again(self) -> None:
         """Take back the requests that the engine has not begun to answer; each is asked anew once it is open again."""
@@ -174,12 +171,8 @@ class Generations:
                 continue
 
     async def _enter(self) -> None:
-        if self._open.is_set():
-            return
-        try:
-            await asyncio.wait_for(self._open.wait(), self._patience)
-        except TimeoutError:
-            raise Shut("the engine is not ready, or its weights are being changed") from None
+        if not await wait_or_timeout(self._open, self._patience):
+            raise Shut("the engine is not ready, or its weights are being changed")
 
     @asynccontextmanager
     async def _passage(self, question: Awaitable[aiohttp.ClientResponse]) -> AsyncIterator[_Passage]:

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from rollyard.aio import running, wait_or_timeout
 from rollyard.client.link import Backoff, Link, address_towards
 from rollyard.engines.control import EngineControl
 from rollyard.engines.door import Door
@@ -166,15 +167,11 @@ class InferenceServer:
         return Preparation(serving(self._spec, folder), self._uds, self._place)
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
-        task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
-        try:
+        async with running(work) as task, running(self._stop.wait()) as stop:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise _Stopped
             return task.result()
-        finally:
-            task.cancel()
-            stop.cancel()
 
     async def _own_address(self) -> str:
         """Waits for a server to say where it is."""
@@ -210,49 +207,38 @@ class InferenceServer:
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
         """Engine and heartbeat until one of them ends it."""
         assert self._weights is not None
-        engine = asyncio.create_task(self._engine(self._weights))
-        beat = asyncio.create_task(self._beat(http, url, seconds))
-        stop = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if beat.done():
-                beat.result()  # Fenced
-            if engine.done() and not await self._stops_too():
-                # The reason must reach the server before the job is gone.
-                self._fatal = _reason(engine.exception())
-                log.critical("%s", self._fatal)
-                with contextlib.suppress(ApiError):
-                    await self._say(http, url)
-                return 1
-            await self._finish(http, url)
-            if self._gang is not None:
-                self._gang.leave()  # before its engine goes: then the other ranks know that this is no failure
-            return 0
-        finally:
-            self._closing.set()
-            for task in (engine, beat, stop):
-                task.cancel()
-            await asyncio.gather(engine, beat, stop, return_exceptions=True)
+        async with (
+            running(self._engine(self._weights)) as engine,
+            running(self._beat(http, url, seconds)) as beat,
+            running(self._stop.wait()) as stop,
+        ):
+            try:
+                await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if beat.done():
+                    beat.result()  # Fenced
+                # What ended the engine may have been meant for all of the job, and reach us a moment later.
+                if engine.done() and not await wait_or_timeout(self._stop, ALIKE_SECONDS):
+                    # The reason must reach the server before the job is gone.
+                    self._fatal = _reason(engine.exception())
+                    log.critical("%s", self._fatal)
+                    with contextlib.suppress(ApiError):
+                        await self._say(http, url)
+                    return 1
+                await self._finish(http, url)
+                if self._gang is not None:
+                    self._gang.leave()  # before its engine goes: then the other ranks know that this is no failure
+                return 0
+            finally:
+                self._closing.set()
 
     async def _engine(self, weights: Weights) -> None:
         """For ever, and beside its start the look at the chat template. Raises EngineFailed."""
-        engine, check = asyncio.create_task(weights.run()), asyncio.create_task(check_template(self._spec.model))
-        try:
+        async with running(weights.run()) as engine, running(check_template(self._spec.model)) as check:
             await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
                 check.result()
                 self._template_checked = True
             await engine
-        finally:
-            for task in (engine, check):
-                task.cancel()
-            await asyncio.gather(engine, check, return_exceptions=True)
-
-    async def _stops_too(self) -> bool:
-        """Whether what ended the engine was meant for all of the job, and for us a moment later."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), ALIKE_SECONDS)
-        return self._stop.is_set()
 
     async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
         """Says how the engine is, for ever: at once when that changes. Raises Fenced."""
@@ -332,8 +318,7 @@ class InferenceServer:
             await self._say(http, url)
         assert self._door is not None
         while asyncio.get_running_loop().time() < self._until:  # a SIGTERM during a drain brings it nearer
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._door.idle.wait(), FINISH_LOOK_SECONDS)
+            if await wait_or_timeout(self._door.idle, FINISH_LOOK_SECONDS):
                 return
 
 

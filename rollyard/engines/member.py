@@ -7,6 +7,7 @@ import logging
 import signal
 from pathlib import Path
 
+from rollyard.aio import running
 from rollyard.engines.gang import Gang
 from rollyard.engines.prepare import Preparation
 from rollyard.engines.process import EngineCommand, end_engine, how_it_ended, start_engine
@@ -27,30 +28,23 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    stopped = asyncio.create_task(stop.wait())
-    meeting = asyncio.create_task(_meet(gang, spec, uds))
-    try:
+    async with running(stop.wait()) as stopped, running(_meet(gang, spec, uds)) as meeting:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
         process = await start_engine(meeting.result())
-        death, over = asyncio.create_task(process.wait()), asyncio.create_task(gang.until_over())
-        try:
-            await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if death.done():
-                await asyncio.wait({over, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=GRACE_SECONDS)
-            if over.done() or stop.is_set():
-                return 0
-            how = how_it_ended(death.result())
-        finally:
-            await end_engine(process)
-            over.cancel()
+        async with running(process.wait()) as death, running(gang.until_over()) as over:
+            try:
+                await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if death.done():
+                    await asyncio.wait({over, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=GRACE_SECONDS)
+                if over.done() or stop.is_set():
+                    return 0
+                how = how_it_ended(death.result())
+            finally:
+                await end_engine(process)
         log.critical("rank %d of the engine has died: %s", gang.rank, how)
         return 1
-    finally:
-        stopped.cancel()
-        meeting.cancel()
-        await asyncio.gather(stopped, meeting, return_exceptions=True)
 
 
 async def _meet(gang: Gang, spec: InferencePoolSpec, uds: Path) -> EngineCommand:

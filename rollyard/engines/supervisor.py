@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from rollyard.aio import running, wait_or_timeout
 from rollyard.client.link import Backoff
 from rollyard.engines.last_words import last_words, out_of_memory, reason_given
 from rollyard.engines.load import read_load
@@ -134,8 +134,7 @@ class Supervisor:
                 if deaths.in_a_row >= CRASHES:
                     raise EngineFailed(f"CrashLoop: {so_far}")
                 again = f"Restarting: {so_far}"
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), backoff.seconds())
+                await wait_or_timeout(self._again, backoff.seconds())
 
     def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
         """End the engine and start this one; `or_else` takes its place if it is never ready."""
@@ -176,20 +175,19 @@ class Supervisor:
             return Death("EngineFailed", str(failed))
 
     async def _watch(self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO) -> Death:
-        relay = asyncio.create_task(self._relay(words))
-        probe = asyncio.create_task(self._probe(http))
-        death = asyncio.create_task(process.wait())
-        again = asyncio.create_task(self._again.wait())
-        try:
-            await asyncio.wait({probe, death, again}, return_when=asyncio.FIRST_COMPLETED)
-            by_itself, ended_at = death.done(), asyncio.get_running_loop().time()
-        finally:
-            self.health = Health(False, "EngineDied")
-            await end_engine(process)
-            await asyncio.wait({relay}, timeout=RELAY_SECONDS)
-            for task in (relay, probe, death, again):
-                task.cancel()
-            await asyncio.gather(relay, probe, death, again, return_exceptions=True)
+        async with (
+            running(self._relay(words)) as relay,
+            running(self._probe(http)) as probe,
+            running(process.wait()) as death,
+            running(self._again.wait()) as again,
+        ):
+            try:
+                await asyncio.wait({probe, death, again}, return_when=asyncio.FIRST_COMPLETED)
+                by_itself, ended_at = death.done(), asyncio.get_running_loop().time()
+            finally:
+                self.health = Health(False, "EngineDied")
+                await end_engine(process)
+                await asyncio.wait({relay}, timeout=RELAY_SECONDS)
         if not by_itself:
             return (
                 probe.result() if probe.done() and not probe.cancelled() else Death("Restarting", "it is started anew")

@@ -6,13 +6,13 @@ The routes are vLLM's own, which the embedded engine has too; calls and answers 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from rollyard.aio import wait_or_timeout
 from rollyard.engines.headers import end_to_end
 from rollyard.errors import Conflict
 
@@ -53,9 +53,7 @@ class Transfer:
             while not self._finished.is_set():
                 if why := given_up() or self._overdue():
                     return why
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(look_seconds):
-                        await self._finished.wait()
+                await wait_or_timeout(self._finished, look_seconds)
             return ""
         finally:
             self._open = False

@@ -15,6 +15,7 @@ from typing import Literal
 
 import aiohttp
 
+from rollyard.aio import Waker, running
 from rollyard.engines import halt
 from rollyard.engines.control import ControlFailed, EngineControl
 from rollyard.engines.door import Door
@@ -71,7 +72,7 @@ class Weights:
         self._proving = Proving(http, model.served_name, control)
         self._succession = Succession(supervisor, door.generations, prepare, restarts=restarts)
         self._stopping = stopping
-        self._news = asyncio.Event()
+        self._news = Waker()
         self._now: Source | None = None
         self._contents: Contents | None = None
         self._proven_life = -1
@@ -115,21 +116,16 @@ class Weights:
         if self.phase == "Failed":
             self._say("")  # that was about another order
         self._retry_after = RETRY_FIRST_SECONDS
-        self._news.set()
+        self._news.wake()
 
     async def run(self) -> None:
         """Keeps the engine alive with the weights of the last order. Raises EngineFailed."""
         self._now = await self._first()
         self._succession.next_on(self._now)
-        tasks = [asyncio.create_task(self._supervisor.run()), asyncio.create_task(self._attend())]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        async with running(self._supervisor.run()) as engine, running(self._attend()) as attending:
+            done, _ = await asyncio.wait({engine, attending}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _first(self, was: Source | None = None) -> Source:
         """What to start with. An order's files may come later; the pool's own model must be there.
@@ -157,14 +153,11 @@ class Weights:
                 if order is None:
                     raise EngineFailed(str(error)) from None
                 self._fail(order, str(error), retry=True)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), self._retry_after)
-                self._news.clear()
+                await self._news.pause(self._retry_after)
 
     async def _attend(self) -> None:
         """For ever. Raises EngineFailed."""
         while True:
-            self._news.clear()
             if self._supervisor.health.ready:
                 if not self.proven:
                     await self._prove_start()
@@ -172,8 +165,7 @@ class Weights:
                     await self._carry_out(order)
                 elif self.phase == "Failed" and self._is_done():
                     self._say("")  # what failed is not wanted any more
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+            await self._news.pause(LOOK_SECONDS)
 
     def _is_done(self) -> bool:
         return self._wanted is None or (self._now is not None and self._now.fulfils(self._wanted))

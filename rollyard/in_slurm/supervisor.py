@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from rollyard.aio import wait_or_timeout
+from rollyard.aio import running, wait_or_timeout
 from rollyard.in_slurm.place import Place
 from rollyard.telemetry import set_up_logging
 
@@ -56,9 +56,9 @@ async def _supervise(command: Sequence[str]) -> int:
 async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:
     """The status that it ended with; negative for a signal."""
     child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
-    ended, stopped = asyncio.create_task(child.wait()), asyncio.create_task(stop.wait())
-    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
+    ended = asyncio.create_task(child.wait())
+    async with running(stop.wait()) as stopped:
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not ended.done():
         child.terminate()
         await asyncio.wait({ended}, timeout=STOP_SECONDS)

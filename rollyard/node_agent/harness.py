@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from rollyard.aio import running
 from rollyard.errors import TaskError
 from rollyard.gateway.app import KEY_PREFIX, build
 from rollyard.gateway.refusal import Refusal
@@ -119,16 +120,12 @@ class Harness:
             await self._sandbox.write_file(path, "\n\n".join(said).encode("utf-8", "replace"))
 
     async def _command(self, agent: AgentSpec, base: str) -> CommandResult:
-        running = asyncio.create_task(self._sandbox.bash(_script(agent, base, self._session.id), LONGEST_SECONDS))
-        either: set[asyncio.Future[Any]] = {running, self._session.failure}
-        try:
+        async with running(self._sandbox.bash(_script(agent, base, self._session.id), LONGEST_SECONDS)) as command:
+            either: set[asyncio.Future[Any]] = {command, self._session.failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._session.failure.done():
                 raise self._session.failure.result()
-            return running.result()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            return command.result()
 
 
 def _script(agent: AgentSpec, base: str, session: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from rollyard.aio import running
 from rollyard.client.link import Link
 from rollyard.errors import Fenced, RollyardError
 from rollyard.node_agent.agent import NodeAgent
@@ -49,11 +50,10 @@ async def _run(link: Link) -> int:
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
         agent = NodeAgent(link, http, models)  # imports plug-ins, which may take a while
-        moving = asyncio.create_task(end_when_stuck(STUCK_SECONDS))
         try:
-            await agent.run(stop)
+            async with running(end_when_stuck(STUCK_SECONDS)):
+                await agent.run(stop)
         finally:
-            moving.cancel()
             faulthandler.cancel_dump_traceback_later()
     return 0
 

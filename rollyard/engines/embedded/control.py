@@ -117,7 +117,8 @@ async def _read(request: web.Request, model: type[M]) -> M:
 
 async def _done(change: Future[Any]) -> web.Response:
     try:
-        await asyncio.wait_for(asyncio.wrap_future(change), CHANGE_SECONDS)
+        async with asyncio.timeout(CHANGE_SECONDS):
+            await asyncio.wrap_future(change)
     except TimeoutError:
         raise Unavailable("the engine's thread does not answer") from None
     return web.Response()

@@ -17,6 +17,7 @@ from pathlib import Path
 from aiohttp import web
 from tokenizers import Tokenizer
 
+from rollyard.aio import running
 from rollyard.engines.embedded.completion import Served
 from rollyard.engines.embedded.config import read_config
 from rollyard.engines.embedded.model import Model
@@ -65,7 +66,8 @@ async def _serve(options: argparse.Namespace) -> int:
     try:
         await _listen(runner, options.uds)
         logger.info("serving %s as %r, %d tokens of context", options.model, served.name, served.max_model_len)
-        await _first(stop, server.failed)
+        async with running(stop.wait()) as stopped, running(server.failed.wait()) as failed:
+            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
         await server.stop()
     finally:
         await runner.cleanup()
@@ -95,16 +97,6 @@ async def _listen(runner: web.AppRunner, path: Path) -> None:
         await web.UnixSite(runner, path).start()
     finally:
         os.umask(before)
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Returns once one of the events is set. There is no limit: serving has none."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 def _die_with_parent() -> None:

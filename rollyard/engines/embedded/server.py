@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from pydantic_core import to_json
 
+from rollyard.aio import wait_or_timeout
 from rollyard.engines.embedded.completion import (
     Answer,
     CompletionRequest,
@@ -68,9 +69,7 @@ class _Inbox:
 
     async def gather(self, seconds: float) -> None:
         """Let steps pile up, no longer than to the end of the generation."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
+        await wait_or_timeout(self._ended, seconds)
 
 
 class EngineServer:
