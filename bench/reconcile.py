@@ -19,21 +19,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rollyard.clock import SystemClock
-from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.kinds.wire import Identity
-from rollyard.reconcilers.build import build_manager
-from rollyard.reconcilers.snapshots import INTERVAL_SECONDS, SnapshotFeed
-from rollyard.reconcilers.workspace import Workspace
-from rollyard.rollouts.agents import Agents, NodeAgent
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.service import Rollouts
+from rollyard.reconcilers.snapshots import INTERVAL_SECONDS
+from rollyard.rollouts.agents import NodeAgent
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
 from rollyard.slurm.cli import MARK, QUEUE, read_queue
 from rollyard.slurm.script import directives
 from rollyard.store.sqlite import SqliteStore
+from rollyard.wiring import Parts
 
 PER_POOL = 10
 CHANGES = 40
@@ -86,12 +82,9 @@ class SimulatedSlurm:
 
 class Bench:
     def __init__(self, folder: Path, store: SqliteStore) -> None:
-        clock = SystemClock()
-        self.store, self.slurm, self.agents = store, SimulatedSlurm(), Agents()
-        rollouts = Rollouts(store, clock, self.agents, Leases(clock, 3600.0))
-        workspace = Workspace(folder, "bench", lambda role, uid: uid)
-        feed = SnapshotFeed(self.slurm, clock)
-        self.manager = build_manager(store, self.slurm, feed, workspace, self.agents, Endpoints(clock), rollouts, clock)
+        self.store, self.slurm = store, SimulatedSlurm()
+        self.parts = Parts(store, self.slurm, folder, SystemClock(), lease_seconds=3600.0)
+        self.manager, self.agents = self.parts.manager, self.parts.agents
 
     async def build(self, pools: int) -> None:
         """So many pools of ten, everything ready."""
@@ -119,7 +112,9 @@ class Bench:
         identity = Identity(
             allocation=meta.name, namespace=meta.namespace, uid=meta.uid, job_id="1", instance="bench", node="n1"
         )
-        self.agents.connect(NodeAgent(identity, (meta.namespace, allocation.spec.pool.name), lambda message: None))
+        self.agents.connect(
+            NodeAgent(identity, (meta.namespace, allocation.spec.pool.name), lambda message: None, expel=lambda: None)
+        )
 
     async def steady(self, seconds: float) -> tuple[float, float]:
         """(look-ups an interval, share of a core) while nothing changes."""
@@ -167,6 +162,7 @@ async def measure(allocations: int, seconds: float) -> None:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+            await bench.parts.close()
             await store.close()
         theirs = await bench.each_for_itself(pools, min(seconds, 5.0))
     print(

@@ -24,11 +24,10 @@ from bench.routing_policies import BASELINES, POLICIES
 from bench.routing_sim import Fleet, Result, Sim
 from bench.routing_traces import TRACES
 from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
-from rollyard.rollouts.leases import Leases
 from rollyard.store.base import RolloutRecord
+from rollyard.wiring import Routing
 
 EQUAL = Fleet((1.0,) * 5)
 MIXED = Fleet((1.0, 1.0, 2.0))
@@ -143,8 +142,8 @@ AT_ONCE = 20
 def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -> None:
     """Each choice is a burst of its own, the dearest way there is, and its lease is put into the books."""
     clock = ManualClock()
-    registry, leases = Endpoints(clock), Leases(clock, 15)
-    registry.sessions, leases.counted = leases.sessions, registry.counted
+    parts = Routing(clock)
+    registry, leases = parts.endpoints, parts.leases
     for i in range(endpoints):
         who = Identity(
             allocation=f"a{i}", namespace="default", uid=f"u{i}", job_id="1", instance="i", node=f"n{i // 4}"

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from bench.routing_sim import Policy, Rollout, Sim
-from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, Repin, ToNode
-from rollyard.rollouts.agents import Agents, NodeAgent
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.repin import Repinner
+from rollyard.rollouts.agents import NodeAgent
 from rollyard.store.base import RolloutRecord
+from rollyard.wiring import Routing
 
 POOL = ("default", "policy")
 PROBE_SECONDS = 0.1
@@ -31,16 +29,15 @@ class Ours:
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
         self._offset = 0.0
-        self.endpoints, self.leases, agents = Endpoints(self), Leases(self, 1e9), Agents()
-        self.endpoints.sessions, self.leases.counted = self.leases.sessions, self.endpoints.counted
-        self.endpoints.suspected = lambda: sim.after(PROBE_SECONDS, self._probe)
-        self._repinner = Repinner(self, agents, self.leases, self.endpoints)
+        parts = Routing(self, lease_seconds=1e9)
+        self.endpoints, self.leases, self._repinner = parts.endpoints, parts.leases, parts.repinner
+        self.endpoints.endpoint_suspected.connect(lambda endpoint: sim.after(PROBE_SECONDS, self._probe))
         self._records: dict[str, RolloutRecord] = {}
         self._live: dict[str, Rollout] = {}
         self._burst = -1.0, self.endpoints.heap(POOL)
         self._last = "", ""
         """The group that came last, and its server."""
-        agents.connect(NodeAgent(_identity("node"), ("default", "swe"), self._heard))
+        parts.agents.connect(NodeAgent(_identity("node"), ("default", "swe"), self._heard, expel=lambda: None))
 
     # its clock
 

@@ -66,25 +66,27 @@ class Signal(Generic[P]):
     """An event that one part tells and others listen to: `Signal[Pool]` is emitted with a pool, `Signal[[]]` with nothing."""
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[P, object]] = []
+        self._listeners: tuple[Callable[P, object], ...] = ()
 
     def connect(self, listener: Callable[P, object]) -> None:
         """Call this too at every `emit` from now on."""
-        self._listeners.append(listener)
+        self._listeners = (*self._listeners, listener)  # a new tuple, for an emit may be under way
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._listeners)
 
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 
         Raises what a listener raises, once all have been called; of several exceptions the last, with the others as context.
         """
-        listeners = iter(tuple(self._listeners))
-
-        def call_the_rest() -> None:
-            for listener in listeners:
-                try:
-                    listener(*args, **kwargs)
-                except BaseException:
-                    call_the_rest()
-                    raise
-
-        call_the_rest()
+        error: BaseException | None = None
+        for listener in self._listeners:
+            try:
+                listener(*args, **kwargs)
+            except BaseException as raised:  # noqa: BLE001 - raised below
+                raised.__context__ = raised.__context__ or error
+                error = raised
+        if error is not None:
+            raise error

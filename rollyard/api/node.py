@@ -83,7 +83,10 @@ async def _connect(request: web.Request) -> web.WebSocketResponse:
 async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello, allocation: Allocation) -> None:
     pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
-    agent = NodeAgent(hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait)
+    expelled = asyncio.Event()
+    agent = NodeAgent(
+        hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait, expel=expelled.set
+    )
     agent.places = _places(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
@@ -99,8 +102,6 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             lost=lost,
         )
     )
-    expelled = asyncio.Event()
-    agent.expel = expelled.set
     services.agents.connect(agent)
     services.agents.heard(agent, hello.held, hello.widths)
     closer = asyncio.create_task(_expel(socket, expelled))

@@ -50,13 +50,13 @@ RETRY_AFTER = "5"
 class Door:
     """A reverse proxy that streams both ways; a client that goes takes its request with it."""
 
-    def __init__(self, engine: aiohttp.ClientSession, token: str) -> None:
+    def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
+        """`ending`: whether the engine is being ended; that it no longer answers is no fault then."""
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
         self.generations = Generations()
         self.transfer = Transfer(engine)
-        self.ending: Callable[[], bool] = lambda: False
-        """Whether the engine is being ended: that it no longer answers is no fault then."""
+        self._ending = ending
         self._in_flight = 0
         self.idle = asyncio.Event()
         """Set while no request is under way."""
@@ -107,7 +107,7 @@ class Door:
         except Conflict as why:
             return _error(why.code, why.reason, str(why))
         except aiohttp.ClientError as error:
-            if self.ending():
+            if self._ending():
                 refused = _error(503, "NotReady", "this model server is ending")
                 refused.headers["Retry-After"] = RETRY_AFTER
                 return refused

@@ -131,8 +131,7 @@ class InferenceServer:
                 key, csr = new_key_and_csr(self._identity.allocation)
                 welcome = await self._until_stopped(self._register(http, url, csr.decode()))
                 assert welcome.certificate is not None
-                self._door = Door(engine, welcome.token)
-                self._door.ending = self._closing.is_set
+                self._door = Door(engine, welcome.token, self._closing.is_set)
                 self._weights = self._weights_of(self._door, engine, welcome.weights)
                 runner = await self._door.open(listener, self._tls(key, welcome.certificate))
                 try:

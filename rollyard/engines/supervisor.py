@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.aio import running, wait_or_timeout
+from rollyard.aio import Signal, running, wait_or_timeout
 from rollyard.client.link import Backoff
 from rollyard.engines.last_words import last_words, out_of_memory, reason_given
 from rollyard.engines.load import read_load
@@ -90,8 +90,8 @@ class Supervisor:
         """Of the next life."""
         self.life = 0
         """How often it has been started."""
-        self.starting: Callable[[], None] = lambda: None
-        """Called before each start."""
+        self.life_begun = Signal[[]]()
+        """A life of the engine began; its process starts next."""
         self.refused = ""
         """What `restart` led to, once that was given up for the other one."""
         self._or_else: Prepare | None = None
@@ -156,7 +156,7 @@ class Supervisor:
         """
         self.health, self._ready_at = Health(False, again or "Loading"), None
         self.life += 1
-        self.starting()
+        self.life_begun.emit()
         self._tail.clear()
         self._uds.unlink(missing_ok=True)
         try:

@@ -80,7 +80,7 @@ class Weights:
         self._attempts = 0
         self._failed: WeightsOrder | None = None
         self._retry_at, self._retry_after = math.inf, RETRY_FIRST_SECONDS
-        supervisor.starting = self._shut
+        supervisor.life_begun.connect(self._shut)
         self._shut()
 
     @property

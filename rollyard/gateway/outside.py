@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import aiohttp
 
+from rollyard.aio import Signal
 from rollyard.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
 from rollyard.gateway.apart import Apart
 from rollyard.gateway.bodies import Bodies
+from rollyard.gateway.open_sessions import OpenSessions
 from rollyard.gateway.refusal import Refusal, gone
 from rollyard.gateway.routed import Placement, PoolKey, RoutedPolicy
 from rollyard.gateway.session import Session
@@ -91,8 +92,8 @@ class Outside:
 class OutsideSessions:
     """All of them, by id."""
 
-    def __init__(self, connector: aiohttp.BaseConnector, placement: Placement) -> None:
-        """`connector` leads to model servers, and is closed with this."""
+    def __init__(self, connector: aiohttp.BaseConnector, placement: Placement, opened: OpenSessions) -> None:
+        """`connector` leads to model servers, and is closed with this; `opened` is kept up to date here."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         )
@@ -101,28 +102,17 @@ class OutsideSessions:
         self._found: dict[str, Outside] = {}
         self._ended: dict[str, str] = {}
         """Id -> why it is gone; the latest."""
-        self._on: dict[str, set[str]] = {}
-        """Endpoint id -> the open sessions there: the same set, seen from the other side."""
+        self._opened = opened
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
         self._templates = Templates(self._threads)
         self._bodies = Bodies(MAX_BODIES)
         self._wishes = Wishes(MAX_OPEN)
-        self.counted: Callable[[str], None] = lambda endpoint: None
-        """Called with an endpoint when the number of sessions on it has changed."""
-        self.wanted: Callable[[PoolKey], None] = lambda pool: None
-        """Called with a pool in which somebody could not get a session."""
+        self.session_refused = Signal[PoolKey]()
+        """Somebody could not get a session in this pool: no endpoint had room."""
 
-    def on(self, endpoint: str) -> int:
-        """Open sessions on an endpoint."""
-        return len(self._on.get(endpoint, ()))
-
-    def held(self) -> dict[str, int]:
-        """Endpoint id -> open sessions; from any thread."""
-        return {endpoint: len(there) for endpoint, there in list(self._on.items()) if there}
-
-    def asked(self, pool: PoolKey) -> int:
-        """What there is to do for a pool: its open sessions, whatever has become of their endpoints, and those that could
-        not be opened."""
+    def demand(self, pool: PoolKey) -> int:
+        """Sessions that a pool is to serve: the open ones, whatever has become of their endpoints, and those that could not
+        be opened."""
         there = sum(s.open for s in self._found.values())
         own = sum(s.open for s in self._found.values() if s.pool == pool)
         return own + min(self._wishes.count(pool), MAX_OPEN - there)
@@ -151,7 +141,7 @@ class OutsideSessions:
         self._found[id] = made
         self._ended.pop(id, None)
         self._wishes.drop(pool, id)
-        self._place(id, "", endpoint.id)
+        self._opened.place(id, endpoint.id)
         return made, True
 
     def get(self, id: str) -> Outside:
@@ -186,7 +176,7 @@ class OutsideSessions:
         if found.open:
             found.open = False
             found.session.close()
-            self._leave(id, found.policy.endpoint.id)
+            self._opened.leave(id, found.policy.endpoint.id)
 
     def drop(self, id: str, why: str) -> Outside:
         """With its trajectory. Raises NotFound, Expired."""
@@ -262,7 +252,7 @@ class OutsideSessions:
         endpoint = self._placement.first(pool, request.min_weights_version)
         if endpoint is None:
             self._wishes.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
-            self.wanted(pool)
+            self.session_refused.emit(pool)
             raise Unavailable(self._placement.lacking(pool, request.min_weights_version), retry_after=RETRY_SECONDS)
         return endpoint
 
@@ -284,8 +274,9 @@ class OutsideSessions:
         self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
     ) -> Outside:
         def moved(before: str, after: str) -> None:
-            if id in self._on.get(before, ()):  # a closed one is nowhere
-                self._place(id, before, after)
+            if self._opened.is_on(id, before):  # a closed one is nowhere
+                self._opened.leave(id, before)
+                self._opened.place(id, after)
 
         policy = RoutedPolicy(
             id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved, request.min_weights_version
@@ -301,16 +292,3 @@ class OutsideSessions:
         )
         session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS), self._bodies)
         return Outside(request, pool, secrets.token_hex(8), session, policy, now)
-
-    def _place(self, id: str, before: str, after: str) -> None:
-        if before:
-            self._leave(id, before)
-        self._on.setdefault(after, set()).add(id)
-        self.counted(after)
-
-    def _leave(self, id: str, endpoint: str) -> None:
-        there = self._on[endpoint]
-        there.discard(id)
-        if not there:
-            del self._on[endpoint]
-        self.counted(endpoint)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from rollyard.aio import Signal
 from rollyard.clock import Clock
 from rollyard.inference.admission import Load, admission
 from rollyard.inference.balance import Place, excess, to_move
@@ -38,8 +39,10 @@ Allow = Callable[[Endpoint], bool]
 class Endpoints:
     """All endpoints of all InferencePools, by id."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, live_sessions: Callable[[str], int]) -> None:
+        """`live_sessions`: how many there are on an endpoint; whoever counts them calls `recount` at each change."""
         self._clock = clock
+        self._sessions = live_sessions
         self._began = clock.monotonic()
         self._states: dict[str, EndpointState] = {}
         self._orders: dict[PoolKey, EndpointOrder] = {}
@@ -47,18 +50,16 @@ class Endpoints:
         self._weights: dict[PoolKey, WeightsStatus] = {}
         self._steps: list[tuple[float, str]] = []
         """A heap of when which endpoint takes its next step of a slow start."""
-        self.moved: Callable[[EndpointState], None] = lambda state: None
-        """Called whenever an endpoint appears, vanishes, changes readiness or weights, or becomes full."""
-        self.weights_moved: Callable[[PoolKey], None] = lambda pool: None
-        """Called when a pool serves other weights, or serves others as well."""
-        self.room: Callable[[PoolKey], None] = lambda pool: None
-        """Called when an endpoint that was full takes more."""
-        self.suspected: Callable[[], None] = lambda: None
-        """Called when a probe has become due."""
-        self.relisted: Callable[[], None] = lambda: None
-        """Called when a pool's list of external servers has changed."""
-        self.sessions: Callable[[str], int] = lambda id: 0
-        """Live sessions on an endpoint; whoever has the leases says so, and calls `counted` at each change."""
+        self.endpoint_changed = Signal[EndpointState]()
+        """An endpoint appeared, vanished, changed readiness or weights, or became full."""
+        self.weights_changed = Signal[PoolKey]()
+        """A pool serves other weights, or serves others as well."""
+        self.capacity_freed = Signal[PoolKey]()
+        """An endpoint of this pool that was full takes more."""
+        self.endpoint_suspected = Signal[str]()
+        """A complaint came in about this endpoint: a probe may be due."""
+        self.externals_changed = Signal[PoolKey]()
+        """The list of external servers in a pool's spec changed."""
 
     # what engines and probes say
 
@@ -103,7 +104,7 @@ class Endpoints:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
         load, history = (
-            Load(self.sessions(id), beat.running, beat.waiting, beat.kv_usage),
+            Load(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
             extended(state.history, beat.load),
         )
         state = replace(
@@ -139,7 +140,7 @@ class Endpoints:
         """External servers that their pool does not name any more: they drain, and go with their last session."""
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:
-                if self.sessions(id):
+                if self._sessions(id):
                     self._put(replace(state, drain=True))
                 else:
                     self._drop(id)
@@ -150,7 +151,7 @@ class Endpoints:
         if state is not None:
             log.warning("endpoint %s: %s says: %s", id, voter, why)
             self._judge(state, complained(state.trust, voter, why, self._clock.monotonic()))
-            self.suspected()
+            self.endpoint_suspected.emit(id)
 
     def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
         """What a probe found; `why` is empty when the endpoint did what was asked of it."""
@@ -195,7 +196,7 @@ class Endpoints:
             for state in self.of_pool(pool):
                 self._put(replace(state, endpoint=self._patient(pool, state.endpoint)))
         if spec.engine.external != (before.engine.external if before is not None else None):
-            self.relisted()
+            self.externals_changed.emit(pool)
 
     def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
         """What the pool's status says of its weights now; None for a pool that is gone."""
@@ -208,7 +209,7 @@ class Endpoints:
             if denied != state.denied:
                 self._put(replace(state, denied=denied))
         if before is None or (before.current, before.history) != (weights.current, weights.history):
-            self.weights_moved(pool)
+            self.weights_changed.emit(pool)
 
     def told(self, id: str, order: WeightsOrder | None) -> None:
         """What it is answered; what it says next is about that."""
@@ -218,11 +219,11 @@ class Endpoints:
 
     # what leases say
 
-    def counted(self, id: str) -> None:
+    def recount(self, id: str) -> None:
         """The number of live sessions on it has changed."""
         state = self._states.get(id)
         if state is not None:
-            self._orders[state.pool].count(id, self.sessions(id))
+            self._orders[state.pool].count(id, self._sessions(id))
 
     # what others ask
 
@@ -249,7 +250,7 @@ class Endpoints:
     def taking(self, pool: PoolKey) -> tuple[int, int]:
         """Endpoints that take new work, and how many of them have room for one session more."""
         found = [s for s in self.of_pool(pool) if s.takes]
-        return len(found), sum(s.admission.takes(self.sessions(s.endpoint.id)) for s in found)
+        return len(found), sum(s.admission.takes(self._sessions(s.endpoint.id)) for s in found)
 
     def serving(self, uid: str, id: str) -> Serving:
         """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
@@ -296,7 +297,7 @@ class Endpoints:
     def _least(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
         """The least loaded of those allowed, whatever it says of its cache."""
         able = [s for s in self.of_pool(pool) if s.takes and allow(s.endpoint)]
-        least = min(able, key=lambda s: (self.sessions(s.endpoint.id) + 1) / s.capacity, default=None)
+        least = min(able, key=lambda s: (self._sessions(s.endpoint.id) + 1) / s.capacity, default=None)
         return least.endpoint if least is not None else None
 
     def to_move(self) -> dict[str, int]:
@@ -308,7 +309,7 @@ class Endpoints:
 
     def stranded(self) -> dict[str, bool]:
         """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
-        out = [s for s in self._states.values() if s.out and self.sessions(s.endpoint.id)]
+        out = [s for s in self._states.values() if s.out and self._sessions(s.endpoint.id)]
         return {s.endpoint.id: any(other.takes for other in self.of_pool(s.pool)) for s in out}
 
     # inside
@@ -316,7 +317,7 @@ class Endpoints:
     def _places(self, pool: PoolKey) -> list[Place]:
         now = self._clock.monotonic()
         return [
-            Place(s.endpoint.id, self.sessions(s.endpoint.id), s.capacity * s.share(now) if s.ready else 0.0, s.drain)
+            Place(s.endpoint.id, self._sessions(s.endpoint.id), s.capacity * s.share(now) if s.ready else 0.0, s.drain)
             for s in self.of_pool(pool)
         ]
 
@@ -331,7 +332,7 @@ class Endpoints:
             _, id = heapq.heappop(self._steps)
             state = self._states.get(id)
             if state is not None and state.takes:
-                self._orders[state.pool].put(self._candidate(state), self.sessions(id))
+                self._orders[state.pool].put(self._candidate(state), self._sessions(id))
             if state is not None and state.warm_at > now:
                 heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
 
@@ -364,17 +365,17 @@ class Endpoints:
         self._states[id] = state
         order = self._orders.setdefault(state.pool, EndpointOrder())
         if state.takes:
-            order.put(self._candidate(state), self.sessions(id))
+            order.put(self._candidate(state), self._sessions(id))
         else:
             order.drop(id)
         if old is None or told(old) != told(state):
             self._tell(state)
         elif (old.admission.limit or 0) < (state.admission.limit or 0):
-            self.room(state.pool)
+            self.capacity_freed.emit(state.pool)
 
     def _cold(self, state: EndpointState, old: EndpointState | None) -> bool:
         """After a restart of the server an endpoint is new to us alone: its sessions tell."""
-        return self.sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
+        return self._sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:
         state = self._states.pop(id)
@@ -383,4 +384,4 @@ class Endpoints:
 
     def _tell(self, state: EndpointState) -> None:
         ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
-        self.moved(state)
+        self.endpoint_changed.emit(state)

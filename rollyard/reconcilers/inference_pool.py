@@ -9,7 +9,7 @@ from rollyard.clock import Clock, as_exact_datetime
 from rollyard.inference.endpoints import Endpoints
 from rollyard.inference.figures import status
 from rollyard.inference.orders import Serving, denial, has
-from rollyard.inference.state import EndpointState
+from rollyard.inference.state import EndpointState, PoolKey
 from rollyard.inference.weights import Step, advance
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.figures import Figures
@@ -26,13 +26,20 @@ from rollyard.rollouts.service import Rollouts
 
 class InferenceTrade:
     def __init__(
-        self, endpoints: Endpoints, rollouts: Rollouts, rollout_pools: Callable[[], list[RolloutPool]], clock: Clock
+        self,
+        endpoints: Endpoints,
+        rollouts: Rollouts,
+        rollout_pools: Callable[[], list[RolloutPool]],
+        outside_demand: Callable[[PoolKey], int],
+        clock: Clock,
     ) -> None:
+        """`outside_demand`: sessions of outside agents that are open in a pool or are to be."""
         self._endpoints = endpoints
         self._clock = clock
         self._coarse = CoarseFigures(clock)
         self._rollouts = rollouts
         self._rollout_pools = rollout_pools
+        self._outside_demand = outside_demand
 
     async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look:
         assert isinstance(pool, InferencePool)
@@ -80,7 +87,7 @@ class InferenceTrade:
         """Held and asked for by outside agents, and by the rollouts of all RolloutPools that use this pool, one for each
         role it plays there."""
         meta = pool.metadata
-        total = self._rollouts.asked_outside((meta.namespace, meta.name))
+        total = self._outside_demand((meta.namespace, meta.name))
         for user in self._rollout_pools():
             roles = list(user.spec.inference.values()).count(meta.name)
             if roles and user.metadata.namespace == meta.namespace:

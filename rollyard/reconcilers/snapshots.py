@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 
-from rollyard.aio import wait_or_timeout
+from rollyard.aio import Signal, wait_or_timeout
 from rollyard.clock import Clock, as_text
 from rollyard.errors import SlurmUnreachable
 from rollyard.reconcilers.missing import Absence, Known, Verdict, absences, doubt, incomplete, verdict
@@ -32,16 +32,16 @@ ACCOUNTING_LOOK_SECONDS = 0.2
 class SnapshotFeed:
     """The latest snapshot that is believed; None until the first, and while Slurm cannot be read or is not believed."""
 
-    def __init__(self, driver: Driver, clock: Clock, changed: Callable[[set[str]], None] = lambda _: None) -> None:
+    def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[Known]]) -> None:
+        """`known_jobs`: those that live as far as allocations and heartbeats tell."""
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()
         self._taken = 0.0
         """Seconds that the last look-up took."""
-        self.known: Callable[[], Collection[Known]] = lambda: ()
-        """The jobs that live as far as allocations and heartbeats tell."""
+        self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
-        """Those of them that the last look-up did not show, by id."""
+        """Known jobs that the last look-up did not show, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
         """Complete snapshots so far: lets a reader tell two of them apart."""
@@ -52,8 +52,8 @@ class SnapshotFeed:
         """Whether the last answer, as far as there was one, is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, at most about a minute old; None until they were read."""
-        self.changed = changed
-        """Called with the owners of jobs that changed; with none when Slurm went away or came back."""
+        self.jobs_changed = Signal[set[str]]()
+        """Jobs of these owners changed; none are named when Slurm went away or came back."""
 
     def refresh(self) -> None:
         """Something was submitted or cancelled: look again soon."""
@@ -115,7 +115,7 @@ class SnapshotFeed:
         moved = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
         moved |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
         if moved or was_unknown:
-            self.changed(set() if was_unknown else moved)  # what vanished meanwhile is in neither
+            self.jobs_changed.emit(set() if was_unknown else moved)  # what vanished meanwhile is in neither
         return taken
 
     async def _answer(self) -> Snapshot:
@@ -131,7 +131,7 @@ class SnapshotFeed:
 
     def _doubt(self, snapshot: Snapshot) -> str:
         """Why it is not believed; empty where it is, but for single jobs."""
-        known, now = self.known(), self._clock.time()
+        known, now = self._known_jobs(), self._clock.time()
         self.missing = absences(self.missing, known, snapshot)
         return doubt(known, self.missing, now)
 
@@ -159,9 +159,9 @@ class SnapshotFeed:
         told, self.unreachable_why = self.unreachable_why, why
         if self.unreachable_since is not None:
             if told != why:
-                self.changed(set())
+                self.jobs_changed.emit(set())
         else:
             log.warning("Slurm cannot be read: %s", why)
             self.unreachable_since = self._clock.time()
             self.latest = None
-            self.changed(set())
+            self.jobs_changed.emit(set())

@@ -50,8 +50,17 @@ class Submitter:
     """One task; what it holds is a set of names, and the store knows all else."""
 
     def __init__(
-        self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: Workspace, recorder: Recorder, clock: Clock
+        self,
+        store: Store,
+        driver: Driver,
+        feed: SnapshotFeed,
+        workspace: Workspace,
+        recorder: Recorder,
+        answered: dict[str, float],
+        clock: Clock,
     ) -> None:
+        """`answered`: uid -> when its last submit answered (Unix seconds), kept here; a snapshot begun before may lack its
+        job."""
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -62,8 +71,7 @@ class Submitter:
         self._wake = asyncio.Event()
         self.submitting: set[str] = set()
         """Uids in hand right now."""
-        self.answered: dict[str, float] = {}
-        """uid -> when its last submit answered (Unix seconds): a snapshot begun before may lack its job."""
+        self.answered = answered
 
     def add(self, allocation: Allocation) -> None:
         """Submit it soon; one that is in hand stays in hand."""
@@ -151,7 +159,7 @@ class Submitter:
             await asyncio.gather(*(self._note(a, None, "AnswerLost", why) for a in ours))
             raise
         finally:
-            self.answered |= {a.metadata.uid: self._clock.time() for a in ours}
+            self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
         crash_point("after-submit")
         submitted = list(zip(ours, ids, strict=True))
         # What could not be recorded is adopted, from the next snapshot, by its owner.

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rollyard.clock import Clock, SystemClock
+from rollyard.aio import Signal
+from rollyard.clock import Clock
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import Drain, Identity, LeaseRef, ToNode, Want
 
@@ -22,6 +23,8 @@ class NodeAgent:
     pool: PoolKey
     send: Callable[[ToNode], None]
     """Queues a message; never blocks."""
+    expel: Callable[[], None] = field(kw_only=True)
+    """Ends the connection for good: its process must exit."""
     want_init: int = 0
     want_eval: int = 0
     kinds: frozenset[str] = frozenset()
@@ -41,8 +44,6 @@ class NodeAgent:
     """When its walltime is over (Unix seconds), once that is known."""
     heard_at: float | None = None
     """When its last heartbeat came (monotonic seconds)."""
-    expel: Callable[[], None] = lambda: None
-    """Ends the connection for good: its process must exit."""
 
     @property
     def holder(self) -> str:
@@ -53,20 +54,20 @@ class NodeAgent:
 class Agents:
     """All connections, by holder. A reconnect replaces the connection before it."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._by_holder: dict[str, NodeAgent] = {}
         self._by_uid: dict[str, NodeAgent] = {}
         self._draining: set[str] = set()
         self._ends: dict[str, float] = {}
-        self.room: Callable[[PoolKey], None] = lambda pool: None
-        """Called when a node agent may have room for more."""
-        self.moved: Callable[[NodeAgent], None] = lambda agent: None
-        """Called when a node agent comes, goes, or drains."""
-        self.worked: Callable[[NodeAgent], None] = lambda agent: None
-        """Called when the work of a node agent moved between stages."""
-        self.resized: Callable[[NodeAgent], None] = lambda agent: None
-        """Called when its stages became wider or narrower."""
+        self.agent_changed = Signal[NodeAgent]()
+        """A node agent came, went, or drains."""
+        self.room_offered = Signal[PoolKey]()
+        """A node agent of this pool may have room for more."""
+        self.work_moved = Signal[NodeAgent]()
+        """Work of a node agent moved between stages."""
+        self.widths_changed = Signal[NodeAgent]()
+        """Stages of a node agent became wider or narrower."""
 
     def connect(self, agent: NodeAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
@@ -74,14 +75,14 @@ class Agents:
         self._by_holder[agent.holder] = self._by_uid[agent.identity.uid] = agent
         if agent.draining:
             agent.send(Drain())
-        self.moved(agent)
+        self.agent_changed.emit(agent)
 
     def disconnect(self, agent: NodeAgent) -> None:
         if self._by_holder.get(agent.holder) is agent:
             del self._by_holder[agent.holder]
             if self._by_uid.get(agent.identity.uid) is agent:
                 del self._by_uid[agent.identity.uid]
-            self.moved(agent)
+            self.agent_changed.emit(agent)
 
     def heard(self, agent: NodeAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
         """What it has in hand, and how wide its stages are."""
@@ -90,16 +91,16 @@ class Agents:
         known = {stage: widths[stage] for stage in Stage if stage in widths}
         if agent.in_hand != in_hand:
             agent.in_hand = in_hand
-            self.worked(agent)
+            self.work_moved.emit(agent)
         if agent.widths != known:
             agent.widths = known
-            self.resized(agent)
+            self.widths_changed.emit(agent)
 
     def wants(self, agent: NodeAgent, want: Want) -> None:
         """What it has room for; said before our last grant arrived, it does not count that, and is said again after."""
         if want.grants is None or want.grants == agent.grants:
             agent.want_init, agent.want_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
-            self.room(agent.pool)
+            self.room_offered.emit(agent.pool)
 
     def width(self, stage: Stage) -> int:
         """Stage workers of all node agents."""
@@ -114,7 +115,7 @@ class Agents:
         if agent is not None:
             agent.draining = True
             agent.send(Drain())
-            self.moved(agent)
+            self.agent_changed.emit(agent)
 
     def ends(self, uid: str, at: float) -> None:
         """The walltime of this allocation's job is over then."""

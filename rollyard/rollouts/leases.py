@@ -7,9 +7,10 @@ silent holder's work is given to another.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rollyard.aio import Signal
 from rollyard.clock import Clock
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.wire import LeaseRef
@@ -59,8 +60,8 @@ class Leases:
         self._held: Counter[str] = Counter()
         self._alone: Counter[str] = Counter()
         """Holder -> its leases, and those of them that are to be alone there."""
-        self.counted: Callable[[str], None] = lambda endpoint: None
-        """Called with an endpoint when the number of sessions on it has changed."""
+        self.sessions_changed = Signal[str]()
+        """The number of sessions on this endpoint changed."""
 
     def add(self, record: RolloutRecord) -> None:
         assert record.holder is not None
@@ -148,7 +149,7 @@ class Leases:
         self._leave(key, before - after)
         for endpoint in after - before:
             self._on.setdefault(endpoint, {})[key] = None
-            self.counted(endpoint)
+            self.sessions_changed.emit(endpoint)
 
     def _leave(self, key: Key, endpoints: frozenset[str]) -> None:
         for endpoint in endpoints:
@@ -156,7 +157,7 @@ class Leases:
             del there[key]
             if not there:
                 del self._on[endpoint]
-            self.counted(endpoint)
+            self.sessions_changed.emit(endpoint)
 
     def get(self, namespace: str, id: str) -> LiveLease | None:
         return self._live.get((namespace, id))

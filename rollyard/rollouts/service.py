@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from rollyard.aio import wait_or_timeout
+from rollyard.aio import Signal, wait_or_timeout
 from rollyard.clock import Clock
 from rollyard.errors import Fenced, NotFound, Unavailable
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
@@ -47,18 +47,23 @@ Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 class Rollouts:
     """All rollouts of one server."""
 
-    def __init__(self, store: Store, clock: Clock, agents: Agents, leases: Leases) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        agents: Agents,
+        leases: Leases,
+        outside_sessions: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`outside_sessions`: endpoint id -> open sessions of agents outside of sandboxes."""
         self._store = store
         self._clock = clock
         self._agents = agents
         self.leases = leases
         self.pace = Pace(clock)
-        self.wake: Callable[[Key, float], None] = lambda pool, at: None
-        """Called with a pool, and when (Unix seconds), whenever there is work to hand out."""
-        self.outside: Callable[[], Mapping[str, int]] = dict
-        """Endpoint id -> sessions of agents outside of sandboxes."""
-        self.asked_outside: Callable[[Key], int] = lambda pool: 0
-        """Those of an InferencePool that are open or want to be."""
+        self._outside_sessions = outside_sessions
+        self.rollout_queued = Signal[[Key, float]]()
+        """This pool has work to hand out from this time on (Unix seconds)."""
         self._ended = asyncio.Event()
         self._waiting: dict[Key, set[asyncio.Event]] = {}
 
@@ -92,7 +97,7 @@ class Rollouts:
         records = expanded() if few else await asyncio.to_thread(expanded)
         accepted = await self._store.transact(lambda tx: accept(tx, records))
         for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
-            self.wake(pool, now)
+            self.rollout_queued.emit(pool, now)
         return accepted
 
     async def get(self, namespace: str, id: str) -> RolloutRecord:
@@ -252,7 +257,7 @@ class Rollouts:
     async def sessions(self) -> dict[str, int]:
         """Endpoint id -> what is live there: rollouts, and sessions of outside agents."""
         rollouts = await self._store.transact(lambda tx: tx.sessions())
-        return dict(Counter(rollouts) + Counter(self.outside()))
+        return dict(Counter(rollouts) + Counter(self._outside_sessions()))
 
     # the one way in
 
@@ -293,7 +298,7 @@ class Rollouts:
         for effect in effects:
             match effect:
                 case Requeued(at=at):
-                    self.wake((after.namespace, after.pool), at)
+                    self.rollout_queued.emit((after.namespace, after.pool), at)
                 case StopHolder(holder=holder, fence=fence):
                     agent = self._agents.get(holder)
                     if agent is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,13 @@ from outside_api import Api, Serve
 
 from bench.upstream import Upstream
 from rollyard.api.app import build
-from rollyard.api.placement import SessionPlacement
-from rollyard.api.services import Services
 from rollyard.clock import SystemClock
-from rollyard.gateway.outside import OutsideSessions
-from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.registry import parse_object
-from rollyard.reconcilers.workspace import Workspace
-from rollyard.rollouts.agents import Agents
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.service import Rollouts
+from rollyard.slurm.local import LocalDriver
 from rollyard.store.sqlite import SqliteStore
 from rollyard.tokens.template import ChatTemplate
-from rollyard.trust.ca import Authority
-from rollyard.trust.tokens import Role, TokenSigner
+from rollyard.trust.tokens import Role
+from rollyard.wiring import Parts
 
 
 @pytest.fixture
@@ -40,29 +34,10 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
         async with AsyncExitStack() as stack:
             store, clock = await SqliteStore.open(tmp_path / "data"), SystemClock()
             stack.push_async_callback(store.close)
-            endpoints, agents = Endpoints(clock), Agents()
-            rollouts = Rollouts(store, clock, agents, Leases(clock, 15))
-            sessions = OutsideSessions(connector or aiohttp.TCPConnector(limit=0), SessionPlacement(endpoints))
-            rollouts.outside, sessions.counted = sessions.held, endpoints.counted
-            rollouts.asked_outside = sessions.asked
-            endpoints.sessions = sessions.on
-            stack.push_async_callback(sessions.shut_down)
-            authority = Authority.open(tmp_path / "keys")
-            signer = TokenSigner.open(tmp_path / "keys" / "token.key")
-            services = Services(
-                store=store,
-                clock=clock,
-                rollouts=rollouts,
-                agents=agents,
-                endpoints=endpoints,
-                sessions=sessions,
-                signer=signer,
-                authority=authority,
-                log_file=Workspace(tmp_path / "data", store.server_id, signer.issue).log_file,
-                check_allocation=lambda pool: ((), ()),
-                submission=lambda pool, allocations: pytest.fail("nothing is submitted here"),
-                task_kinds=frozenset({"code", "math", "quiz"}),
-            )
+            driver = LocalDriver(tmp_path / "slurm")
+            parts = Parts(store, driver, tmp_path / "data", clock, connector=connector)
+            stack.push_async_callback(parts.close)
+            services = replace(parts.services(), task_kinds=frozenset({"code", "math", "quiz"}))
             if not (await store.list_objects("InferencePool", "default"))[0]:
                 await store.create(_pool(model_dir, spec))
             runner = web.AppRunner(
@@ -71,11 +46,11 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            beside = asyncio.create_task(sessions.run())
+            beside = asyncio.create_task(parts.sessions.run())
             stack.callback(beside.cancel)
             host, port = runner.addresses[0][:2]
-            admin = signer.issue(Role.ADMIN, "admin")
-            api = Api(f"http://{host}:{port}", admin, endpoints, sessions, rollouts, model_dir, agents, store)
+            admin = parts.signer.issue(Role.ADMIN, "admin")
+            api = Api(f"http://{host}:{port}", admin, parts, model_dir)
             headers = {"Authorization": f"Bearer {admin}"}
             api.http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
             yield api

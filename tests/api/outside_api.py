@@ -10,13 +10,9 @@ from typing import Any
 import aiohttp
 import openai
 
-from rollyard.gateway.outside import OutsideSessions
-from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.session import SessionRecord
 from rollyard.kinds.wire import Endpoint
-from rollyard.rollouts.agents import Agents
-from rollyard.rollouts.service import Rollouts
-from rollyard.store.base import Store
+from rollyard.wiring import Parts
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
@@ -31,13 +27,14 @@ class Api:
 
     url: str
     admin: str
-    endpoints: Endpoints
-    sessions: OutsideSessions
-    rollouts: Rollouts
+    parts: Parts
     model: Path
-    agents: Agents
-    store: Store
     http: aiohttp.ClientSession = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        self.store, self.agents, self.rollouts = parts.store, parts.agents, parts.rollouts
+        self.endpoints, self.sessions, self.open_sessions = parts.endpoints, parts.sessions, parts.open_sessions
 
     def serve(self, id: str, url: str, version: str = "v1") -> None:
         endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))

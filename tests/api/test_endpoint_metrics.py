@@ -24,7 +24,7 @@ def read(endpoints: Endpoints, sessions: Mapping[str, int]) -> dict[tuple[str, s
 
 
 def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -> None:
-    endpoints = Endpoints(ManualClock())
+    endpoints = Endpoints(ManualClock(), lambda endpoint: 0)
     engine = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n1")
     made = Endpoint(id="default/a", url="https://a", model="policy", weights_version="", tokenizer="/m")
     endpoints.register(KEY, engine, made)

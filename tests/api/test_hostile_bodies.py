@@ -140,7 +140,7 @@ async def test_thousands_of_mistakes_take_no_time(serving: Serve) -> None:
 
 async def test_a_nodes_first_message_may_be_anything(serving: Serve, tmp_path: Path) -> None:
     async with serving() as api:
-        token = TokenSigner.open(tmp_path / "keys" / "token.key").issue(Role.NODE, "u")
+        token = TokenSigner.open(tmp_path / "data" / "keys" / "token.key").issue(Role.NODE, "u")
         for text in (DEEP.decode(), "\x00", '{"type": "hello"}', "[]"):
             async with api.http.ws_connect(
                 f"{api.url}/v1/node/connect", headers={"Authorization": f"Bearer {token}"}

@@ -238,7 +238,7 @@ async def test_a_long_request_is_read_where_it_does_not_stop_the_loop(
 async def test_only_admins_open_and_only_keys_of_sessions_call(serving: Serve, saying: Any, tmp_path: Path) -> None:
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
-        opened, signer = await api.open(), TokenSigner.open(tmp_path / "keys" / "token.key")
+        opened, signer = await api.open(), TokenSigner.open(tmp_path / "data" / "keys" / "token.key")
         for role in (Role.NODE, Role.ENGINE, Role.ENDPOINT, Role.SESSION):
             token = signer.issue(role, "uid")
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as http:
@@ -310,7 +310,7 @@ async def test_sessions_opened_at_once_spread_though_the_first_has_to_wait_for_i
         for id in ("a", "b"):
             api.serve(id, upstream.url)
         await asyncio.gather(*(api.open() for _ in range(10)))
-        assert api.sessions.held() == {"a": 5, "b": 5}
+        assert api.open_sessions.by_endpoint() == {"a": 5, "b": 5}
 
 
 async def test_a_model_folder_that_was_bad_may_be_better_the_next_time(
@@ -337,24 +337,24 @@ async def test_who_cannot_get_in_is_demand_until_it_does(
 ) -> None:
     async with serving() as api, saying("Hi.").serving() as upstream:
         wanted: list[tuple[str, str]] = []
-        api.sessions.wanted = wanted.append
+        api.sessions.session_refused.connect(wanted.append)
         for id in ("one", "one", "two"):
             async with api.http.post(f"{api.url}/v1/sessions", json={"pool": "policy", "id": id}) as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
-        assert (wanted, api.sessions.asked(POOL), api.sessions.asked(("default", "other"))) == ([POOL] * 3, 2, 0)
+        assert (wanted, api.sessions.demand(POOL), api.sessions.demand(("default", "other"))) == ([POOL] * 3, 2, 0)
         api.serve("e", upstream.url)
         await api.open(id="one")
-        assert api.sessions.asked(POOL) == 2, "one has got in, and the other may come again"
+        assert api.sessions.demand(POOL) == 2, "one has got in, and the other may come again"
         api.endpoints.probed("e", "ConnectionRefused")
-        assert api.sessions.asked(POOL) == 2, "an open session needs an endpoint whatever has become of its own"
+        assert api.sessions.demand(POOL) == 2, "an open session needs an endpoint whatever has become of its own"
         await api.record("one", close=True)
-        assert api.sessions.asked(POOL) == 1
+        assert api.sessions.demand(POOL) == 1
         monkeypatch.setattr(outside, "WISH_SECONDS", 0.0)
         await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "two"})
-        assert api.sessions.asked(POOL) == 0, "it did not come again"
+        assert api.sessions.demand(POOL) == 0, "it did not come again"
         for _ in range(300):
             await api.ask("POST", "/v1/sessions", {"pool": "policy"})
-        assert api.sessions.asked(POOL) == 256, "no more than could be open"
+        assert api.sessions.demand(POOL) == 256, "no more than could be open"
 
 
 async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving: Serve, saying: Any) -> None:
@@ -374,7 +374,7 @@ async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving:
             body = {"pool": "policy", "id": "s", "min_weights_version": least}
             status, told = await api.ask("POST", "/v1/sessions", body)
             assert (status, word in told["message"]) == (503, True), told
-        assert api.sessions.asked(POOL) == 1
+        assert api.sessions.demand(POOL) == 1
         assert (await api.open(min_weights_version="v1"))["endpoint"] == "old"
         api.serve("new", new.url, "v2")
         opened = await api.open(id="s", min_weights_version="v2")

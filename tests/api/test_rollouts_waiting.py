@@ -64,7 +64,9 @@ async def _stored(api: Api) -> RolloutPool:
 
 def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> NodeAgent:
     identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
-    agent = NodeAgent(identity, KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed)
+    agent = NodeAgent(
+        identity, KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed, expel=lambda: None
+    )
     api.agents.connect(agent)
     return agent
 

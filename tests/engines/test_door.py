@@ -66,7 +66,7 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
         Supervisor(nothing, uds).session() as engine,
         aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
     ):
-        door = Door(engine, TOKEN)
+        door = Door(engine, TOKEN, lambda: False)
         runner = await door.open(listener, server_tls)
         try:
             yield Open(door, url, client)

@@ -141,7 +141,7 @@ async def yard(
     headers = {"Authorization": f"Bearer {TOKEN}"}
     connector = aiohttp.TCPConnector(ssl=certified[1], limit=0)
     async with supervisor.session() as http, aiohttp.ClientSession(url, connector=connector, headers=headers) as client:
-        door = Door(http, TOKEN)
+        door = Door(http, TOKEN, lambda: False)
 
         def command(source: Source) -> Any:
             return Preparation(serving(pool, str(source.folder)), uds)

@@ -93,7 +93,7 @@ async def pool(client: AsyncClient, **external: Any) -> None:
 
 
 def states(server: Server) -> dict[str, EndpointState]:
-    return {s.endpoint.url + "/v1": s for s in server.endpoints.of_pool(("default", "policy"))}
+    return {s.endpoint.url + "/v1": s for s in server.parts.endpoints.of_pool(("default", "policy"))}
 
 
 async def test_they_come_and_go_while_the_pool_works(server: Server, client: AsyncClient) -> None:
@@ -109,11 +109,11 @@ async def test_they_come_and_go_while_the_pool_works(server: Server, client: Asy
         assert [e.url for e in stored.spec.engine.external.endpoints] == [one.url, two.url], "the spec is the owner"
         assert {e.url for e in await client.endpoints(KEY)} == {u.removesuffix("/v1") for u in (one.url, two.url)}
         id = states(server)[two.url].endpoint.id
-        server.endpoints.sessions = lambda endpoint: 1 if endpoint == id else 0
+        server.parts.open_sessions.place("s", id)
         await client.remove_endpoint(KEY, two.url.removesuffix("/v1"))
         await until(lambda: states(server)[two.url].drain)
-        assert server.endpoints.to_move() == {id: 1}, "what is on it is to go on elsewhere"
-        server.endpoints.sessions = lambda endpoint: 0
+        assert server.parts.endpoints.to_move() == {id: 1}, "what is on it is to go on elsewhere"
+        server.parts.open_sessions.leave("s", id)
         await until(lambda: set(states(server)) == {one.url})
 
 
@@ -183,11 +183,11 @@ async def test_one_that_fails_is_out_and_comes_back_by_a_probe(server: Server, c
         await pool(client, endpoints=[{"url": one.url}])
         await until(lambda: any(s.ready for s in states(server).values()))
         id = states(server)[one.url].endpoint.id
-        server.endpoints.complain(id, "n1", "refused")
+        server.parts.endpoints.complain(id, "n1", "refused")
         await until(lambda: not states(server)[one.url].trust.suspected)
         assert states(server)[one.url].ready, "a probe found it well"
         one.down = True
-        server.endpoints.complain(id, "n1", "refused")
+        server.parts.endpoints.complain(id, "n1", "refused")
         await until(lambda: not states(server)[one.url].ready)
         one.down = False
         await until(lambda: states(server)[one.url].ready)

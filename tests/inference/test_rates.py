@@ -91,7 +91,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def endpoints(clock: ManualClock) -> Endpoints:
-    return Endpoints(clock)
+    return Endpoints(clock, lambda endpoint: 0)
 
 
 def serve(endpoints: Endpoints, name: str) -> None:

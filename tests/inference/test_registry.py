@@ -20,11 +20,10 @@ class Yard:
 
     def __init__(self, *names: str) -> None:
         self.clock = ManualClock()
-        self.endpoints = Endpoints(self.clock)
         self.live: Counter[str] = Counter()
-        self.endpoints.sessions = lambda id: self.live[id]
+        self.endpoints = Endpoints(self.clock, lambda id: self.live[id])
         self.probes = 0
-        self.endpoints.suspected = self._suspected
+        self.endpoints.endpoint_suspected.connect(self._suspected)
         for name in names:
             self.register(name)
             self.beat(name)
@@ -32,7 +31,7 @@ class Yard:
         for name in names:
             self.beat(name)
 
-    def _suspected(self) -> None:
+    def _suspected(self, endpoint: str) -> None:
         self.probes += 1
 
     def register(self, name: str, port: int = 1, capacity: float = 1.0) -> None:
@@ -51,7 +50,7 @@ class Yard:
     def sessions(self, **counts: int) -> None:
         for name, count in counts.items():
             self.live[name] = count
-            self.endpoints.counted(name)
+            self.endpoints.recount(name)
 
     def state(self, name: str) -> EndpointState:
         found = self.endpoints.get(name)
@@ -202,7 +201,7 @@ def test_a_session_that_has_to_go_on_is_not_turned_away_by_a_full_cache() -> Non
 def test_rooms_are_told_when_a_full_one_takes_more() -> None:
     yard = Yard("a")
     told: list[object] = []
-    yard.endpoints.room = told.append
+    yard.endpoints.capacity_freed.connect(told.append)
     yard.sessions(a=30)
     yard.beat("a", running=30, waiting=0, kv_usage=0.99)
     assert (yard.state("a").admission.limit, told) == (30, [])
@@ -220,7 +219,7 @@ def served(version: str, *history: str) -> WeightsStatus:
 def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> None:
     yard = Yard("a", "b")
     moved: list[tuple[str, str]] = []
-    yard.endpoints.weights_moved = moved.append
+    yard.endpoints.weights_changed.connect(moved.append)
     yard.endpoints.follow(POOL, served("w"))
     assert set(yard.choose(4)) == {"a", "b"}
     yard.endpoints.follow(POOL, served("x", "w"))

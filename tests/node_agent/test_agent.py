@@ -61,7 +61,7 @@ class Yard:
             scratch=str(self.job),
         )
         (self.job / "allocation.json").write_text(told.model_dump_json())
-        (self.job / "token").write_text(server.signer.issue(Role.NODE, meta.uid))
+        (self.job / "token").write_text(server.parts.signer.issue(Role.NODE, meta.uid))
         return Link.open(self.job)
 
 
@@ -75,7 +75,7 @@ async def change_sandbox(server: Server) -> None:
 
 async def connected(server: Server) -> Connected:
     async with asyncio.timeout(60):
-        while not (found := [agent for agent in server.agents.all() if agent.widths]):
+        while not (found := [agent for agent in server.parts.agents.all() if agent.widths]):
             await asyncio.sleep(0.01)
     return found[0]
 

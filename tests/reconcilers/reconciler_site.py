@@ -13,7 +13,6 @@ from typing import Any
 
 from rollyard.clock import SystemClock
 from rollyard.errors import SlurmUnreachable
-from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
@@ -21,20 +20,15 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import Identity
-from rollyard.reconcilers.build import build_manager
-from rollyard.reconcilers.snapshots import SnapshotFeed
-from rollyard.reconcilers.workspace import Workspace
-from rollyard.rollouts.agents import Agents, NodeAgent
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.agents import NodeAgent
 from rollyard.rollouts.step import Granted, step
 from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
 from rollyard.slurm.local import LocalDriver
 from rollyard.store.base import RolloutFilter, Transaction
 from rollyard.store.sqlite import SqliteStore
+from rollyard.wiring import Parts
 from tests.support.until import until
 
-SERVER_ID = "site"
 WAIT_SECONDS = 60.0
 
 
@@ -107,25 +101,14 @@ class Site:
     def __init__(self, folder: Path, store: SqliteStore) -> None:
         self.folder, self.store = folder, store
         self.line = Line(LocalDriver(folder / "slurm", kill_wait=1.0))
-        self.workspace = Workspace(folder, SERVER_ID, lambda role, uid: f"{role}:{uid}")
         self._run: asyncio.Task[None] | None = None
         self._new_process()
 
     def _new_process(self) -> None:
         """What a server has in memory, as it is right after a start."""
-        clock = SystemClock()
-        self.agents, self.leases, self.endpoints = Agents(), Leases(clock, 60.0), Endpoints(clock)
-        self.rollouts = Rollouts(self.store, clock, self.agents, self.leases)
-        self.manager = build_manager(
-            self.store,
-            self.line,
-            SnapshotFeed(self.line, clock),
-            self.workspace,
-            self.agents,
-            self.endpoints,
-            self.rollouts,
-            clock,
-        )
+        parts = self.parts = Parts(self.store, self.line, self.folder, SystemClock(), lease_seconds=60.0)
+        self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
+        self.rollouts, self.manager, self.workspace = parts.rollouts, parts.manager, parts.workspace
 
     async def start(self) -> None:
         await self.rollouts.recover()
@@ -136,6 +119,7 @@ class Site:
             self._run.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._run
+        await self.parts.close()
 
     async def restart(self) -> None:
         await self.stop()
@@ -190,9 +174,8 @@ class Site:
             instance="i",
             node=status.node,
         )
-        agent = NodeAgent(identity, ("default", allocation.spec.pool.name), send=lambda message: None)
+        agent = NodeAgent(identity, ("default", allocation.spec.pool.name), lambda message: None, expel=lambda: None)
         self.agents.connect(agent)
-        self.manager.add(allocation.key)
         return agent
 
     async def connect_again(self, *agents: NodeAgent) -> None:
@@ -202,9 +185,8 @@ class Site:
             self.agents.connect(agent)
 
     async def submit(self, count: int, pool: str = "swe") -> None:
-        """Rollouts that nobody takes; the pool is told as the server tells it."""
+        """Rollouts that nobody takes."""
         await self.rollouts.submit("default", [RolloutRequest(pool=pool, task=Task(kind="null")) for _ in range(count)])
-        self.manager.add(ObjectKey(kind="RolloutPool", namespace="default", name=pool))
 
     async def cancel_queued(self, pool: str = "swe") -> None:
         await self.rollouts.cancel_queued(("default", pool), "Test", "not wanted any more")

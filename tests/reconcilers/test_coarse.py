@@ -43,8 +43,8 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
     site: Site,
 ) -> None:
     clock = ManualClock()
-    endpoints = Endpoints(clock)
-    trade = InferenceTrade(endpoints, site.rollouts, list, clock)
+    endpoints = Endpoints(clock, lambda endpoint: 0)
+    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
 
     async def details() -> dict[str, Any]:
         found = (await trade.look(POOL, [])).details
@@ -83,9 +83,9 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
 
 async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -> None:
     clock = ManualClock()
-    endpoints = Endpoints(clock)
-    trade, server = InferenceTrade(endpoints, site.rollouts, list, clock), Server(endpoints, clock, "a")
-    endpoints.sessions = lambda endpoint: 3
+    endpoints = Endpoints(clock, lambda endpoint: 3)
+    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
+    server = Server(endpoints, clock, "a")
 
     async def shown() -> tuple[int | None, str, str]:
         look = await trade.look(POOL, [])

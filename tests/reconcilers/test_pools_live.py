@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from reconciler_site import SERVER_ID, Site
+from reconciler_site import Site
 
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import FINALIZER
@@ -218,9 +218,9 @@ async def test_jobs_without_an_allocation_are_ended_and_those_of_strangers_are_n
     kept = [
         await submit(script("rollyard-x-0", "rollyard:another:uid-1")),
         await submit(script("rollyard-x-1", "of a person")),
-        await submit(script("rollyard-x-2", f"a-rollyard:{SERVER_ID}:uid")),
+        await submit(script("rollyard-x-2", f"a-rollyard:{site.store.server_id}:uid")),
     ]
-    orphan = await submit(script("rollyard-x-3", f"rollyard:{SERVER_ID}:gone"))
+    orphan = await submit(script("rollyard-x-3", f"rollyard:{site.store.server_id}:gone"))
     await site.apply(replicas=1)
     await site.restart()
 

@@ -55,8 +55,8 @@ def beat(endpoints: Endpoints, name: str, **load: Any) -> None:
 
 async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> None:
     clock = ManualClock()
-    endpoints = Endpoints(clock)
-    trade = InferenceTrade(endpoints, site.rollouts, list, clock)
+    endpoints = Endpoints(clock, lambda endpoint: 0)
+    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
     loading = allocation("c", readyAt=None)
 
     async def look() -> Look:
@@ -94,6 +94,8 @@ async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None
     ]
     await site.submit(50, "swe")
     await site.submit(5, "math")
-    trade = InferenceTrade(Endpoints(ManualClock()), site.rollouts, lambda: users, ManualClock())
+    clock = ManualClock()
+    endpoints = Endpoints(clock, lambda endpoint: 0)
+    trade = InferenceTrade(endpoints, site.rollouts, lambda: users, lambda pool: 0, clock)
     found = (await trade.look(pool(), [])).metrics[0]
     assert found.describe() == "sessions 13, 48 each", "three on the one small allocation of swe, and two times five"

@@ -25,7 +25,8 @@ class Told:
         self.folder = folder
         self.line = Line(LocalDriver(folder / "slurm"))
         self.told: list[set[str]] = []
-        self.feed = SnapshotFeed(self.line, SystemClock(), self.told.append)
+        self.feed = SnapshotFeed(self.line, SystemClock(), known_jobs=list)
+        self.feed.jobs_changed.connect(self.told.append)
 
     async def submit(self, comment: str) -> str:
         script = batch_script(

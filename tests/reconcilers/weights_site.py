@@ -15,19 +15,13 @@ from aiohttp import web
 from reconciler_site import WAIT_SECONDS, Site
 
 from rollyard.api.app import build
-from rollyard.api.placement import SessionPlacement
-from rollyard.api.services import Services
-from rollyard.clock import SystemClock
-from rollyard.gateway.outside import OutsideSessions
-from rollyard.inference.state import EndpointState
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity, WeightsOrder
-from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
-from rollyard.trust.tokens import Role, TokenSigner
+from rollyard.trust.tokens import Role
 from tests.support.until import until
 
 MODEL = "/models/policy"
@@ -149,37 +143,15 @@ class WeightsYard:
 
     def __init__(self, site: Site, http: aiohttp.ClientSession) -> None:
         self.site, self.http = site, http
-        self._authority = Authority.open(site.folder / "keys")
-        self.signer = TokenSigner.open(site.folder / "keys" / "token.key")
         self.disk = Disk()
         self.engines: dict[str, SimulatedEngine] = {}
+        self.signer = site.parts.signer
         self.url = ""
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> None:
         """What a server does at its start; `site` has a new process."""
-        site = self.site
-
-        def moved(state: EndpointState) -> None:
-            site.manager.add(ObjectKey(kind="InferencePool", namespace=state.pool[0], name=state.pool[1]))
-
-        site.endpoints.moved = moved
-        self._sessions = OutsideSessions(aiohttp.TCPConnector(), SessionPlacement(site.endpoints))
-        services = Services(
-            store=site.store,
-            clock=SystemClock(),
-            rollouts=site.rollouts,
-            agents=site.agents,
-            endpoints=site.endpoints,
-            sessions=self._sessions,
-            signer=self.signer,
-            authority=self._authority,
-            log_file=site.workspace.log_file,
-            check_allocation=lambda pool: ([], []),
-            submission=lambda pool, allocations: (_ for _ in ()).throw(NotImplementedError),
-            task_kinds=frozenset({"math"}),
-        )
-        self._runner = web.AppRunner(build(services), access_log=None)
+        self._runner = web.AppRunner(build(self.site.parts.services()), access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
@@ -192,7 +164,6 @@ class WeightsYard:
     async def _shut(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
-            await self._sessions.shut_down()
             self._runner = None
 
     async def restart(self) -> None:

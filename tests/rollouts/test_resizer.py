@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from rollyard.aio import running
 from rollyard.clock import SystemClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.wire import Identity, LeaseRef, Resize, ToNode, Want
 from rollyard.rollouts.agents import Agents, NodeAgent
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.resizer import Resizer
-from rollyard.rollouts.service import Rollouts
+from rollyard.slurm.local import LocalDriver
 from rollyard.store.sqlite import SqliteStore
+from rollyard.wiring import Parts
 from tests.support.until import until
 
 KEY = ("default", "swe")
@@ -34,20 +32,10 @@ SPEC = {
 
 
 class Server:
-    """What of a server decides on widths."""
+    """A server of which the resizer runs, and its RolloutPool."""
 
-    def __init__(self, store: SqliteStore) -> None:
-        clock = SystemClock()
-        self.agents = Agents()
-        self.rollouts = Rollouts(store, clock, self.agents, Leases(clock, 30.0))
-        self.pool = RolloutPool.model_validate({"metadata": {"name": KEY[1]}, "spec": SPEC})
-        self.resizer = Resizer(clock, self.agents, self.rollouts.queued, self._stages)
-        self.agents.worked = self.agents.resized = lambda agent: self.resizer.wake(agent.pool)
-        self.rollouts.wake = lambda pool, at: self.resizer.wake(pool)
-
-    async def _stages(self, key: tuple[str, str]) -> object:
-        assert key == KEY
-        return self.pool.spec.stages
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.agents = parts, parts.agents
 
     def connect(self, uid: str, *, places: int = 16) -> tuple[NodeAgent, list[dict[str, int]]]:
         """A node agent, and what it is asked for."""
@@ -58,13 +46,13 @@ class Server:
                 asked.append(message.widths)
 
         identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
-        agent = NodeAgent(identity, KEY, hear, places=places)
+        agent = NodeAgent(identity, KEY, hear, places=places, expel=lambda: None)
         self.agents.connect(agent)
         self.agents.heard(agent, [], AT_REST)
         return agent, asked
 
     async def submit(self, n: int) -> None:
-        await self.rollouts.submit("default", [RolloutRequest(pool=KEY[1], task=Task(kind="math"), n=n)])
+        await self.parts.rollouts.submit("default", [RolloutRequest(pool=KEY[1], task=Task(kind="math"), n=n)])
 
 
 def held(stage: Stage, n: int) -> list[LeaseRef]:
@@ -74,12 +62,11 @@ def held(stage: Stage, n: int) -> list[LeaseRef]:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     store = await SqliteStore.open(tmp_path, SystemClock())
-    made = Server(store)
-    running = asyncio.create_task(made.resizer.run())
-    yield made
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await store.create(RolloutPool.model_validate({"metadata": {"name": KEY[1]}, "spec": SPEC}))
+    parts = Parts(store, LocalDriver(tmp_path / "slurm"), tmp_path, SystemClock())
+    async with running(parts.resizer.run()):
+        yield Server(parts)
+    await parts.close()
     await store.close()
 
 
@@ -127,9 +114,9 @@ async def test_an_allocation_of_unknown_size_is_left_alone(server: Server) -> No
 
 def test_room_is_not_given_away_twice() -> None:
     """A word said before the last grant arrived counts the same room again."""
-    agents = Agents()
+    agents = Agents(SystemClock())
     identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
-    agent = NodeAgent(identity, KEY, lambda message: None)
+    agent = NodeAgent(identity, KEY, lambda message: None, expel=lambda: None)
     agents.connect(agent)
     agents.wants(agent, Want(init=4, grants=0))
     agent.want_init, agent.grants = 0, 1  # as the dispatcher does

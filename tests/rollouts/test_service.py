@@ -16,9 +16,10 @@ import pytest
 import pytest_asyncio
 import zstandard
 
+from rollyard.aio import running
 from rollyard.clock import ManualClock
 from rollyard.errors import Conflict, Fenced, Invalid, NotFound
-from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
+from rollyard.inference.endpoints import STALE_SECONDS
 from rollyard.inference.state import SLOW_START_SECONDS
 from rollyard.kinds.rollout import Outcome, RolloutError, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -34,16 +35,17 @@ from rollyard.kinds.wire import (
     Repin,
     ResultHeader,
     ToNode,
+    Want,
 )
-from rollyard.rollouts.agents import Agents, NodeAgent
+from rollyard.rollouts.agents import NodeAgent
 from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.repin import AGAIN_SECONDS, Repinner
-from rollyard.rollouts.service import Rollouts
+from rollyard.rollouts.repin import AGAIN_SECONDS
 from rollyard.rollouts.step import SUSPECT_LOSSES
 from rollyard.rollouts.submission import MAX_TASK_BYTES, expand
+from rollyard.slurm.local import LocalDriver
 from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
 from rollyard.store.sqlite import SqliteStore
+from rollyard.wiring import Parts
 from tests.support.until import until
 
 LEASE_SECONDS = 30.0
@@ -72,30 +74,36 @@ class Node:
         return [lease for message in self.sent if isinstance(message, Grant) for lease in message.leases]
 
 
-@dataclass
 class Yard:
-    """All that the server's side of rollouts is made of."""
+    """A server's parts, of which the dispatcher runs, and one RolloutPool."""
 
-    store: SqliteStore
-    clock: ManualClock
-    agents: Agents
-    leases: Leases
-    endpoints: Endpoints
-    rollouts: Rollouts
-    dispatcher: Dispatcher
-    pool: RolloutPool
+    def __init__(self, parts: Parts, store: SqliteStore, clock: ManualClock) -> None:
+        self.parts, self.store, self.clock = parts, store, clock
+        self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
+        self.rollouts, self.dispatcher = parts.rollouts, parts.dispatcher
+        self.pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}})
+
+    async def declare(self, **spec: Any) -> None:
+        """The pool, with these fields of its spec changed."""
+        meta = self.pool.metadata
+        update = {"spec": self.pool.spec.model_copy(update=spec)}
+        if not meta.uid:
+            made = await self.store.create(self.pool.model_copy(update=update))
+        else:
+            free = meta.model_copy(update={"resource_version": ""})
+            made = await self.store.update(self.pool.model_copy(update={**update, "metadata": free}), "spec")
+        assert isinstance(made, RolloutPool)
+        self.pool = made
 
     def node(self, uid: str = "u1", *, init: int = 0, eval: int = 0, kinds: tuple[str, ...] = ("math",)) -> Node:
         """A node agent connects and asks for work."""
         sent: list[ToNode] = []
-        agent = NodeAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds))
+        agent = NodeAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds), expel=lambda: None)
         self.agents.connect(agent)
-        self.dispatcher.wake(KEY)
         return Node(agent, sent)
 
     def wants(self, node: Node, init: int = 0, eval: int = 0) -> None:
-        node.agent.want_init, node.agent.want_eval = init, eval
-        self.dispatcher.wake(KEY)
+        self.agents.wants(node.agent, Want(init=init, eval=eval, kinds=sorted(node.agent.kinds)))
 
     def engine(self, name: str) -> None:
         """A model server registers and says that it is healthy."""
@@ -105,7 +113,6 @@ class Yard:
         assert self.endpoints.heartbeat(
             name, EngineHeartbeat(identity=identity(name), url=url, ready=True, weights_version="w1")
         )
-        self.dispatcher.wake(KEY)
 
     async def leased(self, node: Node, id: str) -> Lease:
         """Submit one rollout and see it leased to this node agent."""
@@ -121,26 +128,24 @@ class Yard:
             await self.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "Expired")
 
 
+@contextlib.asynccontextmanager
+async def server(store: SqliteStore, folder: Path, clock: ManualClock) -> AsyncIterator[Parts]:
+    """A server's parts, of which none runs."""
+    parts = Parts(store, LocalDriver(folder / "slurm"), folder, clock, LEASE_SECONDS)
+    try:
+        yield parts
+    finally:
+        await parts.close()
+
+
 @pytest_asyncio.fixture
 async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
     clock = ManualClock()
     store = await SqliteStore.open(tmp_path, clock)
-    agents, leases, endpoints = Agents(), Leases(clock, LEASE_SECONDS), Endpoints(clock)
-    rollouts = Rollouts(store, clock, agents, leases)
-    pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}})
-
-    async def find(key: tuple[str, str]) -> RolloutPool:
-        return yard.pool
-
-    dispatcher = Dispatcher(store, clock, agents, leases, endpoints, find)
-    rollouts.wake = dispatcher.wake
-    endpoints.sessions, leases.counted = leases.sessions, endpoints.counted
-    yard = Yard(store, clock, agents, leases, endpoints, rollouts, dispatcher, pool)
-    running = asyncio.create_task(dispatcher.run())
-    yield yard
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    async with server(store, tmp_path, clock) as parts, running(parts.dispatcher.run()):
+        yard = Yard(parts, store, clock)
+        await yard.declare()
+        yield yard
     await store.close()
 
 
@@ -376,17 +381,17 @@ async def test_an_older_node_agent_is_judged_by_its_segments(yard: Yard) -> None
         assert (await status_of(yard, id))[0] is status
 
 
-async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard) -> None:
+async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard, tmp_path: Path) -> None:
     node = yard.node()
     lease = await yard.leased(node, "a")
-    leases = Leases(yard.clock, LEASE_SECONDS)
     yard.clock.turn(1000)
-    reborn = Rollouts(yard.store, yard.clock, Agents(), leases)
-    await reborn.recover()
-    assert leases.expired() == []
-    assert leases.renew(node.agent.holder, [LeaseRef(namespace="default", id="a", fence=lease.fence)]) == []
-    yard.clock.turn(LEASE_SECONDS)
-    assert [key for key, _ in leases.expired()] == [("default", "a")]
+    async with server(yard.store, tmp_path, yard.clock) as reborn:
+        await reborn.rollouts.recover()
+        leases = reborn.leases
+        assert leases.expired() == []
+        assert leases.renew(node.agent.holder, [LeaseRef(namespace="default", id="a", fence=lease.fence)]) == []
+        yard.clock.turn(LEASE_SECONDS)
+        assert [key for key, _ in leases.expired()] == [("default", "a")]
 
 
 async def test_the_end_of_an_allocation_takes_its_leases_back(yard: Yard) -> None:
@@ -516,8 +521,7 @@ async def test_the_emptiest_node_agent_gets_the_next_one(yard: Yard) -> None:
 
 
 async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
-    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
-    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.declare(inference={"policy": "policy-pool"})
     await yard.rollouts.submit("default", [request("g", n=10)])
     node = yard.node(init=7)
     await asyncio.sleep(0.02)
@@ -539,8 +543,7 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
 
 
 async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard: Yard) -> None:
-    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool", "judge": "policy-pool"}})
-    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.declare(inference={"policy": "policy-pool", "judge": "policy-pool"})
     for name in ("e1", "e2", "e3"):
         yard.engine(name)
     await yard.rollouts.submit("default", [request("g", n=12)])
@@ -561,13 +564,12 @@ async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard
 
 
 async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Yard) -> None:
-    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
-    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.declare(inference={"policy": "policy-pool"})
     yard.engine("e1")
     await yard.rollouts.submit("default", [request("g", n=4)])
     node = yard.node(init=4)
     await until(lambda: len(node.leases) == 4)
-    repinner = Repinner(yard.clock, yard.agents, yard.leases, yard.endpoints)
+    repinner = yard.parts.repinner
     repinner.look()
     yard.endpoints.drain("e1")
     repinner.look()
@@ -582,13 +584,12 @@ async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Y
 
 
 async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_once(yard: Yard) -> None:
-    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
-    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.declare(inference={"policy": "policy-pool"})
     yard.engine("e1")
     await yard.rollouts.submit("default", [request("g", n=2)])
     node = yard.node(init=2)
     await until(lambda: len(node.leases) == 2)
-    repinner = Repinner(yard.clock, yard.agents, yard.leases, yard.endpoints)
+    repinner = yard.parts.repinner
 
     def told() -> int:
         repinner.look()
@@ -606,8 +607,7 @@ async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_onc
 
 
 async def test_a_rollout_that_was_handed_back_goes_where_its_prefix_is(yard: Yard) -> None:
-    spec = yard.pool.spec.model_copy(update={"inference": {"policy": "policy-pool"}})
-    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.declare(inference={"policy": "policy-pool"})
     for name in ("e1", "e2", "e3", "e4"):
         yard.engine(name)
     yard.clock.turn(SLOW_START_SECONDS)
@@ -660,7 +660,9 @@ async def run_all(yard: Yard) -> None:
 async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
     code = {"kind": "code", "problem": "?", "answer": "1"}
     await yard.rollouts.submit("default", [request("code", n=MAX_PER_GRANT + 1, task=code), request("math")])
-    yard.agents.connect(NodeAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"})))
+    yard.agents.connect(
+        NodeAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"}), expel=lambda: None)
+    )
     math = yard.node("u2", init=1)
     await until(lambda: bool(math.leases))
 
@@ -691,13 +693,12 @@ async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) 
 
 
 async def test_a_suspended_pool_hands_nothing_out(yard: Yard) -> None:
-    spec = yard.pool.spec
-    yard.pool = yard.pool.model_copy(update={"spec": spec.model_copy(update={"suspend": True})})
+    await yard.declare(suspend=True)
     await yard.rollouts.submit("default", [request("a")])
     node = yard.node(init=1)
     await asyncio.sleep(0.02)
     assert node.leases == []
-    yard.pool = yard.pool.model_copy(update={"spec": spec})
+    await yard.declare(suspend=False)
     yard.dispatcher.wake(KEY)
     await until(lambda: bool(node.leases))
 

@@ -60,7 +60,9 @@ def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocatio
 
 def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> NodeAgent:
     identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
-    made = NodeAgent(identity, ("default", "swe"), lambda message: None, init, eval, frozenset(kinds), failed)
+    made = NodeAgent(
+        identity, ("default", "swe"), lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
+    )
     made.ends = ends
     return made
 

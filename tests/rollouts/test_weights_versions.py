@@ -14,11 +14,11 @@ from test_service import Yard, header, identity, request, until, yard  # noqa: F
 from rollyard.errors import Conflict
 from rollyard.inference.endpoints import Endpoints
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.kinds.wire import Cancel, EngineHeartbeat
 from rollyard.rollouts.weights_watch import GRACE_SECONDS, WeightsWatch
 from rollyard.store.base import RolloutRecord
+from rollyard.wiring import StoredPools
 
 POOL = ("default", "policy-pool")
 
@@ -28,21 +28,14 @@ class Versions:
 
     def __init__(self, yard: Yard) -> None:  # noqa: F811
         self.yard = yard
-        yard.pool = RolloutPool.model_validate(
-            {"metadata": {"name": "swe"}, "spec": {"replicas": 1, "inference": {"policy": "policy-pool"}}}
-        )
         self.history: list[str] = []
-        self.watch = WeightsWatch(yard.rollouts, yard.endpoints, self._pools, yard.clock)
-
-    async def _pools(self) -> list[RolloutPool]:
-        return [self.yard.pool]
+        self.watch = yard.parts.weights_watch
 
     def current(self, version: str) -> None:
         self.history.append(version)
         now = datetime(2026, 1, 1, tzinfo=UTC)
         records = [WeightsRecord(version=v, path="/w", number=n, since=now) for n, v in enumerate(self.history)]
         self.yard.endpoints.follow(POOL, WeightsStatus(current=records[-1], history=records))
-        self.yard.dispatcher.wake(("default", "swe"))
 
     def updating(self, version: str) -> None:
         """In the middle of an update: the version before it and this one are both in the heap."""
@@ -58,7 +51,6 @@ class Versions:
         endpoints: Endpoints = self.yard.endpoints
         beat = EngineHeartbeat(identity=identity(name), url=f"http://{name}/v1", ready=True, weights_version=version)
         assert endpoints.heartbeat(name, beat.model_copy(update=load))
-        self.yard.dispatcher.wake(("default", "swe"))
 
     async def look(self) -> int:
         return await self.watch.look(self.yard.pool)
@@ -73,6 +65,7 @@ class Versions:
 
 @pytest.fixture
 async def versions(yard: Yard) -> Versions:  # noqa: F811
+    await yard.declare(inference={"policy": POOL[1]})
     made = Versions(yard)
     made.current("v1")
     made.serves("e1", "v1")
@@ -185,7 +178,7 @@ async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(ve
     await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
     yard.endpoints.forget(identity("e1").uid)
     yard.endpoints.follow(POOL, None)
-    versions.watch = WeightsWatch(yard.rollouts, yard.endpoints, versions._pools, yard.clock)
+    versions.watch = WeightsWatch(yard.rollouts, yard.endpoints, StoredPools(yard.store).rollout_pools, yard.clock)
     assert await versions.look() == 0, "the pool's status has not been read"
     versions.current("v2")
     versions.updating("v3")
@@ -245,7 +238,6 @@ async def test_the_watch_looks_by_itself(versions: Versions) -> None:
     node = yard.node(init=1)
     await until(lambda: len(node.leases) == 1)
     running = asyncio.create_task(versions.watch.run())
-    yard.endpoints.weights_moved = lambda pool: versions.watch.wake()
     versions.current("v2")
     await until(lambda: yard.leases.get("default", "a") is None)
     running.cancel()

@@ -70,13 +70,13 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     shutil.copy(tmp_path / "rollyard.db", tmp_path / "backup")
     store, clock = await SqliteStore.open(tmp_path), SystemClock()
     request = RolloutRequest.model_validate({"id": "r", "pool": "swe", "task": {"kind": "math"}})
-    await Rollouts(store, clock, Agents(), Leases(clock, 15)).submit("default", [request])
+    await Rollouts(store, clock, Agents(clock), Leases(clock, 15), dict).submit("default", [request])
     late = (await store.create(pool("later"))).metadata.resource_version
     await store.close()
     shutil.move(tmp_path / "backup", tmp_path / "rollyard.db")
 
     store = await SqliteStore.open(tmp_path)
-    rollouts = Rollouts(store, clock, Agents(), Leases(clock, 15))
+    rollouts = Rollouts(store, clock, Agents(clock), Leases(clock, 15), dict)
     header = ResultHeader(
         lease=LeaseRef(namespace="default", id="r", fence=1), status="Completed", reward=1.0, sampled=1
     )

@@ -1,0 +1,53 @@
+"""Jobs that live as far as anybody but squeue tells: allocations, the processes bound to them, and answered submits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rollyard.clock import Clock
+from rollyard.controller.informer import Informer
+from rollyard.inference.endpoints import Endpoints
+from rollyard.kinds.allocation import Allocation
+from rollyard.reconcilers.missing import Known
+from rollyard.rollouts.agents import Agents
+
+
+class KnownJobs:
+    """A witness beside squeue: `SnapshotFeed` asks it before it believes a snapshot."""
+
+    def __init__(
+        self,
+        allocations: Informer[Allocation],
+        agents: Agents,
+        endpoints: Endpoints,
+        answered: Mapping[str, float],
+        clock: Clock,
+    ) -> None:
+        """`answered`: uid -> when its last submit answered (Unix seconds)."""
+        self._allocations = allocations
+        self._agents = agents
+        self._endpoints = endpoints
+        self._answered = answered
+        self._clock = clock
+
+    def list(self) -> list[Known]:
+        """One for each allocation that has a job and has not ended."""
+        return [
+            self._known(a, a.status.job_id) for a in self._allocations.list() if a.status.job_id and not a.status.ended
+        ]
+
+    def _known(self, allocation: Allocation, job_id: str) -> Known:
+        """Its job, and when the process that is bound to it was last heard."""
+        status, uid = allocation.status, allocation.metadata.uid
+        endpoint, agent = self._endpoints.of_allocation(uid), self._agents.of_allocation(uid)
+        heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None
+        bound = status.binding is not None and status.binding.job_id == job_id
+        now = self._clock.time()
+        return Known(
+            job_id,
+            runs=status.job_state == "RUNNING",
+            restart_count=status.restart_count,
+            heard_at=now - (self._clock.monotonic() - heard) if bound and heard is not None else None,
+            since=self._answered.get(uid, 0.0),
+            leaving=allocation.metadata.deletion_timestamp is not None,
+        )
