@@ -97,6 +97,8 @@ class Upstream:
             return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Connection": "X-Hop", "X-Hop": "1"})
         if request.path == "/v1/models":
             return web.json_response({"query": request.query_string, "headers": dict(request.headers)})
+        if request.path == "/health":
+            return web.Response()
         if request.path == "/inference/v1/generate":
             return web.Response(body=await request.read(), status=418)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"} if request.query.get("sse") else {})
