@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+from rollyard.aio import running
 from rollyard.engines.load import Load, read_load
 from rollyard.engines.prepare import Preparation
 from rollyard.engines.supervisor import Supervisor
@@ -98,8 +98,7 @@ async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp
     def load() -> EngineLoad | None:
         return supervisor.health.load
 
-    task = asyncio.create_task(supervisor.run())
-    try:
+    async with running(supervisor.run()):
         first = await until(lambda: (now := load()) and now.life == 1 and now)
         second = await until(lambda: (now := load()) and now.at > first.at and now)
         assert second.model_copy(update={"at": first.at}) == first
@@ -107,9 +106,6 @@ async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp
             if entry.name.isdigit() and str(uds).encode() in command_line(entry):
                 os.kill(int(entry.name), signal.SIGKILL)
         await until(lambda: (now := load()) and now.life == 2)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def command_line(process: Path) -> bytes:

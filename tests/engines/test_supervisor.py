@@ -11,12 +11,12 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from standstill import freeze
 
+from rollyard.aio import running
 from rollyard.client.link import Backoff
 from rollyard.engines import process
 from rollyard.engines import supervisor as module
@@ -58,16 +58,6 @@ def program(text: str) -> Prepare:
     return always(EngineCommand(["bash", "-c", text]))
 
 
-@contextlib.asynccontextmanager
-async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(supervisor.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 def processes(word: str) -> list[int]:
     """Living processes with this word in their command line; a zombie has none."""
     found = []
@@ -83,7 +73,7 @@ async def test_an_engine_gets_ready_comes_back_when_killed_and_ends_with_its_sup
 ) -> None:
     uds = tmp_path / "e"
     supervisor = Supervisor(embedded(model_dir, uds), uds)
-    async with running(supervisor):
+    async with running(supervisor.run()):
         await until(lambda: supervisor.health.ready)
         assert uds.stat().st_mode & 0o077 == 0
         (first,) = processes(str(uds))
@@ -107,7 +97,7 @@ async def test_an_engine_that_cannot_take_anothers_place_gives_it_back(
 ) -> None:
     uds = tmp_path / "e"
     supervisor = Supervisor(embedded(model_dir, uds), uds)
-    async with running(supervisor):
+    async with running(supervisor.run()):
         await until(lambda: supervisor.health.ready)
         supervisor.restart(other, or_else=embedded(model_dir, uds))
         await until(lambda: bool(supervisor.refused))
@@ -121,11 +111,27 @@ async def test_an_engine_that_is_asked_for_between_two_lives_of_another_is_start
     monkeypatch.setattr(module, "Backoff", lambda first, cap: Backoff(1e6, 1e6))
     uds = tmp_path / "e"
     supervisor = Supervisor(program("exit 1"), uds)
-    async with running(supervisor):
+    async with running(supervisor.run()):
         await until(lambda: supervisor.health.reason.startswith("EngineDied: exit code 1"))
         supervisor.restart(embedded(model_dir, uds))
         await until(lambda: supervisor.health.ready)
         assert supervisor.life == 2
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_supervisor_ends_that_is_cancelled_just_after_another_engine_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    monkeypatch.setattr(module, "Backoff", lambda first, cap: Backoff(1e6, 1e6))
+    supervisor = Supervisor(program("exit 1"), tmp_path / "e")
+    task = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.health.reason.startswith("EngineDied: exit code 1"))
+    supervisor.restart(program("exec sleep 300"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=WAIT_SECONDS)
+    assert task.cancelled()
 
 
 async def test_an_engine_that_hangs_is_replaced(
@@ -136,7 +142,7 @@ async def test_an_engine_that_hangs_is_replaced(
     monkeypatch.setattr(process, "STOP_SECONDS", 0.2)  # TERM does not reach what is stopped
     uds = tmp_path / "e"
     supervisor = Supervisor(embedded(model_dir, uds), uds)
-    async with running(supervisor):
+    async with running(supervisor.run()):
         await until(lambda: supervisor.health.ready)
         (first,) = processes(str(uds))
         freeze(first)
@@ -199,7 +205,7 @@ async def test_a_log_that_stalls_holds_up_nothing_but_the_log(tmp_path: Path, mo
     timer.start()
     with os.fdopen(input, "w") as log, monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", log)
-        async with running(Supervisor(program(f"seq -f %07.0f 0 {lines - 1}; sleep 300"), tmp_path / "e")):
+        async with running(Supervisor(program(f"seq -f %07.0f 0 {lines - 1}; sleep 300"), tmp_path / "e").run()):
             while pending[0] < room and not rescued.is_set():
                 fcntl.ioctl(output, termios.FIONREAD, pending)
                 await asyncio.sleep(0.01)
@@ -228,7 +234,7 @@ async def test_one_that_gets_ready_and_dies_again_and_again_is_given_up_as_a_cra
     monkeypatch.setattr(module, "CRASHES", 3)
     uds, seen = tmp_path / "e", set()
     supervisor = Supervisor(always(EngineCommand([sys.executable, "-c", BRIEF, str(uds)])), uds)
-    async with running(supervisor) as task:
+    async with running(supervisor.run()) as task:
         while not task.done():
             seen.add(supervisor.health.reason.partition(":")[0])
             await asyncio.sleep(0.01)

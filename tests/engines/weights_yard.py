@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from live_weights import other_weights
 
+from rollyard.aio import running
 from rollyard.engines.control import EngineControl
 from rollyard.engines.door import Door
 from rollyard.engines.embedded.cache import KVCache
@@ -148,16 +148,14 @@ async def yard(
 
         weights = Weights(pool.model, order, supervisor, door, control(http), command, http)
         runner = await door.open(listener, certified[0])
-        running = asyncio.create_task(weights.run())
         try:
-            made = Yard(weights, supervisor, client, uds, patience)
-            await made.until(lambda: weights.proven or running.done() or weights.phase == "Failed")
-            if running.done():
-                running.result()
-            yield made
+            async with running(weights.run()) as task:
+                made = Yard(weights, supervisor, client, uds, patience)
+                await made.until(lambda: weights.proven or task.done() or weights.phase == "Failed")
+                if task.done():
+                    task.result()
+                yield made
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
             await runner.cleanup()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rollyard.aio import running
 from rollyard.client.client import AsyncClient
 from rollyard.errors import Invalid, NotFound
 from rollyard.inference.state import EndpointState
@@ -71,14 +72,8 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setenv("HOME", str(tmp_path))
     async with contextlib.AsyncExitStack() as stack:
         made = await Server.start(Options(tmp_path / "data", cluster="local"), stack)
-        working = asyncio.create_task(made.work())
-        stack.push_async_callback(_ended, working)
+        await stack.enter_async_context(running(made.work()))
         yield made
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture

@@ -499,13 +499,9 @@ async def test_a_stream_says_so_too_while_others_end_all_the_time(yard: Yard) ->
             await yard.rollouts.submit("default", [request(f"a{n}")])
             await yard.rollouts.cancel("default", f"a{n}")
 
-    task = asyncio.create_task(busy())
-    try:
+    async with running(busy()):
         for scope in (("default", "others", None), ("default", None, "others")):
             assert await asyncio.wait_for(anext(yard.rollouts.stream(0, *scope, 0.2)), 60) is None
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 # handing out
