@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -33,6 +33,7 @@ from rollyard.client.link import Link
 from rollyard.client.node import NodeLine
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.kinds.wire import Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Want, Welcome
@@ -44,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BATCH = 100
 ROOM = 64
 LONG_TOKENS = 32_768
+MODEL = "policy"
 TASK = {"kind": "math", "problem": "1+1", "answer": "2"}
 
 
@@ -93,10 +95,13 @@ def _cpu_seconds(pid: int) -> float:
 
 
 async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[tuple[float, float], float]:
-    async with AsyncClient(kubeconfig=kubeconfig) as client:
+    async with AsyncClient(kubeconfig=kubeconfig) as client, _model_server() as url:
         # The allocation's job only sleeps; this process speaks for it.
         allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
-        spec = RolloutPoolSpec.model_validate({"replicas": 1, "allocation": allocation})
+        given = {"replicas": 1, "allocation": allocation, "inference": {"policy": MODEL}}
+        spec = RolloutPoolSpec.model_validate(given)
+        external = {"model": {"path": "/", "servedName": MODEL}, "engine": {"external": {"endpoints": [{"url": url}]}}}
+        await client.apply(InferencePool.model_validate({"metadata": {"name": MODEL}, "spec": external}))
         pool = RolloutPool(metadata=ObjectMeta(name="null"), spec=spec)
         await client.apply(pool)
         folder, job = await _bound(client, kubeconfig.parent)
@@ -107,7 +112,7 @@ async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) ->
             task = asyncio.create_task(node.line.run())
             try:
                 null = await _measure(client, pid, rollouts)
-                node.outcome = _long_outcome()
+                node.outcome = _outcome()
                 size = len(node.outcome.model_dump_json())
                 before = time.perf_counter()
                 await _run(client, trajectories, "long")
@@ -156,7 +161,7 @@ class _NullNode:
     """A node agent that has the answer at once."""
 
     def __init__(self, link: Link, http: aiohttp.ClientSession) -> None:
-        self.outcome = Outcome(status=Status.COMPLETED, reward=1.0, node="bench")
+        self.outcome = _outcome(tokens=2, prompt=1)
         self.tasks: set[asyncio.Task[None]] = set()
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
@@ -191,13 +196,34 @@ class _NullNode:
             await self._want()
 
 
-def _long_outcome() -> Outcome:
+@asynccontextmanager
+async def _model_server() -> AsyncIterator[str]:
+    """A server that answers probes: rollouts are handed out only where one is ready. Answers its URL."""
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": MODEL}]})
+
+    async def complete(_: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"text": "x", "token_ids": [7]}]})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def _outcome(tokens: int = LONG_TOKENS, prompt: int = 501) -> Outcome:
     rng = random.Random(0)
-    ids = [rng.randrange(150_000) for _ in range(LONG_TOKENS)]
-    mask = [int(i > 500) for i in range(LONG_TOKENS)]
+    ids = [rng.randrange(150_000) for _ in range(tokens)]
+    mask = [int(i >= prompt) for i in range(tokens)]
     logprobs = [-rng.random() * 3 if m else None for m in mask]
     versions = ["3f2a90cd11e0" if m else None for m in mask]
-    segment = Segment(token_ids=ids, loss_mask=mask, logprobs=logprobs, weights_version=versions, prompt_length=501)
+    segment = Segment(token_ids=ids, loss_mask=mask, logprobs=logprobs, weights_version=versions, prompt_length=prompt)
     return Outcome(status=Status.COMPLETED, reward=1.0, node="bench", segments=[segment])
 
 
@@ -240,7 +266,7 @@ async def _serve_baseline(folder: Path) -> None:
 
 
 async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, float]:
-    body = Outcome(status=Status.COMPLETED, reward=1.0, node="bench").model_dump_json().encode()
+    body = _outcome(tokens=2, prompt=1).model_dump_json().encode()
     tls = ssl.create_default_context(cafile=str(folder / "baseline-ca.pem"))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=64)) as http:
 
@@ -271,7 +297,7 @@ async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, fl
 
 
 def _plain_files(folder: Path, n: int) -> float:
-    body = _long_outcome().model_dump_json().encode()
+    body = _outcome().model_dump_json().encode()
     before = time.perf_counter()
     for i in range(n):
         with (folder / f"plain-{i}").open("wb") as file:
