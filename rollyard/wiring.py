@@ -1,8 +1,7 @@
 """The parts of a server and their wiring: who answers which question, and which event wakes whom.
 
-A part gets who answers its questions as arguments of its constructor, so that a forgotten one is a TypeError. It tells of
-events by signals (`aio.Signal`): `Routing` and `Parts` connect them, each event on one line. Whoever runs parts of a server,
-tests and benches too, builds them here.
+Answers to a part's questions are arguments of its constructor, so a forgotten one is a TypeError. Events are signals
+(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches build the parts of a server here too.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ SHOWN_SECONDS = 1.0
 
 
 class Routing:
-    """What chooses endpoints for sessions and moves them: in memory alone, so that a simulation runs it on its own clock."""
+    """The parts that choose endpoints for sessions and move them. All in memory, so a simulation runs them on its own clock."""
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
         self.agents, self.open_sessions = Agents(clock), OpenSessions()
@@ -72,7 +71,7 @@ class Routing:
 
 
 class Parts:
-    """All parts of one server. `run` of those that have one is left to who builds them, and so is `close`, at the end."""
+    """All parts of one server. The caller runs those that have a `run`, and calls `close` at the end."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Parts:
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.repinner, self.open_sessions = routing.repinner, routing.open_sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
-        # Question = who answers it: each `name=` below.
+        # Questions and who answers them: the arguments that are passed by name.
         rollouts = Rollouts(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
         self.rollouts = rollouts
         self.sessions = OutsideSessions(connector, SessionPlacement(endpoints), self.open_sessions)
@@ -134,14 +133,14 @@ class Parts:
 
 
 class _Wakes:
-    """Event -> who is woken. A pool, a node agent, or an endpoint says which of its keys."""
+    """Event -> who is woken. Each method takes what the event brings, and wakes a part or has keys reconciled."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._dispatcher, self._resizer, self._manager = parts.dispatcher, parts.resizer, parts.manager
 
     def connect(self) -> None:
-        """Every event of `Parts`, but those in `Routing` and the changes of objects and jobs in `reconcilers/build.py`."""
+        """Connect all events, but those in `Routing`, and changes of objects and Slurm jobs (`reconcilers/build.py`)."""
         p = self._parts
         wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
         wake(p.agents.room_offered, p.dispatcher.wake)
@@ -198,7 +197,7 @@ class _Wakes:
 
 
 class StoredPools:
-    """Answers questions about pools from the store."""
+    """Pools as the store has them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -6,7 +6,7 @@ from rollyard.aio import Signal
 
 
 class OpenSessions:
-    """An index that `OutsideSessions` keeps; it stands alone, because the registry counts sessions by it."""
+    """Index that `OutsideSessions` maintains; a class of its own, for the endpoint registry is made first and counts by it."""
 
     def __init__(self) -> None:
         self._on: dict[str, set[str]] = {}

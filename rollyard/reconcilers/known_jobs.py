@@ -1,4 +1,4 @@
-"""Jobs that live as far as anybody but squeue tells: allocations, the processes bound to them, and answered submits."""
+"""Live jobs by all other sources than squeue: allocations, the processes bound to them, and answered submits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollyard.rollouts.agents import Agents
 
 
 class KnownJobs:
-    """A witness beside squeue: `SnapshotFeed` asks it before it believes a snapshot."""
+    """Second source beside squeue; `SnapshotFeed` compares each snapshot with it."""
 
     def __init__(
         self,
