@@ -30,7 +30,7 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
     """Show an object with its conditions, allocations and events."""
     _, keys = kind_and_names(words, namespace)
     if not keys:
-        raise click.UsageError("describe takes KIND NAME")
+        raise click.UsageError("write describe KIND NAME")
     for key in keys:
         obj = await client.get(key)
         allocations, _ = await client.list_objects("Allocation", namespace)

@@ -47,9 +47,9 @@ def _telling_failures_apart(command: Callable[..., None]) -> Callable[..., None]
 @_telling_failures_apart
 @with_client
 async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
-    """Show what apply would change, in objects and in batch scripts.
+    """Show the changes that apply would make, in objects and in batch scripts.
 
-    Exits 0 when nothing would change, 1 when something would, and with more when that cannot be told.
+    Exit code: 0 without changes, 1 with changes, above 1 after an error.
     """
     changed = False
     for obj in read_manifests(files, namespace):

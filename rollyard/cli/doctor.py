@@ -16,14 +16,14 @@ from rollyard.doctor.finding import Finding
 @click.option(
     "--scratch", type=click.Path(path_type=Path), default=Path(tempfile.gettempdir()), help="node-local folder"
 )
-@click.option("--data", type=click.Path(path_type=Path), help="folder meant for `serve --data`")
+@click.option("--data", type=click.Path(path_type=Path), help="folder that you plan to use for `serve --data`")
 @click.option(
-    "--node", is_flag=True, help="probe a compute node too, by a job; takes --data, which the node has to see"
+    "--node", is_flag=True, help="also probe a compute node with a job; needs --data, a folder that the node can access"
 )
-@click.option("--partition", help="with --node: where")
-@click.option("--account", help="with --node: on whose account")
-@click.option("--advertise", help="with --node: name, address or interface that the node is to reach us by")
-@click.option("--wait", type=click.FloatRange(min=1), default=120.0, help="with --node: seconds for the job")
+@click.option("--partition", help="with --node: partition of the job")
+@click.option("--account", help="with --node: account of the job")
+@click.option("--advertise", help="with --node: name, address or interface by which the node reaches this machine")
+@click.option("--wait", type=click.FloatRange(min=1), default=120.0, help="with --node: seconds to wait for the job")
 @click.option("--report", type=click.Path(path_type=Path), hidden=True)
 def doctor(
     scratch: Path,
@@ -35,7 +35,7 @@ def doctor(
     wait: float,
     report: Path | None,
 ) -> None:
-    """Check what this machine and its cluster offer; exit 1 when something is missing."""
+    """Check this machine and its cluster. Exit code 1: something is missing."""
     from rollyard.doctor import node as compute
     from rollyard.doctor.finding import findings
     from rollyard.kinds.allocation import AllocationTemplate
@@ -45,7 +45,7 @@ def doctor(
         return
     found = _here(scratch, data)
     if node and data is None:
-        raise click.UsageError("--node takes --data: a folder that the node sees as well")
+        raise click.UsageError("--node needs --data: a folder that the compute node can access too")
     failed = _show(found)
     if node and data is not None:
         template = AllocationTemplate(partition=partition, account=account, time_limit="00:05:00")

@@ -28,13 +28,13 @@ async def list_(client: AsyncClient, namespace: str, pool: str) -> None:
 @endpoints.command()
 @click.argument("pool")
 @click.argument("url")
-@click.option("--capacity", default=1.0, help="how much it takes beside the others, such as its number of GPUs")
-@click.option("--token-file", help="file with its bearer token, as Rollyard's server sees it")
+@click.option("--capacity", default=1.0, help="weight in load balancing, such as its number of GPUs")
+@click.option("--token-file", help="file with its bearer token; a path on the server's machine")
 @with_client
 async def add(
     client: AsyncClient, namespace: str, pool: str, url: str, capacity: float, token_file: str | None
 ) -> None:
-    """Let a pool with an external engine use one more model server, such as http://node7:8000/v1."""
+    """Add a model server, such as http://node7:8000/v1, to a pool with an external engine."""
     try:
         endpoint = ExternalEndpoint(url=url, capacity=capacity, token_file=token_file)
     except ValueError:
@@ -48,7 +48,7 @@ async def add(
 @click.argument("url")
 @with_client
 async def remove(client: AsyncClient, namespace: str, pool: str, url: str) -> None:
-    """Take a model server out of a pool: what is on it goes on elsewhere with its next turn."""
+    """Remove a model server from a pool. Its rollouts move to other servers with their next turn."""
     await client.remove_endpoint(_key(namespace, pool), url)
     click.echo(f"inferencepool/{pool}: endpoint {url} removed")
 

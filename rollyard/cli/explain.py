@@ -24,7 +24,7 @@ def explain(path: str) -> None:
     if parts:
         shape = find(kind, parts)
         if shape is None:
-            raise NotFound(f"{path} is no field; see `rollyard explain {'.'.join([word, *parts[:-1]])}`")
+            raise NotFound(f"{path} is not a field; see `rollyard explain {'.'.join([word, *parts[:-1]])}`")
         default = "" if shape.default is None else f" (default {shape.default!r})"
         click.echo(f"FIELD:    {parts[-1]} <{shape.word}>{' -required-' if shape.required else default}\n")
         model, text = shape.model, shape.description

@@ -17,18 +17,20 @@ from rollyard.kinds.base import KindObject, ObjectKey
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="POOL | ALLOCATION | KIND/NAME")
-@click.option("-f", "--follow", is_flag=True, help="wait for its start, and go on until it ends")
+@click.option("-f", "--follow", is_flag=True, help="wait until the job starts and print until it ends")
 @click.option(
-    "--previous", is_flag=True, help="of what ended: all that is kept of a pool, or what was before an allocation"
+    "--previous",
+    is_flag=True,
+    help="output of ended allocations: of a pool all that are kept, of an allocation the one before it",
 )
-@click.option("--tail", type=click.IntRange(min=0), help="only so many lines from the end")
+@click.option("--tail", type=click.IntRange(min=0), help="number of lines from the end")
 @with_client
 async def logs(
     client: AsyncClient, namespace: str, words: tuple[str, ...], follow: bool, previous: bool, tail: int | None
 ) -> None:
-    """Print the output of an allocation's job, or of each that a pool has now.
+    """Print the output of an allocation's job, or of all present jobs of a pool.
 
-    What a pool's last three failed allocations printed is kept: --previous shows it.
+    Rollyard keeps the output of a pool's last three failed allocations; --previous shows it.
     """
     named = await _named(client, namespace, words)
     shown = await _chosen(client, named, previous)
@@ -70,7 +72,7 @@ async def _named(client: AsyncClient, namespace: str, words: tuple[str, ...]) ->
     if len(words) > 1 or "/" in words[0]:
         _, keys = kind_and_names(words, namespace)
         if len(keys) != 1 or keys[0].kind == "Event":
-            raise click.UsageError("logs takes one pool or one allocation: NAME, or KIND/NAME")
+            raise click.UsageError("name one pool or one allocation: NAME or KIND/NAME")
         return await client.get(keys[0])
     found: list[KindObject] = []
     for kind in ("Allocation", "RolloutPool", "InferencePool"):
@@ -79,10 +81,10 @@ async def _named(client: AsyncClient, namespace: str, words: tuple[str, ...]) ->
         except NotFound:
             continue
     if not found:
-        raise NotFound(f"no allocation and no pool in namespace {namespace} is called {words[0]!r}")
+        raise NotFound(f"namespace {namespace} has no allocation and no pool {words[0]!r}")
     if len(found) > 1:
         both = " or ".join(f"{o.SINGULAR}/{o.metadata.name}" for o in found)
-        raise click.UsageError(f"{words[0]!r} may be several things; write {both}")
+        raise click.UsageError(f"{words[0]!r} is the name of several objects; write {both}")
     return found[0]
 
 
@@ -99,10 +101,10 @@ async def _chosen(client: AsyncClient, named: KindObject, previous: bool) -> lis
     ended = [a for a in owned if a.status.ended]
     if isinstance(named, Allocation):
         before = [a for a in ended if a.spec.index < named.spec.index][-1:]
-        return before or _none(f"nothing is kept of an allocation of its pool that ended before {name}")
+        return before or _none(f"no output is kept of allocations of this pool that ended before {name}")
     if previous:
-        return ended or _none(f"{name} has no allocation that ended and is still kept")
-    hint = f"; `rollyard logs {name} --previous` shows what ended" if ended else ""
+        return ended or _none(f"no output is kept of ended allocations of {name}")
+    hint = f"; `rollyard logs {name} --previous` shows the output of ended ones" if ended else ""
     return [a for a in owned if not a.status.ended] or _none(f"{name} has no allocation now{hint}")
 
 

@@ -31,7 +31,7 @@ def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
             raise BadRequest(f"the path {name!r} does not exist")
         files = sorted(f for f in path.iterdir() if f.suffix in ENDINGS) if path.is_dir() else [path]
         if not files:
-            raise BadRequest(f"{name} holds no file that ends in {', '.join(sorted(ENDINGS))}")
+            raise BadRequest(f"{name} contains no file that ends in {', '.join(sorted(ENDINGS))}")
         for file in files:
             found += _objects(str(file), str(file), str(file.resolve().parent))
     return [_placed(obj, namespace) for obj in found]
@@ -40,7 +40,7 @@ def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
 def _objects(name: str, source: str, folder: str | None) -> list[KindObject]:
     objects = load_manifests(read_text(name), source, folder)
     if not objects:
-        raise BadRequest(f"{source} declares no object; `rollyard explain rolloutpool` shows what one looks like")
+        raise BadRequest(f"{source} declares no object; `rollyard explain rolloutpool` shows the fields of one")
     return objects
 
 

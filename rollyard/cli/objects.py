@@ -35,10 +35,12 @@ _OF_POOLS = ("ready", "updated")
     "--output",
     "form",
     type=click.Choice(["yaml", "json"]),
-    help="with --dry-run=client: print what would be sent",
+    help="with --dry-run=client: print the objects in this format",
 )
 @click.option(
-    "--wait/--no-wait", default=False, help="until each pool is Ready and Updated; exit code 1 if it cannot be"
+    "--wait/--no-wait",
+    default=False,
+    help="wait until each pool is Ready and Updated; exit code 1 if that cannot happen",
 )
 @click.option("--timeout", default=900.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client_of_a_new_server
@@ -51,16 +53,18 @@ async def apply(
     wait: bool,
     timeout: float,
 ) -> None:
-    """Bring the server in line with YAML files.
+    """Create or change objects on the server as YAML files declare them.
 
     A relative path in a file is relative to that file. --dry-run=client -o yaml prints the objects with absolute paths,
     for other clients such as kubectl.
 
-    --dry-run=server changes nothing: it has the server check them, and shows the batch script of an allocation and what
-    would be submitted.
+    --dry-run=server changes nothing. The server checks the objects; the output shows the batch script of an allocation and
+    the jobs that would be submitted.
     """
     if form is not None and dry_run != "client":
-        raise click.UsageError("-o goes with --dry-run=client; `rollyard get -o yaml` prints what the server has")
+        raise click.UsageError(
+            "-o works with --dry-run=client only; `rollyard get -o yaml` prints the server's objects"
+        )
     applied: list[Pool] = []
     for obj in read_manifests(files, namespace):
         name = f"{obj.SINGULAR}/{obj.metadata.name}"
@@ -91,7 +95,7 @@ async def apply(
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND [NAME...]")
-@click.option("-w", "--watch", is_flag=True, help="go on with changes")
+@click.option("-w", "--watch", is_flag=True, help="print changes until interrupted")
 @click.option("-A", "--all-namespaces", is_flag=True)
 @click.option("-l", "--selector", default="", help="label selector")
 @click.option("-o", "--output", "form", default="", help="wide|yaml|json|name|jsonpath={…}")
@@ -110,7 +114,7 @@ async def get(
     kinds = kinds_of(words[0]) if len(words) == 1 and "/" not in words[0] else []
     if len(kinds) > 1:
         if watch:
-            raise click.UsageError("--watch takes one kind")
+            raise click.UsageError("--watch works with one kind only; name one kind")
         await _show_kinds(client, kinds, where, selector, form)
         return
     kind, keys = kind_and_names(words, namespace)
@@ -144,7 +148,7 @@ async def _show_kinds(
 ) -> None:
     """A table for each kind, with the kind before each name, as kubectl does it."""
     if form not in ("", "wide", "name"):
-        raise click.UsageError(f"-o {form} takes one kind; several kinds are shown as tables, wide or name")
+        raise click.UsageError(f"-o {form} works with one kind only; for several kinds use -o wide, -o name or no -o")
     tables: list[str] = []
     for kind in kinds:
         objects, _ = await client.list_objects(kind.model_fields["kind"].default, where, labels=selector)
@@ -165,14 +169,14 @@ def _echo_nothing(where: str | None) -> None:
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="KIND NAME...")
-@click.option("-f", "--filename", "files", multiple=True, help="what these files declare")
-@click.option("--wait/--no-wait", default=True, help="until they are gone")
+@click.option("-f", "--filename", "files", multiple=True, help="delete the objects that these files declare")
+@click.option("--wait/--no-wait", default=True, help="wait until they are gone")
 @click.option("--timeout", default=900.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client
 async def delete(
     client: AsyncClient, namespace: str, words: tuple[str, ...], files: tuple[str, ...], wait: bool, timeout: float
 ) -> None:
-    """Delete objects; a pool drains, ends its jobs, then disappears."""
+    """Delete objects. A pool drains first, then ends its jobs, then disappears."""
     keys = (
         [obj.key for obj in read_manifests(files, namespace)]
         if files
@@ -181,13 +185,13 @@ async def delete(
         else []
     )
     if not keys:
-        raise click.UsageError("name what to delete: KIND NAME, KIND/NAME, or -f FILE")
+        raise click.UsageError("name the objects to delete: KIND NAME, KIND/NAME, or -f FILE")
     for key in keys:
         await client.delete(key)
-        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name}: deletion begun; it drains and ends its jobs first")
+        click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name}: deletion started; it drains and ends its jobs first")
     if wait:
         for key in keys:
-            await _until(client, key, _gone, timeout, "is still there")
+            await _until(client, key, _gone, timeout, "still exists")
             click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} deleted")
 
 
@@ -214,7 +218,7 @@ async def suspend(client: AsyncClient, namespace: str, words: tuple[str, ...]) -
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
 @with_client
 async def resume(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
-    """Bring a suspended pool back."""
+    """Resume a suspended pool."""
     await _set_suspend(client, named(words, namespace), False)
 
 
@@ -232,22 +236,22 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.
 
-    Of a pool, Ready says that the desired number serves, and Updated that all of it is made from the spec as it is now.
-    Exit code 1 as soon as the pool cannot come to it as it stands, with the reason.
+    A pool is Ready when the desired number of allocations serves. It is Updated when all of them are made from the
+    present spec. If the pool cannot meet the condition without a change, the command prints the reason and exits with 1.
     """
     word, _, rest = what.partition("=")
     type, _, status = rest.partition("=")
     if what != "delete" and (word != "condition" or not type):
-        raise click.UsageError("--for takes condition=TYPE, condition=TYPE=STATUS, or delete")
+        raise click.UsageError("write --for condition=TYPE, --for condition=TYPE=STATUS, or --for delete")
     holds = _gone if what == "delete" else partial(condition_holds, type=type, status=status or "True")
     for key in named(words, namespace):
         if what != "delete":
             await client.get(key)  # NotFound for what never existed
-        complaint = "is still there" if what == "delete" else f"did not come to {what}"
+        complaint = "still exists" if what == "delete" else f"did not reach {what}"
         obj = await _until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
         if type.lower() == "ready" and (left := next((c for c in _current(obj) if c.reason == "Updating"), None)):
-            click.echo(f"it is not up to date yet ({left.message}); --for condition=Updated waits for that", err=True)
+            click.echo(f"not up to date yet ({left.message}); to wait for that, use --for condition=Updated", err=True)
 
 
 def _gone(obj: KindObject | None) -> bool:
@@ -260,7 +264,7 @@ def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
     Raises NotFound for an object that is gone, Standstill for a pool that cannot become Ready or Updated as it stands.
     """
     if obj is None:
-        raise NotFound("it was deleted while waiting")
+        raise NotFound("the object was deleted during the wait")
     current = _current(obj)
     if type.lower() in _OF_POOLS and status.lower() == "true":
         for fact in current:
@@ -284,7 +288,7 @@ def what_it_waits_for(obj: KindObject | None, types: Sequence[str]) -> str:
     current = _current(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:
-        return "the server has not looked at it yet"
+        return "the server has not processed it yet"
     if not any(c.type.lower() in wanted for c in current):
         return f"it has no condition {' or '.join(types)}; it has {', '.join(c.type for c in current)}"
     found = [
@@ -333,12 +337,12 @@ async def _until(
 @click.option("-A", "--all-namespaces", is_flag=True)
 @with_client
 async def events(client: AsyncClient, namespace: str, about: str, all_namespaces: bool) -> None:
-    """Show what happened, oldest first."""
+    """Show events, oldest first."""
     fields = ""
     if about:
         keys = kind_and_names((about,), namespace)[1]
         if not keys:
-            raise click.UsageError("--for takes KIND/NAME")
+            raise click.UsageError("write --for KIND/NAME")
         fields = f"involvedObject.kind={keys[0].kind},involvedObject.name={keys[0].name}"
     found, _ = await client.list_objects("Event", None if all_namespaces else namespace, fields=fields)
     seen = sorted((e for e in found if isinstance(e, Event)), key=lambda e: e.last_timestamp)

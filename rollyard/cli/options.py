@@ -37,7 +37,7 @@ def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
 
 def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
     @click.option("--kubeconfig", type=click.Path(path_type=Path), help="the server's admin.kubeconfig")
-    @click.option("-n", "--namespace", help="namespace; the kubeconfig's when left out")
+    @click.option("-n", "--namespace", help="namespace  [default: the kubeconfig's]")
     @wraps(command)
     def run(kubeconfig: Path | None, namespace: str | None, **arguments: Any) -> None:
         async def body() -> None:
@@ -70,7 +70,7 @@ async def _until_it_answers(kubeconfig: Path | None) -> None:
             if loop.time() >= deadline:
                 raise
             if not told:
-                click.echo(f"{error}; waiting up to {START_SECONDS:.0f} s for a server that is starting", err=True)
+                click.echo(f"{error}; waiting up to {START_SECONDS:.0f} s for the server to start", err=True)
                 told = True
         await asyncio.sleep(0.2)
 
@@ -94,7 +94,7 @@ def kinds_of(word: str) -> list[type[KindObject]]:
         kind = find_kind(name)
         if kind is None:
             known = ", ".join("/".join([k.PLURAL, *k.SHORT]) for k in KINDS.values())
-            raise click.UsageError(f"the server has no resource {name!r}; it has {known}")
+            raise click.UsageError(f"there is no resource {name!r}; the server has {known}")
         found.append(kind)
     if not found:
         raise click.UsageError("name a kind, such as rolloutpools")
@@ -114,7 +114,7 @@ def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObj
     kind_word, slash, name = first.partition("/")
     kind, *more = kinds_of(kind_word)
     if more:
-        raise click.UsageError("name one kind here; `rollyard get ip,rp` shows several")
+        raise click.UsageError("name one kind; only `rollyard get ip,rp` accepts several")
     if slash:
         for other in rest:
             if find_kind(other.partition("/")[0] if "/" in other else "") is not kind:

@@ -18,30 +18,41 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="folder for everything the server keeps")
-@click.option("--listen", help="HOST:PORT; port 0 takes a free one  [default: 127.0.0.1:0, in a job 0.0.0.0:0]")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="folder for all data of the server")
+@click.option("--listen", help="HOST:PORT; port 0: any free port  [default: 127.0.0.1:0, in a job 0.0.0.0:0]")
 @click.option("--advertise", help="name, address or network interface by which others reach this machine")
-@click.option("--cluster", default="auto", help="where allocations run; doctor names what there is  [default: auto]")
+@click.option(
+    "--cluster",
+    default="auto",
+    help="cluster that runs allocations; `rollyard doctor` lists the choices  [default: auto]",
+)
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
-    help="how long a silent node agent keeps its rollouts",
+    help="seconds after which a silent node agent loses its rollouts",
 )
-@click.option("--in-slurm", is_flag=True, help="run it as a Slurm job that successors follow; return when it serves")
-@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its successors; allocations stay")
-@click.option("--wait", type=click.FloatRange(min=0), default=600.0, help="with --in-slurm: seconds until it serves")
+@click.option("--in-slurm", is_flag=True, help="run the server as a Slurm job with successors; return when it serves")
+@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its successors; allocations continue")
 @click.option(
-    "--setup", default="", help="with --in-slurm: shell lines before the server, such as `module load python`"
+    "--wait", type=click.FloatRange(min=0), default=600.0, help="with --in-slurm: seconds to wait until it serves"
 )
-@click.option("--partition", help="with --in-slurm, as for sbatch")
-@click.option("--account", help="the same")
-@click.option("--qos", help="the same")
-@click.option("--time", help="the same; long is good  [default: the partition's]")
-@click.option("--constraint", help="the same")
-@click.option("--cpus-per-task", default="2", help="the same  [default: 2]")
-@click.option("--mem", default="4G", help="the same  [default: 4G]")
-@click.option("--sbatch", multiple=True, metavar="OPTION[=VALUE]", help="further long option of sbatch, without dashes")
+@click.option(
+    "--setup", default="", help="with --in-slurm: shell lines to run before the server, such as `module load python`"
+)
+@click.option("--partition", help="with --in-slurm: option of sbatch")
+@click.option("--account", help="with --in-slurm: option of sbatch")
+@click.option("--qos", help="with --in-slurm: option of sbatch")
+@click.option("--time", help="with --in-slurm: walltime; prefer a long one  [default: the partition's]")
+@click.option("--constraint", help="with --in-slurm: option of sbatch")
+@click.option("--cpus-per-task", default="2", help="with --in-slurm: option of sbatch  [default: 2]")
+@click.option("--mem", default="4G", help="with --in-slurm: option of sbatch  [default: 4G]")
+@click.option(
+    "--sbatch",
+    multiple=True,
+    metavar="OPTION[=VALUE]",
+    help="with --in-slurm: further long option of sbatch, without dashes",
+)
 @click.option("--in-job", is_flag=True, hidden=True)
 def serve(
     data: Path,
@@ -57,12 +68,12 @@ def serve(
     in_job: bool,
     **job: str | None,
 ) -> None:
-    """Run the server: in this process or, with --in-slurm, as a job."""
+    """Run the server, in this process or (with --in-slurm) as a Slurm job."""
     if not in_slurm:
         from rollyard.serve import Options, run
 
         if stop:
-            raise click.UsageError("--stop goes with --in-slurm; a server in a shell is stopped by Ctrl-C or TERM")
+            raise click.UsageError("--stop works with --in-slurm only; stop a server in a shell with Ctrl-C or TERM")
         sys.exit(run(Options(data, listen or "127.0.0.1:0", advertise, cluster, lease_seconds, in_job)))
 
     from rollyard.in_slurm.script import JobOptions
@@ -90,7 +101,7 @@ def _in_slurm(request: Request, stop: bool) -> None:
 @click.option("--data", type=click.Path(path_type=Path), required=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server_job(data: Path, arguments: tuple[str, ...]) -> None:
-    """Run by the batch script of the server's own job."""
+    """Run the server in its own job; the job's batch script calls this."""
     from rollyard.in_slurm.place import Place
     from rollyard.in_slurm.supervisor import run
 
@@ -101,7 +112,7 @@ def server_job(data: Path, arguments: tuple[str, ...]) -> None:
 @click.command()
 @click.option("--allocation", type=click.Path(path_type=Path), required=True)
 def node_agent(allocation: Path) -> None:
-    """Run by the batch script of a RolloutPool's allocation."""
+    """Run a node agent; the batch script of a RolloutPool's allocation calls this."""
     from rollyard.node_agent.main import main
 
     sys.exit(main(allocation))
@@ -110,7 +121,7 @@ def node_agent(allocation: Path) -> None:
 @click.command()
 @click.option("--allocation", type=click.Path(path_type=Path), required=True)
 def inference_server(allocation: Path) -> None:
-    """Run by the batch script of an InferencePool's allocation."""
+    """Run an engine; the batch script of an InferencePool's allocation calls this."""
     from rollyard.engines.main import main
 
     sys.exit(main(allocation))

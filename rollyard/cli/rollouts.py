@@ -23,18 +23,22 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 
 
 @click.command()
-@click.option("-f", "--filename", "file", required=True, help="JSON lines, one task each; - for standard input")
+@click.option(
+    "-f", "--filename", "file", required=True, help="file of JSON lines with one task a line; - for standard input"
+)
 @click.option("--pool", required=True, help="RolloutPool to run in")
 @click.option("--n", default=1, type=click.IntRange(1, 1024), help="rollouts of each task")
-@click.option("--temperature", type=float, help="of the sampling; 0 is greedy  [default: 1]")
-@click.option("--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter: max_tokens=512")
+@click.option("--temperature", type=float, help="sampling temperature; 0 is greedy  [default: 1]")
+@click.option(
+    "--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter, such as max_tokens=512"
+)
 @click.option(
     "--id-prefix",
     default="",
-    help="ids <prefix>-<line>, with --n above 1 <prefix>-<line>.<sample>: submitting the file again attaches to the same "
-    "rollouts  [default: a new one]",
+    help="ids are <prefix>-<line>, or <prefix>-<line>.<sample> with --n above 1. Submitting the file again with the same "
+    "prefix attaches to the same rollouts  [default: a new prefix]",
 )
-@click.option("--wait", is_flag=True, help="until all have ended; exit code 1 when one ended without a score")
+@click.option("--wait", is_flag=True, help="wait until all have ended; exit code 1 if one ended without a score")
 @click.option("-o", "--output", "form", type=click.Choice(["summary", "id", "jsonl"]), default="summary")
 @with_client
 async def submit(
@@ -52,15 +56,15 @@ async def submit(
     """Submit tasks as rollouts."""
     if id_prefix and not re.fullmatch(ID_PATTERN, id_prefix):
         raise click.UsageError(
-            f"--id-prefix {id_prefix!r}: write letters, digits and . _ : - only, a letter or a digit first"
+            f"--id-prefix {id_prefix!r}: write only letters, digits and . _ : - and start with a letter or a digit"
         )
     prefix = id_prefix or f"run-{secrets.token_hex(4)}"
     given = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
     numbered = read_tasks(file, prefix, given)
     ids: list[str] = []
     again = (
-        f"of {n * len(numbered)} rollouts were accepted and go on in the server. To cancel them: rollyard rollouts "
-        f"cancel --prefix {prefix}. To wait for them: the same submit with --id-prefix {prefix}"
+        f"of {n * len(numbered)} rollouts were accepted and continue on the server. To cancel them: rollyard rollouts "
+        f"cancel --prefix {prefix}. To wait for them: repeat the submit with --id-prefix {prefix}"
     )
     async with _told_what_goes_on(ids, again):
         await send(client, namespace, numbered, file, ids)
@@ -107,21 +111,24 @@ def _summary(ended: Sequence[Trajectory]) -> list[str]:
 
 @click.group()
 def rollouts() -> None:
-    """Look at rollouts, or cancel them."""
+    """Show or cancel rollouts."""
 
 
 @rollouts.command("list")
 @click.option("--pool")
 @click.option("--group")
 @click.option(
-    "--status", multiple=True, type=click.Choice(STATUSES, case_sensitive=False), help="may be given several times"
+    "--status",
+    multiple=True,
+    type=click.Choice(STATUSES, case_sensitive=False),
+    help="only rollouts with this status; repeat for several",
 )
-@click.option("--prefix", default="", help="only ids that begin with it")
+@click.option("--prefix", default="", help="only rollouts whose ids begin with it")
 @with_client
 async def list_(
     client: AsyncClient, namespace: str, pool: str | None, group: str | None, status: tuple[str, ...], prefix: str
 ) -> None:
-    """Print a line for each rollout."""
+    """List rollouts, one line each."""
     rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"]]
     async for view in client.rollouts(namespace, pool=pool, group=group, status=status):
         if view.id.startswith(prefix):
@@ -137,29 +144,29 @@ def _row(view: RolloutView) -> list[str]:
 
 @rollouts.command("get")
 @click.argument("id")
-@click.option("--wait", default=0.0, help="seconds to wait for its end")
+@click.option("--wait", default=0.0, help="seconds to wait for the end of the rollout")
 @with_client
 async def get(client: AsyncClient, namespace: str, id: str, wait: float) -> None:
-    """The whole trajectory as JSON; the rollout's state while it has none."""
+    """Print the whole trajectory as JSON, or the rollout's state while there is none."""
     view, trajectory = await client.rollout(id, namespace, wait=wait)
     click.echo((trajectory or view).model_dump_json(indent=2))
 
 
 @rollouts.command("cancel")
 @click.argument("ids", nargs=-1)
-@click.option("--prefix", help="all that have not ended and whose ids begin with it")
-@click.option("--pool", help="all that have not ended, of this pool")
+@click.option("--prefix", help="all unfinished rollouts whose ids begin with it")
+@click.option("--pool", help="all unfinished rollouts of this pool")
 @with_client
 async def cancel(
     client: AsyncClient, namespace: str, ids: tuple[str, ...], prefix: str | None, pool: str | None
 ) -> None:
-    """End rollouts; those that have ended stay as they are."""
+    """Cancel rollouts. Finished rollouts do not change."""
     chosen = list(ids)
     if prefix or pool:
         found = client.rollouts(namespace, pool=pool, status=ON_THE_WAY)
         chosen += [view.id async for view in found if view.id.startswith(prefix or "")]
     elif not ids:
-        raise click.UsageError("name rollouts by their ids, or all that go on with --prefix or --pool")
+        raise click.UsageError("name rollouts by id, or select unfinished ones with --prefix or --pool")
     for id in chosen:
         view = await client.cancel(id, namespace)
         click.echo(f"rollout/{id} {view.status.value.lower()}")
@@ -169,13 +176,13 @@ async def cancel(
 @click.argument("id")
 @with_client
 async def describe(client: AsyncClient, namespace: str, id: str) -> None:
-    """For a person: state, turns, score."""
+    """Describe a rollout for people: state, turns, score."""
     view, trajectory = await client.rollout(id, namespace)
     click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"], _row(view)])))
     if view.waiting:
         click.echo(f"\n{view.waiting}")
     if view.weights_version:
-        again = f", begun anew {view.outdated} times for its weights" if view.outdated else ""
+        again = f", restarted {view.outdated} times because its weights were too old" if view.outdated else ""
         click.echo(f"\nweights {view.weights_version}{again}")
     if view.error:
         click.echo(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}")
@@ -186,8 +193,10 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 @click.command(name="try")
 @click.argument("task", metavar="TASK")
 @click.option("--pool", required=True, help="RolloutPool to run in")
-@click.option("--temperature", type=float, help="of the sampling; 0 is greedy  [default: 1]")
-@click.option("--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter: max_tokens=512")
+@click.option("--temperature", type=float, help="sampling temperature; 0 is greedy  [default: 1]")
+@click.option(
+    "--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter, such as max_tokens=512"
+)
 @with_client
 async def try_(
     client: AsyncClient, namespace: str, task: str, pool: str, temperature: float | None, sampling: tuple[str, ...]
@@ -197,7 +206,7 @@ async def try_(
     given = {"id": id, "pool": pool, "sampling": sampling_of(temperature, sampling)}
     ids = await client.submit([read_task(task, given)], namespace)
     again = (
-        f"rollout was accepted and goes on in the server. To cancel it: rollyard rollouts cancel {id}. To see it: "
+        f"rollout was accepted and continues on the server. To cancel it: rollyard rollouts cancel {id}. To see it: "
         f"rollyard rollouts describe {id}"
     )
     async with _told_what_goes_on(ids, again):

@@ -79,7 +79,7 @@ def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
     try:
         return _request(text, given)
     except Invalid as error:
-        raise Invalid(f"this is no task: {error}; {EXAMPLE}") from None
+        raise Invalid(f"this is not a task: {error}; {EXAMPLE}") from None
 
 
 async def send(client: AsyncClient, namespace: str, numbered: Sequence[Numbered], source: str, sent: list[str]) -> None:
@@ -99,7 +99,7 @@ def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
     except pydantic.ValidationError as error:
         raise Invalid("; ".join(str(problem) for problem in problems_of(RolloutRequest, error))) from None
     except ValueError as error:
-        raise Invalid(f"this is no JSON: {error}") from None
+        raise Invalid(f"this is not valid JSON: {error}") from None
 
 
 def _by_line(error: ApiError, batch: Sequence[Numbered], source: str) -> RollyardError:

@@ -31,7 +31,7 @@ GROUPS = ("inference", "rollouts")
     "--watch",
     "seconds",
     type=click.FloatRange(min=0),
-    help="again every so many seconds; 0: once  [default: 2 on a terminal, else 0]",
+    help="seconds between refreshes; 0: print once  [default: 2 on a terminal, else 0]",
 )
 @click.option("-A", "--all-namespaces", is_flag=True)
 @click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table")
@@ -39,9 +39,9 @@ GROUPS = ("inference", "rollouts")
 async def top(
     client: AsyncClient, namespace: str, words: tuple[str, ...], seconds: float | None, all_namespaces: bool, form: str
 ) -> None:
-    """Show what pools do right now: tokens a second, sessions, cache use, stages, rollouts a minute.
+    """Show the present metrics of pools: tokens a second, sessions, cache use, stages, rollouts a minute.
 
-    Rates are of the last 15 seconds, rollouts of the last minute; a dash stands for what nobody says.
+    Rates cover the last 15 seconds, rollouts the last minute. A dash stands for an unknown value.
     """
     where = None if all_namespaces else namespace
 
@@ -70,7 +70,7 @@ def chosen(found: Top, words: tuple[str, ...]) -> Top:
     strange = [word for word in words if word not in (*GROUPS, *names)]
     if strange:
         known = ", ".join(sorted(names)) or "no pools"
-        raise NotFound(f"there is no pool {strange[0]!r}; name {' or '.join(GROUPS)}, or one of these: {known}")
+        raise NotFound(f"there is no pool {strange[0]!r}; write {' or '.join(GROUPS)}, or one of: {known}")
     update = {
         "inference_pools": [p for p in found.inference_pools if {p.name, "inference"} & set(words)],
         "rollout_pools": [p for p in found.rollout_pools if {p.name, "rollouts"} & set(words)],

@@ -85,7 +85,7 @@ def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int | N
     fitting, left_out = _fitted(rows, width)
     found = [Line(text, style) for text, style in zip(align(fitting), ["bold", *styles], strict=True)]
     if left_out:
-        told = f"{width} columns are too few for {', '.join(left_out)}"
+        told = f"the terminal's {width} columns leave no room for {', '.join(left_out)}"
         found += [Line(f"  {line}", "dim") for line in textwrap.wrap(told, max((width or 0) - 2, 20))]
     return found
 

@@ -24,29 +24,34 @@ SHOWN = 5
 
 @click.command()
 @click.argument("pool", metavar="POOL")
-@click.option("--version", help="what the trainer calls the weights; without it, what the pool serves is shown")
-@click.option("--path", help="folder of the weights, as the engines' nodes see it")
+@click.option("--version", help="version name of the new weights; without it, the command shows the served weights")
+@click.option("--path", help="folder of the weights; a path on the engines' nodes")
 @click.option("--adapter", help="folder of a LoRA adapter on top of the pool's model")
 @click.option(
     "--mode",
     type=click.Choice(["Drain", "Pause", "Abort"]),
-    help="for requests that run: let them end (the default), keep them and go on with the new weights, or end them",
+    help="running requests: Drain lets them end (default), Pause continues them with the new weights, Abort ends them",
 )
-@click.option("--checksum", help="of the folder; another content is refused")
-@click.option("--endpoint-timeout", "timeout_seconds", type=int, help="seconds until an endpoint counts as failed")
-@click.option("--wait", is_flag=True, help="until the update has ended; exit status 1 when it has failed")
+@click.option("--checksum", help="expected checksum of the folder; engines refuse other content")
+@click.option(
+    "--endpoint-timeout",
+    "timeout_seconds",
+    type=int,
+    help="seconds after which an unfinished endpoint counts as failed",
+)
+@click.option("--wait", is_flag=True, help="wait until the update has ended; exit code 1 if it failed")
 @click.option("--timeout", default=3600.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
 @with_client
 async def weights(
     client: AsyncClient, namespace: str, pool: str, wait: bool, timeout: float, **given: str | int | None
 ) -> None:
-    """Have an InferencePool serve other weights, or see which ones it serves."""
+    """Show or change the weights that an InferencePool serves."""
     name = pool.rpartition("/")[2]
     wanted = {k: v for k, v in given.items() if v is not None}
     if "version" not in wanted:
         if wanted or wait:
             raise click.UsageError("name the weights: --version V with --path FOLDER or --adapter FOLDER")
-        click.echo("\n".join(weights_lines(await client.weights(namespace, name)) or ["nothing is known yet"]))
+        click.echo("\n".join(weights_lines(await client.weights(namespace, name)) or ["the weights are not known yet"]))
         return
     update = _update(wanted)
     found = await client.update_weights(namespace, name, update)
@@ -110,6 +115,6 @@ def weights_lines(weights: WeightsStatus) -> list[str]:
         return lines
     lines.append(f"  {_progress(operation)}")
     if operation.under_way and (waiting := [id for id, p in operation.endpoints.items() if p.transferring]):
-        lines.append(f"    wait for their trainer: {', '.join(waiting)}")
+        lines.append(f"    waiting for the trainer: {', '.join(waiting)}")
     failed = [[id, p.reason] for id, p in operation.endpoints.items() if p.phase == "Failed"]
     return [*lines, *(f"    failed: {line}" for line in align(failed))] if failed else lines

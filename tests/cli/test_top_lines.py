@@ -90,7 +90,7 @@ def test_on_a_narrow_terminal_the_columns_that_do_not_fit_are_named(width: int) 
     assert all(name in header for name in ("INFERENCE POOL", "READY", "SESSIONS", "TOKENS/S", "REASON"))
     assert any("Ejected: no" in row for row in rows)
     told = " ".join(line.strip() for line in shown[3:])
-    assert (f"{width} columns are too few for PREEMPT/S" in told) == (width < 200)
+    assert (f"the terminal's {width} columns leave no room for PREEMPT/S" in told) == (width < 200)
     for name in ("PREEMPT/S", "HITS", "KV USE", "WAITING"):
         assert (name in header) != (name in told), "a column is shown or named, and not cut"
 
@@ -120,9 +120,7 @@ def test_words_choose() -> None:
     assert names() == ["policy", "demo", "swe"]
     assert names("rollouts") == ["demo", "swe"]
     assert names("inference", "swe") == ["policy", "swe"]
-    with pytest.raises(
-        NotFound, match="no pool 'swee'; name inference or rollouts, or one of these: demo, policy, swe"
-    ):
+    with pytest.raises(NotFound, match="no pool 'swee'; write inference or rollouts, or one of: demo, policy, swe"):
         names("swee")
-    with pytest.raises(NotFound, match="or one of these: no pools"):
+    with pytest.raises(NotFound, match="or one of: no pools"):
         chosen(Top(), ("swe",))

@@ -57,4 +57,4 @@ def test_a_wait_says_what_it_waits_for() -> None:
     assert what_it_waits_for(going, ["Ready"]) == "Updated is False: Updating: words"
     assert what_it_waits_for(going, ["suspended"]) == "Suspended is False: NotSuspended: words"
     assert what_it_waits_for(going, ["Redy"]) == "it has no condition Redy; it has Ready, Updated, Suspended"
-    assert "not looked at it yet" in what_it_waits_for(pool(3, Ready="True 2 AllReady"), ["Ready"])
+    assert "not processed it yet" in what_it_waits_for(pool(3, Ready="True 2 AllReady"), ["Ready"])

@@ -72,7 +72,7 @@ def test_apply_waits_for_a_server_that_was_started_just_before_it(yard: Yard, tm
     yard.stop()
     (yard.folder / ".rollyard" / "config").unlink()
     applied = start(yard, "apply", "-f", pools(tmp_path, suspend=True))
-    line_that_has(applied, "waiting up to 20 s for a server that is starting")
+    line_that_has(applied, "waiting up to 20 s for the server to start")
     yard.start()
     out, err = applied.communicate(timeout=LIMIT_SECONDS)
     assert (applied.returncode, out) == (0, "inferencepool/policy created\nrolloutpool/demo created\n"), err
@@ -151,7 +151,7 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=LIMIT_SECONDS)
     assert waiting.returncode == 130
-    assert "6 of 6 rollouts were accepted and go on in the server" in err
+    assert "6 of 6 rollouts were accepted and continue on the server" in err
     assert "Aborted" not in err
     cancel = err.split("To cancel them: rollyard ")[1].split(". To wait")[0].split()
     assert "cancelled" in rollyard(yard, *cancel)[0]
@@ -182,7 +182,7 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
 
     # deleted is what is gone
     out, _ = rollyard(yard, "delete", "-f", file)
-    assert out.splitlines()[0] == "inferencepool/policy: deletion begun; it drains and ends its jobs first"
+    assert out.splitlines()[0] == "inferencepool/policy: deletion started; it drains and ends its jobs first"
     assert out.splitlines()[-1] == "rolloutpool/demo deleted"
     assert "not found" in rollyard(yard, "get", "rp", "demo", code=1)[1]
 
