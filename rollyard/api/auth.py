@@ -26,12 +26,12 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
             return await handler(request)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise Unauthorized("send a token: `Authorization: Bearer …`; admin.kubeconfig in the data folder holds one")
+            raise Unauthorized("send a token: `Authorization: Bearer …`; admin.kubeconfig in the data folder has one")
         claims = signer.verify(token.strip(), clock.time())
         needed = next((role for prefix, role in _ROLE_OF_PREFIX if request.path.startswith(prefix)), Role.ADMIN)
         if claims.role is not needed:
             raise Forbidden(
-                f"{request.path} needs a token of role {needed.value}; this one is of role {claims.role.value}"
+                f"{request.path} needs a token of role {needed.value}; this token has role {claims.role.value}"
             )
         request[CLAIMS] = claims
         known(request)

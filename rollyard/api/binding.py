@@ -22,7 +22,9 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
         allocation = await _allocation(store, identity)
         status = allocation.status
         if status.ended:
-            raise Fenced(f"Slurm says that job {status.job_id} of {identity.allocation} has ended; this copy must exit")
+            raise Fenced(
+                f"job {status.job_id} of {identity.allocation} has ended according to Slurm; this copy must exit"
+            )
         if status.binding is not None:
             if _same(status.binding, identity):
                 return allocation
@@ -49,17 +51,17 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
             continue  # the reconciler wrote in between
         assert isinstance(updated, Allocation)
         return updated
-    raise Conflict(f"allocation {identity.allocation} is being written too often; register again")
+    raise Conflict(f"allocation {identity.allocation} changes too often to be written; register again")
 
 
 async def _allocation(store: Store, identity: Identity) -> Allocation:
     try:
         found = await store.get(ObjectKey(kind="Allocation", namespace=identity.namespace, name=identity.allocation))
     except NotFound:
-        raise Fenced(f"allocation {identity.allocation} is gone; this job must end") from None
+        raise Fenced(f"allocation {identity.allocation} no longer exists; this job must end") from None
     assert isinstance(found, Allocation)
     if found.metadata.uid != identity.uid:
-        raise Fenced(f"allocation {identity.allocation} was made anew; this job must end")
+        raise Fenced(f"allocation {identity.allocation} was deleted and created again; this job must end")
     return found
 
 

@@ -52,7 +52,7 @@ async def _arrived(request: web.Request, most: int) -> bytearray:
             async with asyncio.timeout(IDLE_SECONDS):
                 chunk = await request.content.readany()
         except TimeoutError:
-            raise RequestTimeout(f"no byte of the body came for {IDLE_SECONDS:g} s") from None
+            raise RequestTimeout(f"no part of the body arrived for {IDLE_SECONDS:g} s; send it again") from None
         except web.RequestPayloadError as error:
             raise BadRequest(f"the body cannot be read: {error}") from None
         if not chunk:
@@ -63,17 +63,17 @@ async def _arrived(request: web.Request, most: int) -> bytearray:
 
 
 def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"the request body has more than the {most} bytes that it may have here")
+    return TooLarge(f"the request body has more than the {most} bytes that are allowed here")
 
 
 def parse(data: bytearray) -> Any:
     """JSON within bounds: no deeper than 200 levels, no half of a surrogate pair, no NaN. Raises BadRequest, TooLarge."""
     if not few_values(data):
-        raise TooLarge(f"the body has more than the {MAX_VALUES} values that it may have")
+        raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
     try:
         return from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
 def few_values(data: bytes | bytearray) -> bool:

@@ -65,13 +65,13 @@ async def _remove(request: web.Request) -> web.Response:
     """It drains: its sessions go on elsewhere with their next turn."""
     url = request.query.get("url", "")
     if not url:
-        raise BadRequest("say which: DELETE …/endpoints?url=URL, as it is listed")
+        raise BadRequest("name the endpoint: DELETE …/endpoints?url=URL, with the URL as it is listed")
 
     def removed(current: KindObject) -> Pool:
         listed = _listed(current)
         if all(e.base != base_url(url) for e in listed):
             there = ", ".join(e.url for e in listed) or "none"
-            raise NotFound(f"inferencepool {current.metadata.name!r} has no endpoint {url} (there: {there})")
+            raise NotFound(f"inferencepool {current.metadata.name!r} has no endpoint {url}; it has: {there}")
         return _with(request, current, [e for e in listed if e.base != base_url(url)])
 
     await change(request, removed)
@@ -89,8 +89,8 @@ def _with(request: web.Request, current: KindObject, endpoints: list[ExternalEnd
     assert isinstance(current, InferencePool)
     if current.spec.engine.external is None:
         raise Invalid(
-            f"the servers of inferencepool {current.metadata.name!r} are started here; change spec.replicas for more of "
-            "them, or make a pool with spec.engine.external for those that others run"
+            f"Rollyard starts the servers of inferencepool {current.metadata.name!r}; raise spec.replicas for more of "
+            "them, or create a pool with spec.engine.external for servers that others run"
         )
     listed = [_dumped(e) for e in endpoints]
     patch = {"spec": {"engine": {"external": {"endpoints": listed}}}}

@@ -56,14 +56,16 @@ def routes() -> list[web.RouteDef]:
 def _kind(request: web.Request) -> type[KindObject]:
     kind = BY_PLURAL.get(request.match_info["plural"])
     if kind is None:
-        raise NotFound(f"there is no {request.match_info['plural']!r}; there are {', '.join(sorted(BY_PLURAL))}")
+        raise NotFound(
+            f"there is no resource {request.match_info['plural']!r}; the resources are {', '.join(sorted(BY_PLURAL))}"
+        )
     return kind
 
 
 def writable(request: web.Request) -> type[KindObject]:
     kind = _kind(request)
     if not kind.USER_WRITTEN:
-        raise Forbidden(f"{kind.PLURAL} are made by Rollyard itself; change the pool that owns them")
+        raise Forbidden(f"Rollyard manages {kind.PLURAL} itself; change the pool that owns them")
     return kind
 
 
@@ -130,14 +132,14 @@ def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
     kind = writable(request)
     name = kind.model_fields["kind"].default
     if body.get("kind", name) != name:
-        raise BadRequest(f"this path takes {name}, the body says {body['kind']!r}")
+        raise BadRequest(f"this path accepts {name}, but the body has kind {body['kind']!r}")
     metadata = {"namespace": request.match_info["namespace"], **part(body, "metadata")}
     obj = validate_object({"apiVersion": API_VERSION, "kind": name, **body, "metadata": metadata, "status": {}})
     if obj.metadata.namespace != request.match_info["namespace"]:
         raise BadRequest("metadata.namespace differs from the namespace in the path")
     assert isinstance(obj, Pool)
     if (size := len(obj.model_dump_json(by_alias=True, exclude_none=True))) > MAX_OBJECT_BYTES:
-        raise TooLarge(f"{name} {obj.metadata.name!r} has {size} bytes; an object may have at most {MAX_OBJECT_BYTES}")
+        raise TooLarge(f"{name} {obj.metadata.name!r} has {size} bytes; at most {MAX_OBJECT_BYTES} are allowed")
     return obj
 
 
@@ -228,7 +230,7 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
     """The user's spec, labels and annotations over what is ours of the metadata."""
     meta = wanted.metadata
     if meta.uid and meta.uid != current.metadata.uid:
-        raise Conflict("metadata.uid differs: the object was deleted and made anew; read it again")
+        raise Conflict("metadata.uid differs: the object was deleted and created again; read it again")
     kept = current.metadata.model_copy(
         update={"labels": meta.labels, "annotations": meta.annotations, "resource_version": meta.resource_version}
     )
@@ -292,7 +294,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 async def _delete(request: web.Request) -> web.Response:
     kind, key = _kind(request), object_key(request)
     if key.kind == "Event":
-        raise Forbidden("events go by themselves")
+        raise Forbidden("events cannot be deleted; the server removes old ones itself")
     options = await read_body(request, empty=True)
     uid = part(options, "preconditions").get("uid")
     if _dry(request) or options.get("dryRun") == ["All"]:
@@ -319,7 +321,7 @@ async def _put_scale(request: web.Request) -> web.Response:
     def scaled(current: KindObject) -> Pool:
         if isinstance(current, Pool) and current.spec.autoscaling is not None:
             raise Invalid(
-                "the size follows the demand here; change spec.autoscaling, or remove it and set spec.replicas"
+                "the size of this pool follows the demand; change spec.autoscaling, or remove it and set spec.replicas"
             )
         return parse_pool(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
 

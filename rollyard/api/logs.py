@@ -80,7 +80,7 @@ def _silence(allocation: Allocation) -> str:
         why = f": {status.reason}" if status.reason else ""
         return f"allocation {name!r} printed nothing: job {status.job_id} ended {status.job_state}{why}"
     if status.job_state is None:
-        return f"allocation {name!r} has no output yet: its job is not in Slurm's queue yet"
+        return f"allocation {name!r} has no output yet: Slurm's queue does not have its job yet"
     why = f" {status.why}" if status.why else ""
     return f"allocation {name!r} has no output yet: job {status.job_id} is {status.job_state}{why}; `-f` waits for it"
 

@@ -22,25 +22,37 @@ from rollyard.kinds.wire import EngineLoad
 from rollyard.telemetry import REGISTRY
 
 GAUGES: dict[str, tuple[str, Callable[[EndpointStatus], float | None]]] = {
-    "ready": ("Whether it takes work.", lambda e: int(e.ready)),
-    "sessions": ("Live rollouts on it.", lambda e: e.sessions),
-    "requests_running": ("Requests in its batch.", lambda e: e.running),
-    "requests_waiting": ("Requests that wait for room in its batch.", lambda e: e.waiting),
-    "kv_usage": ("Filled share of its key-value cache, 0 to 1.", lambda e: e.kv_usage),
-    "tokens_per_second": ("Tokens sampled, over the last 15 s.", lambda e: e.tokens_per_second),
-    "prompt_tokens_per_second": ("Prompt tokens taken in, the same.", lambda e: e.prompt_tokens_per_second),
-    "prefix_hit_rate": ("Share of prompt tokens found in its cache, the same.", lambda e: e.prefix_hit_rate),
-    "first_token_seconds": ("Mean time to first token, the same.", lambda e: e.first_token_seconds),
-    "preemptions_per_second": ("Requests put back for want of cache, the same.", lambda e: e.preemptions_per_second),
+    "ready": ("1 if the endpoint accepts work, else 0.", lambda e: int(e.ready)),
+    "sessions": ("Live rollouts on the endpoint.", lambda e: e.sessions),
+    "requests_running": ("Requests in the batch.", lambda e: e.running),
+    "requests_waiting": ("Requests that wait for a place in the batch.", lambda e: e.waiting),
+    "kv_usage": ("Filled share of the key-value cache, 0 to 1.", lambda e: e.kv_usage),
+    "tokens_per_second": ("Tokens sampled a second, over the last 15 s.", lambda e: e.tokens_per_second),
+    "prompt_tokens_per_second": (
+        "Prompt tokens processed a second, over the last 15 s.",
+        lambda e: e.prompt_tokens_per_second,
+    ),
+    "prefix_hit_rate": (
+        "Share of prompt tokens found in the prefix cache, over the last 15 s.",
+        lambda e: e.prefix_hit_rate,
+    ),
+    "first_token_seconds": ("Mean time to the first token, over the last 15 s.", lambda e: e.first_token_seconds),
+    "preemptions_per_second": (
+        "Requests a second interrupted because the cache was full, over the last 15 s.",
+        lambda e: e.preemptions_per_second,
+    ),
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float | None]]] = {
     "generated_tokens": ("Tokens sampled.", lambda load: load.generated_tokens),
-    "prompt_tokens": ("Prompt tokens taken in.", lambda load: load.prompt_tokens),
-    "prefix_queries": ("Prompt tokens looked up in its cache.", lambda load: load.prefix_queries),
-    "prefix_hits": ("Of those, found.", lambda load: load.prefix_hits),
-    "preemptions": ("Requests put back for want of cache.", lambda load: load.preemptions),
-    "first_tokens": ("Requests that got their first token.", lambda load: load.first_tokens),
-    "first_tokens_seconds": ("From arrival to first token, of all those.", lambda load: load.first_token_seconds),
+    "prompt_tokens": ("Prompt tokens processed.", lambda load: load.prompt_tokens),
+    "prefix_queries": ("Prompt tokens looked up in the prefix cache.", lambda load: load.prefix_queries),
+    "prefix_hits": ("Prompt tokens found in the prefix cache.", lambda load: load.prefix_hits),
+    "preemptions": ("Requests interrupted because the cache was full.", lambda load: load.preemptions),
+    "first_tokens": ("Requests that have received their first token.", lambda load: load.first_tokens),
+    "first_tokens_seconds": (
+        "Sum of the times from arrival to the first token.",
+        lambda load: load.first_token_seconds,
+    ),
 }
 
 
@@ -79,7 +91,7 @@ def _row(state: EndpointState, sessions: Mapping[str, int]) -> _Row:
 
 def _families(rows: Sequence[_Row]) -> Iterator[str]:
     versions = ((f"{row.labels},{_label('weights_version', row.shown.weights_version)}", 1) for row in rows)
-    yield from _family("weights_info", "gauge", "The version of the weights that it serves, as a label.", versions)
+    yield from _family("weights_info", "gauge", "Served weights version, as a label.", versions)
     for name, (text, gauge) in GAUGES.items():
         yield from _family(name, "gauge", text, ((row.labels, gauge(row.shown)) for row in rows))
     loads = [(row.labels, row.load) for row in rows if row.load is not None]

@@ -28,8 +28,8 @@ async def _named(services: Services, kind: str, namespace: str, name: str) -> ob
         found = await services.store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
     except NotFound:
         pools, _ = await services.store.list_objects(kind, namespace)
-        there = ", ".join(p.metadata.name for p in pools) or "none; apply one first"
-        message = f"there is no {kind} {name!r} in namespace {namespace!r} (there: {there})"
+        there = ", ".join(p.metadata.name for p in pools) or "none; create one first"
+        message = f"there is no {kind} {name!r} in namespace {namespace!r}; existing ones: {there}"
         raise Invalid(message, causes=[Cause("pool", message)]) from None
     if found.metadata.deletion_timestamp is not None:
         raise Invalid(f"{kind} {name!r} is being deleted", causes=[Cause("pool", "is being deleted")])

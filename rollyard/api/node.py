@@ -143,7 +143,7 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
     try:
         message = from_node(text)
     except ValueError as error:
-        log.warning("node agent %s said something unreadable: %s", agent.holder, error)
+        log.warning("unreadable message of node agent %s: %s", agent.holder, error)
         return
     match message:
         case Want():
@@ -163,7 +163,7 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
                     unread = message.reason == UNREADABLE_LEASE  # it would go round for ever
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # its expiry will do the same, later
-                log.warning("hand-back of %s was not stored: %s", message.lease.id, error)
+                log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case _:
             pass  # a word of a newer version
 
@@ -198,7 +198,7 @@ async def _get_run(request: web.Request) -> web.Response:
     namespace, id = query.get("namespace", "default"), query.get("id", "")
     record = await services.rollouts.get(namespace, id)
     if str(record.fence) != query.get("fence") or (record.holder or "").partition("/")[0] != request[CLAIMS].subject:
-        raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop it")
+        raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop its work")
     if record.run is None or record.stage is not Stage.EVAL:
         raise Invalid(f"rollout {id} has no stored run; it is in {record.stage}")
     return web.Response(body=await services.store.read_blob(record.run), content_type="application/zstd")
@@ -213,7 +213,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     try:
         wanted = NewEndpoint.model_validate(await bodies.read_message(request))
     except ValueError as error:
-        raise BadRequest(f"not a NewEndpoint: {error}") from None
+        raise BadRequest(f"the body is not a NewEndpoint: {error}") from None
     uid = request[CLAIMS].subject
     if wanted.failed and not wanted.again:
         services.endpoints.complain(wanted.failed, uid, wanted.why or "a node agent could not reach it")

@@ -29,7 +29,7 @@ class SessionPlacement:
         served = Served(self._endpoints.weights(pool), ready=ready)
         if least is not None and least not in served.minima:
             return lacking(pool[1], least, served)
-        return f"no endpoint of InferencePool {pool[1]} is ready and has room"
+        return f"no endpoint of InferencePool {pool[1]} is ready and has a free place"
 
     def stranded(self) -> Mapping[str, bool]:
         return self._endpoints.stranded()

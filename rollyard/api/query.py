@@ -48,7 +48,7 @@ def _check(request: web.Request) -> None:
     kubernetes = request.path.startswith("/api")
     for name in request.query:
         if name not in own and not (kubernetes and name in KUBERNETES):
-            there = f"it takes {', '.join(own)}" if own else "it takes none"
+            there = f"it accepts {', '.join(own)}" if own else "it accepts none"
             meant = did_you_mean(name, own)
             raise BadRequest(
                 f"there is no query parameter {name[:60]!r} at {request.method} {request.path}{meant}; {there}"
@@ -109,7 +109,7 @@ def _any(name: str, text: str) -> None:
 
 def _version(name: str, text: str) -> None:
     if not re.fullmatch(r"[0-9]{0,19}", text):
-        raise BadRequest(f"{name} {text[:40]!r} is none; give back one that a list or an object had")
+        raise BadRequest(f"{name} {text[:40]!r} is not a valid one; send one that a list or an object had")
 
 
 def _one_of(*words: str) -> Callable[[str, str], None]:

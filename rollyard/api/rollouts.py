@@ -74,7 +74,7 @@ async def _check_pools(
     for name, pool in pools.items():
         if POLICY not in pool.spec.inference:
             message = (
-                f"RolloutPool {name!r} has no role {POLICY!r}, which an agent samples from; "
+                f"RolloutPool {name!r} has no InferencePool for the role {POLICY!r}, which agents sample from; "
                 f"add `inference: {{{POLICY}: <InferencePool>}}` to its spec"
             )
             raise Invalid(message, causes=[Cause("pool", message)])
@@ -102,8 +102,8 @@ def _check_kinds(services: Services, requests: Sequence[RolloutRequest], pools: 
         kind, message = request.task.kind, None
         if kind not in known:
             message = (
-                f"unknown task kind {kind!r}; there are {', '.join(sorted(known))}. A handler of another goes into the "
-                "Python of the server and of the node agents, which find it when they start"
+                f"unknown task kind {kind!r}; known ones: {', '.join(sorted(known))}. Install a handler of another kind in the "
+                "Python of the server and of the node agents, then restart them"
             )
         elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
             message = unknown_kind(kind, request.pool, agents)
@@ -135,7 +135,7 @@ async def _list(request: web.Request) -> web.Response:
     try:
         statuses = tuple(Status(word) for word in query.get("status", "").split(",") if word)
     except ValueError:
-        raise BadRequest(f"status must be of {', '.join(Status)}, several separated by commas") from None
+        raise BadRequest(f"status must be one of {', '.join(Status)}, or several separated by commas") from None
     filter = RolloutFilter(
         namespace=_namespace(request),
         pool=query.get("pool"),
@@ -200,8 +200,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         after = cursor(last, "Last-Event-ID")
     if after > (newest := await services.store.newest_cursor()):
         raise Expired(
-            f"cursor {after} is ahead of the newest, {newest}: after a backup that was put back, stream "
-            "again from 0, and tell by the ids what you have already"
+            f"cursor {after} is ahead of the newest one, {newest}. If a backup was restored, stream again "
+            "from 0, and skip the ids that you already have"
         )
     trajectories = flag(request, "trajectories")
     lasts(request)

@@ -84,16 +84,16 @@ def _hope(pool: InferencePool) -> str:
     """What becomes of a session that cannot be opened now."""
     spec = pool.spec
     if spec.suspend:
-        return "spec.suspend is true, so none is started"
+        return "spec.suspend is true, so the pool starts none; resume it"
     if spec.engine.external is not None:
-        return "others start them; the pool's conditions say what they answer"
+        return "others start them; the pool's conditions show why none is ready"
     if spec.autoscaling is None and not spec.replicas:
         return "spec.replicas is 0: scale the pool up, or give it spec.autoscaling"
     if spec.autoscaling is None:
-        return "the pool's conditions say why; come again"
+        return "the pool's conditions show why; try again"
     return (
-        f"who asks counts as demand, up to spec.autoscaling.maxReplicas ({spec.autoscaling.max_replicas}): come again with "
-        "the same `id`; to start an engine takes minutes, and the pool's conditions say how far it is"
+        f"the request counts as demand, up to spec.autoscaling.maxReplicas ({spec.autoscaling.max_replicas}): try again with "
+        "the same `id`. An engine takes minutes to start; the pool's conditions show its progress"
     )
 
 
@@ -133,7 +133,9 @@ def _id(request: web.Request) -> str:
     if namespace is not None:
         own = request.app[SERVICES].sessions.get(id).pool[0]
         if own != namespace:
-            raise NotFound(f"there is no session {id!r} in namespace {namespace!r}; one of this id is in {own!r}")
+            raise NotFound(
+                f"there is no session {id!r} in namespace {namespace!r}; a session with this id is in {own!r}"
+            )
     return id
 
 
@@ -144,16 +146,16 @@ def _called(services: Services, request: web.Request, named: str | None) -> Sess
     if claims.role is Role.ADMIN:
         if named is None:
             raise no_session(
-                "name the session by path (/gateway/s/ID/v1) or with X-Rollyard-Session, or send its own key"
+                "name the session in the path (/gateway/s/ID/v1) or in X-Rollyard-Session, or send the session's own key"
             )
         return services.sessions.called(named, None)
     if claims.role is not Role.SESSION:
         raise Refusal(
-            403, "permission_error", f"a token of role {claims.role.value} opens no session; send a session's key"
+            403, "permission_error", f"a token of role {claims.role.value} cannot use a session; send the session's key"
         )
     id, _, instance = claims.subject.partition("/")
     if named not in (None, id):
-        raise Refusal(403, "permission_error", f"this key is session {id!r}'s, not {named!r}'s")
+        raise Refusal(403, "permission_error", f"this key belongs to session {id!r}, not to {named!r}")
     return services.sessions.called(id, instance)
 
 
@@ -164,5 +166,5 @@ def _claims(services: Services, request: web.Request) -> Claims:
         return services.signer.verify(key.strip(), services.clock.time())
     except Unauthorized:
         raise no_session(
-            "send the session's key, which POST /v1/sessions gives, as `Authorization: Bearer …` or `x-api-key`"
+            "send the session's key (POST /v1/sessions returns it) as `Authorization: Bearer …` or `x-api-key`"
         ) from None

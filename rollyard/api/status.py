@@ -64,7 +64,7 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
         gone = request.transport is None or request.transport.is_closing()
         if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its answer
             log.exception("%s %s failed", request.method, request.path)
-        response = error_response(ApiError("internal error; the server's log says more"))
+        response = error_response(ApiError("internal error; the server's log has the details"))
     if response.status >= 400 and not response.prepared and request.can_read_body:
         _close_behind(request, response)
     return response
@@ -83,7 +83,7 @@ def _from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
         case 404:
             return NotFound(f"there is no {request.path}; see /apis and /v1")
         case 405:
-            return MethodNotAllowed(f"{request.method} is not possible on {request.path}")
+            return MethodNotAllowed(f"{request.path} does not support {request.method}")
         case 410:
             return Expired(error.reason)
         case 413:

@@ -63,7 +63,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
     try:
         body = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
     above: tuple[str | int, ...] = ()
     if isinstance(body, dict) and body.keys() == {"rollouts"}:
         body, above = body["rollouts"], ("rollouts",)
@@ -71,7 +71,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
     items = [body] if single else body
     if len(items) > MAX_PER_REQUEST:
         raise Invalid(
-            f"one request may have at most {MAX_PER_REQUEST} rollouts, this one has {len(items)}; send several"
+            f"one request may have at most {MAX_PER_REQUEST} rollouts, but this one has {len(items)}; send several"
         )
     requests: list[RolloutRequest] = []
     problems: list[Problem] = []
@@ -89,7 +89,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
     if not requests:
         raise Invalid("send at least one rollout")
     if (n := sum(r.n for r in requests)) > MAX_PER_REQUEST:
-        raise Invalid(f"one request may have at most {MAX_PER_REQUEST} rollouts, this one has {n}; send several")
+        raise Invalid(f"one request may have at most {MAX_PER_REQUEST} rollouts, but this one has {n}; send several")
     return requests
 
 
@@ -103,7 +103,7 @@ def _in_a_process(data: bytearray) -> list[RolloutRequest]:
             f"the body could not be read within {LARGE_SECONDS:g} s; send fewer rollouts at a time"
         ) from None
     if done.returncode != 0:
-        raise TooLarge("the body takes more memory than there is for one; send fewer rollouts at a time")
+        raise TooLarge("the body needs more memory than one request may use; send fewer rollouts at a time")
     found = pickle.loads(done.stdout)
     if isinstance(found, ApiError):
         raise found

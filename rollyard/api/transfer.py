@@ -70,7 +70,7 @@ def _state(request: web.Request) -> EndpointState:
     state = endpoints.get(id)
     if state is None or state.pool != pool or not state.uid:
         there = ", ".join(s.allocation for s in endpoints.of_pool(pool) if s.uid) or "none"
-        raise NotFound(f"inferencepool {pool[1]!r} has no engine {info['allocation']!r} (there: {there})")
+        raise NotFound(f"inferencepool {pool[1]!r} has no engine {info['allocation']!r}; it has: {there}")
     return state
 
 
@@ -80,4 +80,4 @@ def _error(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
         message = str(json.loads(said)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = " ".join(said.decode(errors="replace").split())[:300]
-    return from_reason(answer.status, "", message or f"the engine answers {answer.status}")
+    return from_reason(answer.status, "", message or f"the engine answered {answer.status}")

@@ -59,8 +59,8 @@ def _begun(services: Services, pool: InferencePool, update: WeightsUpdate) -> tu
         raise Conflict(f"InferencePool {name!r} is being deleted")
     if spec.engine.external is not None:
         raise Invalid(
-            f"the engines of InferencePool {name!r} are external: load the weights there, by whoever started them; "
-            "only engines that Rollyard starts (engine.vllm, engine.embedded) can be told what to serve"
+            f"the engines of InferencePool {name!r} are external; load the weights there by your own means. "
+            "Rollyard can update only engines that it starts (engine.vllm, engine.embedded)"
         )
     return begin(pool.status.weights, spec.model.path, update, as_exact_datetime(services.clock.time()))
 

@@ -34,13 +34,13 @@ def neutral(*values: Any, advice: str = "leave it out") -> Accepted:
     return Accepted("the API's own default", values, advice)
 
 
-CALLER = Accepted("names the caller, about whom nothing depends here")
-CACHE = Accepted("caching changes no token; engines cache prefixes by themselves")
+CALLER = Accepted("names the caller; no answer depends on it")
+CACHE = Accepted("caching changes no token; engines cache prefixes themselves")
 BILLING = Accepted("nothing is billed")
-EFFORT = Accepted("a hint; how much a policy thinks and says is its own and its template's")
-NO_TOOLS = Accepted("limits tools that a provider runs, of which there are none")
-FORM = "what the policy samples is not constrained: say in the prompt what form you want, and parse the text"
-WHOLE = "nothing is held between calls: send the whole conversation with each"
+EFFORT = Accepted("a hint; the policy and its template decide how much it thinks and writes")
+NO_TOOLS = Accepted("limits tools that a provider runs; this gateway has none")
+FORM = "sampling is not constrained: describe the format in the prompt, and parse the text"
+WHOLE = "the gateway keeps nothing between calls: send the whole conversation with each"
 PLAIN_TEXT = ({"type": "text"},)
 HIDDEN_ITEMS = (
     "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results", "file_search_call.results",
@@ -62,16 +62,16 @@ ACCEPTED: Mapping[str, Accepted] = {
     "prompt_cache_retention": CACHE,
     "prompt_cache_options": CACHE,
     "cache_control": CACHE,
-    "prediction": Accepted("a guess of the answer; it makes a provider faster and changes no token"),
-    "priority": Accepted("an order among requests; no token depends on it"),
+    "prediction": Accepted("a guess of the answer; it changes no token"),
+    "priority": Accepted("the order of requests; no token depends on it"),
     "service_tier": neutral("auto", "default", "standard_only", advice="there is one tier: `auto`"),
     "speed": neutral("standard"),
-    "betas": Accepted("names features; what each asks for is a field of its own"),
+    "betas": Accepted("names features; each feature has fields of its own"),
     "extra_headers": Accepted("meant for the client library"),
     # how much to think
     "reasoning_effort": EFFORT,
     "verbosity": EFFORT,
-    "thinking": Accepted("a hint; a policy thinks as its template has it, and its thoughts are part of the text"),
+    "thinking": Accepted("a hint; the template decides how a policy thinks, and its thoughts are part of the text"),
     "reasoning": Accepted(
         "",
         fields={
@@ -91,8 +91,8 @@ ACCEPTED: Mapping[str, Accepted] = {
     "modalities": neutral(["text"]),
     "audio": refused(),
     "image": refused(),
-    "n": neutral(1, advice="ask as often as you need answers"),
-    "best_of": neutral(1, advice="ask as often as you need answers"),
+    "n": neutral(1, advice="make one call for each answer"),
+    "best_of": neutral(1, advice="make one call for each answer"),
     "echo": neutral(False),
     "suffix": neutral(""),
     "logprobs": neutral(False, advice="the trajectory has the logprob of every sampled token"),
@@ -102,7 +102,7 @@ ACCEPTED: Mapping[str, Accepted] = {
     "skip_special_tokens": neutral(True),
     "spaces_between_special_tokens": neutral(True),
     "include": Accepted(
-        "parts of items that no answer has here", (), "leave out what it does not know", items=HIDDEN_ITEMS
+        "parts of items that this gateway never returns", (), "leave out unknown parts", items=HIDDEN_ITEMS
     ),
     # what is sampled, at the values that change nothing
     "frequency_penalty": neutral(0),
@@ -124,12 +124,12 @@ ACCEPTED: Mapping[str, Accepted] = {
     "guided_grammar": refused(FORM),
     "structured_outputs": refused(FORM),
     # the prompt
-    "chat_template": refused("the policy's own is used"),
-    "chat_template_kwargs": neutral({}, advice="the policy's own template is used, as it is"),
+    "chat_template": refused("the policy's own template is used"),
+    "chat_template_kwargs": neutral({}, advice="the policy's own template is used without changes"),
     "add_generation_prompt": neutral(True),
     "continue_final_message": neutral(False),
-    "prompt": refused("write the prompt out in `input`"),
-    "truncation": neutral("disabled", advice="shorten the conversation yourself; one that does not fit is a 400"),
+    "prompt": refused("write the whole prompt into `input`"),
+    "truncation": neutral("disabled", advice="shorten the conversation yourself; one that does not fit gets a 400"),
     "context_management": neutral(
         {}, [], {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         advice="shorten the conversation yourself",
@@ -149,21 +149,21 @@ ACCEPTED: Mapping[str, Accepted] = {
     "thread": refused(WHOLE),
     "background": neutral(False, advice="wait for the answer, or stream it"),
     "background_options": refused("wait for the answer, or stream it"),
-    "fallbacks": Accepted("other models for what a provider declines; nothing is declined here"),
+    "fallbacks": Accepted("other models for requests that a provider declines; this gateway declines none"),
     "moderation": refused("moderate the text yourself"),
     "diagnostics": refused(),
-    "inference_geo": refused("it is answered where the pool's engines are"),
+    "inference_geo": refused("the pool's engines answer, wherever they run"),
     "access_programs": refused(),
 }  # fmt: skip
 TOOL: Mapping[str, Accepted] = {
-    "strict": Accepted("arguments are what the policy sampled; whoever runs the tool checks them"),
+    "strict": Accepted("arguments are as the policy sampled them; the caller checks them"),
     "cache_control": CACHE,
-    "eager_input_streaming": Accepted("a call comes in one piece when its turn is whole"),
+    "eager_input_streaming": Accepted("a tool call is sent in one piece after its turn"),
     "allowed_callers": neutral(["direct"]),
     "defer_loading": neutral(False, advice="offer the tools that the call may use"),
     "input_examples": neutral([], advice="write them into the description"),
-    "output_schema": Accepted("describes a result that the caller makes"),
-    "annotations": Accepted("for whoever shows the tool to people"),
+    "output_schema": Accepted("describes a result that the caller produces"),
+    "annotations": Accepted("for programs that show the tool to people"),
 }
 """Beside name, description and schema."""
 STREAM: Mapping[str, Accepted] = {

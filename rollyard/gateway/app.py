@@ -137,7 +137,7 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         served = ", ".join([*APIS, "/v1/messages/count_tokens", "/v1/models"])
-        message = f"{request.method} {request.path} is not served; there are {served}"
+        message = f"{request.method} {request.path} is not served; this gateway serves {served}"
         refusal = Refusal(error.status, "invalid_request_error", message, code="unknown_url")
         return _refused(_error(request, refusal), refusal)
 
@@ -162,7 +162,7 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
-            raise ConnectionResetError(f"the caller took nothing for {STUCK_SECONDS:g} s") from None
+            raise ConnectionResetError(f"the caller read nothing for {STUCK_SECONDS:g} s") from None
 
     async def tell(piece: str) -> None:
         await send(exchange.text(piece))
@@ -199,8 +199,10 @@ def _faults_told() -> Iterator[None]:
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
     except Exception as error:
-        log.exception("the gateway failed at a call")
-        raise Refusal(500, "server_error", "the gateway failed at this call; its log says why") from error
+        log.exception("the gateway failed on a call")
+        raise Refusal(
+            500, "server_error", "the gateway failed on this call; the log of its process has the details"
+        ) from error
 
 
 def _size(request: web.Request, session: Session) -> int:
@@ -248,7 +250,7 @@ def _made(make: Callable[[dict[str, Any]], E], data: bytearray) -> E:
     except ValueError as error:
         if "recursion limit" in str(error):
             raise bad_request("the body is nested too deeply") from None
-        raise bad_request(f"the body is no JSON: {error}") from None
+        raise bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return make(body)

@@ -78,7 +78,7 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, dict) and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise bad_request(f"{where} has a part of type {kind!r}; this gateway takes text alone", param=where)
+    raise bad_request(f"{where} has a part of type {kind!r}; this gateway accepts text only", param=where)
 
 
 def text_field(value: Any, where: str) -> str:
@@ -117,7 +117,7 @@ def offered(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if word == "none":
         return []
     raise bad_request(
-        f"`tool_choice` {word!r} cannot be honoured: what the policy samples is not constrained; take auto or none",
+        f"`tool_choice` {word!r} is not supported: sampling is not constrained; use auto or none",
         param="tool_choice",
     )
 

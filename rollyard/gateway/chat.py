@@ -106,7 +106,7 @@ def _message(message: dict[str, Any]) -> Message:
     """As templates want it: what harnesses add or leave out makes no difference."""
     role = ROLES.get(str(message.get("role")))
     if role is None:
-        raise bad_request(f"`role` must be of {', '.join(ROLES)}, not {message.get('role')!r}", param="messages")
+        raise bad_request(f"`role` must be one of {', '.join(ROLES)}, not {message.get('role')!r}", param="messages")
     content = text_of(message.get("content"), "content")
     if role == "assistant":
         calls = [_call(call) for call in objects(message.get("tool_calls"), "tool_calls")]

@@ -58,4 +58,4 @@ def _prompt(prompt: Any) -> str | list[int]:
         return prompt
     if isinstance(prompt, list) and prompt and all(type(id) is int and id >= 0 for id in prompt):
         return prompt
-    raise bad_request("`prompt` must be one text or one list of token ids, and not empty", param="prompt")
+    raise bad_request("`prompt` must be one text or one list of token ids, and must not be empty", param="prompt")

@@ -193,8 +193,8 @@ class History:
         exact = shown.startswith(open_turn + asked.lead) and ids[: len(before)] == before
         if not exact or self._template.decode(lead) != asked.lead:
             raise TaskError(
-                "the last message is the assistant's, and this model's chat template does not show a turn that begins with "
-                "it as it stands: end with a message of the user, or change how the turn begins (no white space at its end)"
+                "the last message is the assistant's, but this model's chat template changes it, so no turn can continue it: "
+                "end with a message of the user, or change the assistant's text (no white space at its end)"
             )
         return lead
 
@@ -253,15 +253,15 @@ def _from_first_sampled(segment: Segment) -> Segment:
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:
     """Where a history leaves the branch that it has most in common with."""
     if common < 0:
-        return "the tools on offer are others"
+        return "the offered tools differ"
     if common >= len(messages):
-        return f"the history ends with message {common}, and went on before"
+        return f"the history ends with message {common}, but continued before"
     if common >= near.length:
-        what = "another call goes on from there" if near.busy else "a turn of another branch follows"
-        return f"behind message {common} {what}"
+        what = "another call continues from there" if near.busy else "a turn of another branch follows"
+        return f"after message {common}, {what}"
     then, now = near.said[common], messages[common]
     old, new = _quoted(then, now), _quoted(now, then)
-    return f"message {common + 1} ({now['role']}) has {new!r}, and had {old!r} ({then['role']})"
+    return f"message {common + 1} ({now['role']}) has {new!r}, but had {old!r} ({then['role']})"
 
 
 def _quoted(message: Message, other: Message) -> str:

@@ -31,7 +31,7 @@ def encoding_of(header: str | None) -> str | None:
         return None
     if named not in _WINDOW:
         raise UnsupportedMediaType(
-            f"Content-Encoding {named[:40]!r} is not known here; send gzip, deflate or plain bytes"
+            f"Content-Encoding {named[:40]!r} is not supported; send gzip, deflate or plain bytes"
         )
     return named
 
@@ -46,11 +46,11 @@ def inflate(data: bytes | bytearray, encoding: str, most: int) -> bytearray:
             unpacked += piece
             left = stream.unconsumed_tail
             if not (piece or left or stream.eof):
-                raise BadRequest(f"the body is no {encoding}, as its Content-Encoding says: it ends too early")
+                raise BadRequest(f"the body is not {encoding}, which its Content-Encoding names: it ends too early")
             if len(unpacked) > most:
-                raise TooLarge(f"the unpacked body has more than the {most} bytes that it may have")
+                raise TooLarge(f"the unpacked body has more than the {most} bytes that are allowed")
     except zlib.error as error:
-        raise BadRequest(f"the body is no {encoding}, as its Content-Encoding says: {error}") from None
+        raise BadRequest(f"the body is not {encoding}, which its Content-Encoding names: {error}") from None
     if stream.unused_data:
         raise BadRequest(f"bytes follow the end of the {encoding} body")
     return unpacked

@@ -129,9 +129,9 @@ def _led(messages: list[Message]) -> tuple[list[Message], str]:
         return joined, ""
     last = joined.pop()
     if "tool_calls" in last:
-        raise bad_request("the last message has a tool_use without its tool_result behind it", param="messages")
+        raise bad_request("the last message has a tool_use that no tool_result follows", param="messages")
     if not last["content"]:
-        raise bad_request("the last message is the assistant's and has no text to go on from", param="messages")
+        raise bad_request("the last message is the assistant's and has no text to continue", param="messages")
     return joined, last["content"]
 
 
@@ -159,7 +159,10 @@ def _messages(message: dict[str, Any]) -> Iterator[Message]:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        raise bad_request(f"a tool of type {tool['type']!r} is run by its provider, who is not here", param="tools")
+        raise bad_request(
+            f"a tool of type {tool['type']!r} runs at its provider, which this gateway is not; offer a tool of your own",
+            param="tools",
+        )
     check_fields(tool, ("type", "name", "description", "input_schema"), TOOL, "tools[]")
     return function(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 

@@ -47,7 +47,7 @@ WISH_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Who could not get in is demand for so long; without an id we do not know whether the same one comes again."""
 REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
-UNKNOWN = "it was dropped, or the server was started anew since: sessions live in its memory alone"
+UNKNOWN = "it was dropped, or the server has restarted: sessions exist only in its memory"
 
 
 @dataclass
@@ -150,7 +150,7 @@ class OutsideSessions:
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
         if found is None:
-            raise NotFound(f"there is no session {id!r}; if there was, {UNKNOWN}; {ADVICE}")
+            raise NotFound(f"there is no session {id!r}; if it existed before, {UNKNOWN}; {ADVICE}")
         found.touch()
         return found
 
@@ -197,9 +197,7 @@ class OutsideSessions:
         if not found.open:
             raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
         if not self._room():
-            message = (
-                f"the sessions of this server hold {MAX_TOKENS} tokens: close or delete some, then repeat the call"
-            )
+            message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some, then call again"
             raise Refusal(429, "rate_limit_error", message, code="sessions_full")
         return found.session
 
@@ -238,9 +236,13 @@ class OutsideSessions:
         there = self._found.get(id)
         if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
             what = "with another body" if there.open else "which is closed"
-            what = what if there.pool[0] == pool[0] else f"in namespace {there.pool[0]!r}: ids are of the whole server"
+            what = (
+                what
+                if there.pool[0] == pool[0]
+                else f"in namespace {there.pool[0]!r}; an id is unique on the whole server"
+            )
             raise Conflict(
-                f"there is a session {id!r} already, {what}; take another id, or none, or delete it with "
+                f"a session {id!r} already exists, {what}; use another id, or no id, or delete it with "
                 f"DELETE /v1/sessions/{id}"
             )
         if there is not None:
@@ -258,13 +260,13 @@ class OutsideSessions:
 
     def _admit(self) -> None:
         if sum(s.open for s in self._found.values()) >= MAX_OPEN:
-            message = f"{MAX_OPEN} sessions are open, the most there may be: close some, or wait until they expire"
+            message = f"{MAX_OPEN} sessions are open, which is the limit: close some, or wait until they expire"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
         if len(self._found) >= MAX_KEPT:
-            message = f"{MAX_KEPT} sessions are kept, the most there may be: delete some that are closed"
+            message = f"{MAX_KEPT} sessions are kept, which is the limit: delete closed ones"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
         if not self._room():
-            message = f"the sessions of this server hold {MAX_TOKENS} tokens: close or delete some"
+            message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
 
     def _room(self) -> bool:

@@ -88,7 +88,7 @@ def _stops(name: str, value: Any) -> list[str]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise bad_request(f"`{name}` must be a text or a list of texts", param=name)
     if len(stops) > MAX_STOPS or max(map(len, stops), default=0) > MAX_STOP:
-        raise bad_request(f"`{name}` may have {MAX_STOPS} texts of {MAX_STOP} characters", param=name)
+        raise bad_request(f"`{name}` may have at most {MAX_STOPS} texts of at most {MAX_STOP} characters", param=name)
     return stops
 
 
@@ -105,10 +105,10 @@ def _refused(name: str, value: Any, rules: Mapping[str, Accepted], own: Collecti
     if name in rules:
         shown, advice = next(wrong(rules, name, value, where))
         shown = _shown(shown)
-        return bad_request(f"`{shown}` cannot be honoured by this gateway; {advice}", param=shown)
+        return bad_request(f"this gateway cannot apply `{shown}`; {advice}", param=shown)
     shown, like = _shown(where + name), difflib.get_close_matches(name, [*own, *rules], 1)
     advice = f"did you mean `{like[0]}`?" if like else "leave it out"
-    return bad_request(f"`{shown}` is no field that this gateway knows; {advice}", param=shown)
+    return bad_request(f"this gateway does not know the field `{shown}`; {advice}", param=shown)
 
 
 def _shown(name: str) -> str:

@@ -86,7 +86,7 @@ class PlainHistory:
         if near is None or not near.first <= common < len(text):
             return None
         turn, old, new = sum(len(b.turns) for b in self._branches), near.text[common:], text[common:]
-        what = f"has {new[:QUOTED]!r}, and had {old[:QUOTED]!r}" if old else "goes on while another call does"
+        what = f"has {new[:QUOTED]!r}, but had {old[:QUOTED]!r}" if old else "continues while another call does"
         return Break(turn, Cause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
 
     def record(self, prepared: PlainPrepared, sampled: Sampled, text: str) -> None:

@@ -46,13 +46,13 @@ def prompt_too_long(tokens: int, context: int) -> Refusal:
 
 
 def no_model(name: str, served: str) -> Refusal:
-    message = f"there is no model {name[:100]!r}; this session has {served!r}, which answers to any name"
+    message = f"there is no model {name[:100]!r}; this session serves {served!r}, under any name"
     return Refusal(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
 def no_threads(advice: str) -> Refusal:
     """Anthropic's client knows these details: it repeats the call without `thread`, and its tool runner goes on so."""
-    refusal = bad_request(f"`thread` cannot be honoured by this gateway; {advice}", param="thread")
+    refusal = bad_request(f"this gateway cannot apply `thread`; {advice}", param="thread")
     refusal.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return refusal
 
@@ -69,12 +69,12 @@ def too_slow(seconds: float) -> Refusal:
 def turn_limit(limit: int) -> Refusal:
     """403, because every client gives up on it at once."""
     return Refusal(
-        403, "permission_error", f"this session may make {limit} model calls and has made them", code="turn_limit"
+        403, "permission_error", f"this session has made its {limit} model calls; open another one", code="turn_limit"
     )
 
 
 def too_many(limit: int) -> Refusal:
-    message = f"{limit} calls of this session are in flight, the most there may be: repeat the call when one has ended"
+    message = f"{limit} calls of this session are in flight, which is the limit: repeat the call after one has ended"
     return Refusal(429, "rate_limit_error", message, code="calls_at_once")
 
 
@@ -82,7 +82,7 @@ def token_limit(limit: int) -> Refusal:
     return Refusal(
         403,
         "permission_error",
-        f"the segments of this session have the {limit} tokens they may have: go on in another session",
+        f"the segments of this session have reached {limit} tokens, which is the limit: continue in another session",
         code="token_limit",
     )
 

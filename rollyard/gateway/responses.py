@@ -146,7 +146,7 @@ def read(body: Body) -> Asked:
         messages.append(_message(item))
     messages += _turn(turn)
     if not items:
-        raise bad_request("`input` must be text or a list of items, and not empty", param="input")
+        raise bad_request("`input` must be text or a list of items, and must not be empty", param="input")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
     stream_options(body)
     return Asked(messages, offered(body.get("tool_choice"), tools), read_wanted(body, OWN))
@@ -173,13 +173,16 @@ def _message(item: dict[str, Any]) -> Message:
     role = ROLES.get(str(item.get("role")))
     if item.get("type") not in (None, "message") or role is None:
         what = item.get("type") or f"role {item.get('role')!r}"
-        raise bad_request(f"`input` has an item of {what}, which this gateway does not take", param="input")
+        raise bad_request(f"`input` has an item of {what}, which this gateway does not support", param="input")
     return {"role": role, "content": text_of(item.get("content"), "content")}
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise bad_request(f"a tool of type {tool.get('type')!r} is run by its provider, who is not here", param="tools")
+        raise bad_request(
+            f"a tool of type {tool.get('type')!r} runs at its provider, which this gateway is not; offer a tool of your own",
+            param="tools",
+        )
     check_fields(tool, ("type", "name", "description", "parameters"), TOOL, "tools[]")
     return function(tool.get("name"), tool.get("description"), tool.get("parameters"))
 

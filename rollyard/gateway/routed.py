@@ -118,9 +118,9 @@ class RoutedPolicy:
         """Requests at endpoints that are out go on elsewhere with the ids they have, if there is an elsewhere."""
         if not self._moving.locked():
             stays = self.endpoint.id in out and not self._take(self._another(""))
-            self.waiting = f"endpoint {self.endpoint.id} does not answer, and {self._lacking()}" if stays else ""
+            self.waiting = f"endpoint {self.endpoint.id} does not answer and {self._lacking()}" if stays else ""
         if self.endpoint.id not in out and (ended := self._in_flight.end_quiet(out)):
-            log.info("session %s: %d requests go on at %s in the middle", self._session, ended, self.endpoint.id)
+            log.info("session %s: %d unfinished requests continue at %s", self._session, ended, self.endpoint.id)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
         began = time.monotonic()  # and not once it is the call's turn: calls at once wait together
@@ -132,7 +132,7 @@ class RoutedPolicy:
             while not self._take(self._another(failed or "")):
                 self.waiting = self._lacking()
                 if time.monotonic() - began > WAIT_SECONDS:
-                    raise unavailable(f"{self.waiting}, for {WAIT_SECONDS:g} s now; repeat the call")
+                    raise unavailable(f"{self.waiting}, since {WAIT_SECONDS:g} s; repeat the call")
                 await asyncio.sleep(LOOK_SECONDS)
             self.waiting = ""
             return self.endpoint
@@ -148,6 +148,6 @@ class RoutedPolicy:
             return False
         before, self.endpoint = self.endpoint.id, found
         if found.id != before:
-            log.info("session %s goes from endpoint %s to %s", self._session, before, found.id)
+            log.info("session %s moves from endpoint %s to %s", self._session, before, found.id)
             self._moved(before, found.id)
         return True

@@ -156,7 +156,7 @@ class Session:
         self.last_used = time.monotonic()
         self._check_open()
         if self.failure.done():
-            raise unavailable("this session has failed, by no doing of its caller; a rollout is started anew")
+            raise unavailable("this session has failed, not because of its caller; its rollout restarts")
         limit = self.terms.max_calls
         if limit is not None and self._spent >= limit:
             self.truncated |= counts
@@ -174,7 +174,7 @@ class Session:
 
     def too_large(self) -> Refusal:
         """For a request above `terms.max_body`."""
-        message = f"a request may have at most {self.terms.max_body} bytes, as more do not fit the context"
+        message = f"a request may have at most {self.terms.max_body} bytes; more do not fit into the context"
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
 
@@ -314,9 +314,9 @@ class Session:
         except TaskError as error:
             raise bad_request(str(error), param="tools") from error
         except Exception as error:  # a parser may be anyone's
-            log.warning("session %s: the parser of tool calls does not take these tools", self.id, exc_info=True)
+            log.warning("session %s: the parser of tool calls does not support these tools", self.id, exc_info=True)
             raise bad_request(
-                f"the parser of tool calls does not take these tools: {error!r}", param="tools"
+                f"the parser of tool calls does not support these tools: {error!r}", param="tools"
             ) from error
 
     def _answer(

@@ -70,9 +70,9 @@ def _pressure(load: Load) -> str | None:
     if usage is not None and usage >= FULL:
         return f"its cache is {usage:.0%} full"
     if crowd is not None and crowd >= CROWDED:
-        return f"its {load.sessions} sessions would fill its cache {crowd:.1f} times"
+        return f"its {load.sessions} sessions together need {crowd:.1f} times its cache"
     if load.waiting is not None and load.waiting > LINE * max(1, load.running):
-        return f"{load.waiting} requests wait in it and {load.running} run"
+        return f"{load.waiting} of its requests wait and {load.running} run"
     return None
 
 

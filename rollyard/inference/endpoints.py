@@ -149,7 +149,7 @@ class Endpoints:
         """A node agent could not use it; a probe decides, or several of them."""
         state = self._states.get(id)
         if state is not None:
-            log.warning("endpoint %s: %s says: %s", id, voter, why)
+            log.warning("endpoint %s: complaint of %s: %s", id, voter, why)
             self._judge(state, complained(state.trust, voter, why, self._clock.monotonic()))
             self.endpoint_suspected.emit(id)
 

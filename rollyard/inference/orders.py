@@ -115,15 +115,17 @@ def denial(weights: WeightsStatus, member: Serving) -> str:
 
 def _unproven(current: WeightsRecord, member: Serving) -> str:
     if member.phase == "Failed":
-        why = member.error or "the engine does not say why"
+        why = member.error or "the engine gives no reason"
         return f"WeightsUnavailable: {current.version} from {current.source}: {why}"
     if member.phase or not member.version:
         return "WeightsUpdating"
     if member.version == current.version:
-        return f"WeightsUnavailable: its folder holds {member.checksum}, and {current.version} is {current.proven}"
+        return (
+            f"WeightsUnavailable: its folder has checksum {member.checksum}, but {current.version} has {current.proven}"
+        )
     if current.origin == "Spec":
         return (
-            f"WeightsUnavailable: {current.path} holds {member.version} now, and the pool serves {current.version}; "
-            f"if that is meant, order it: `rollyard weights POOL --version {member.version} --path {current.path}`"
+            f"WeightsUnavailable: {current.path} now contains {member.version}, but the pool serves {current.version}; "
+            f"to serve it, run `rollyard weights POOL --version {member.version} --path {current.path}`"
         )
     return "WeightsUpdating"

@@ -95,7 +95,7 @@ class Prober:
             try:
                 token = (await asyncio.to_thread(Path(external.token_file).read_text)).strip()
             except (OSError, ValueError) as error:
-                log.warning("token file of endpoint %s cannot be read: %s", id, error)
+                log.warning("the token file of endpoint %s cannot be read: %s", id, error)
         known = self._endpoints.get(id)
         endpoint = Endpoint(
             id=id,

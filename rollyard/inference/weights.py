@@ -59,13 +59,13 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
             raise Conflict(
                 f"version {update.version!r} is being loaded from {last.target.source} in mode "
                 f"{last.target.mode}{_moved_by(last.target)}; "
-                "send the same body to attach to that, or another version to supersede it"
+                "send the same body to attach to this update, or another version to replace it"
             )
         return weights, False
     known = weights.record(update.version)
     if known is not None and not _same_source(known, update):
         raise Conflict(
-            f"version {update.version!r} is {known.source}{_proof(known)}; call other weights by another version"
+            f"version {update.version!r} is {known.source}{_proof(known)}; use another version name for other weights"
         )
     current = weights.current
     if current is not None and current.version == update.version and not (last is not None and last.under_way):
@@ -143,10 +143,10 @@ def _rebased(weights: WeightsStatus, model: str, now: datetime) -> Step:
         return Step(weights.model_copy(update={"model": model}))
     operation = weights.operation
     if operation is not None and operation.under_way:
-        message = f"spec.model.path is {model} now"
+        message = f"spec.model.path is now {model}"
         operation = operation.model_copy(update={"phase": "Superseded", "finished_at": now, "message": message})
     update = {"model": model, "current": None, "operation": _without_endpoints(operation)}
-    said = Said("WeightsReset", f"spec.model.path is {model} now: new allocations serve that folder's own weights")
+    said = Said("WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder")
     return Step(weights.model_copy(update=update), (said,))
 
 
@@ -166,7 +166,7 @@ def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now
     for member in (m for m in members if m.serves):
         if last is not None and late is not None and has(member, late):
             record = late.model_copy(update={"proven": late.proven or member.checksum or None})
-            message = f"{late.version} is served after all, first by {member.id}"
+            message = f"{late.version} is served late, first by {member.id}"
             update = {"target": record, "phase": "Complete", "message": message}
             weights = weights.model_copy(update={"operation": last.model_copy(update=update)})
         elif member.checksum in ("", member.version) and (late is None or late.version != member.version):
@@ -228,7 +228,7 @@ def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequenc
 
 def _opening(operation: WeightsOperation, members: int) -> str:
     target = operation.target
-    before = f", in place of the update to {operation.supersedes}" if operation.supersedes else ""
+    before = f", instead of the update to {operation.supersedes}" if operation.supersedes else ""
     moved = _moved_by(target)
     return f"{target.version} from {target.source} on {members} endpoints, mode {target.mode}{moved}{before}"
 
@@ -245,9 +245,9 @@ def _progress(
     # An engine that was told the checksum says by itself that it finds another one, once it has looked again.
     told = order_of(target, progress.attempt).checksum is not None
     if member.version == target.version and member.settled and not told and _about(member, target, progress):
-        return _in(progress, "Failed", now, f"its folder holds {member.checksum}, not {target.proven}")
+        return _in(progress, "Failed", now, f"its folder has checksum {member.checksum}, not {target.proven}")
     if progress.phase == "Ordered" and member.phase == "Failed" and _about(member, target, progress):
-        return _in(progress, "Failed", now, member.error or "it does not say why")
+        return _in(progress, "Failed", now, member.error or "it gives no reason")
     if progress.phase == "Ordered" and target.transfer:
         progress = _towards_trainer(progress, member, target)
     if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
@@ -255,7 +255,7 @@ def _progress(
     turn_to_come = progress.phase == "Waiting" and member.heard
     waited = min((now - progress.since).total_seconds(), member.known_for)
     if waited > operation.timeout_seconds and not turn_to_come:
-        how = f"it is {member.phase or 'not at it'}" if member.heard else "it is not heard any more"
+        how = f"it is {member.phase or 'not updating'}" if member.heard else "it no longer reports"
         return _in(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
 
@@ -263,7 +263,7 @@ def _progress(
 def _towards_trainer(progress: EndpointProgress, member: Serving, target: WeightsRecord) -> EndpointProgress:
     """Whether it waits for its trainer now, and why the others need not wait for it where it will not do so soon."""
     if not (member.heard and member.healthy):
-        return progress.model_copy(update={"transferring": False, "reason": "its engine does not run"})
+        return progress.model_copy(update={"transferring": False, "reason": "its engine is not running"})
     if not _about(member, target, progress):
         return progress
     waits = member.phase == "Transferring"
@@ -274,7 +274,7 @@ def _why_from_folder(member: Serving, target: WeightsRecord) -> str:
     """Why it has them from there, although they were to be transferred; empty where it has them from the trainer."""
     if not target.transfer:
         return ""
-    return "its release of Rollyard knows no transfers" if member.note is None else member.note
+    return "its release of Rollyard does not support transfers" if member.note is None else member.note
 
 
 def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -> bool:
@@ -334,9 +334,9 @@ def _ended(weights: WeightsStatus, now: datetime) -> Step:
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")
     if failed and not done:
-        stays = weights.current.version if weights.current is not None else "what each has"
+        stays = weights.current.version if weights.current is not None else "the present version of each"
         message = (
-            f"{target.version} failed on {failed} of {len(phases)} endpoints and was served by none; {stays} stays"
+            f"{target.version} failed on {failed} of {len(phases)} endpoints and no endpoint serves it; {stays} stays"
         )
         return _closed(weights, "Failed", f"{message}. {first}", Said("WeightsUpdateGivenUp", message, True), now)
     weights = _served(weights, target)

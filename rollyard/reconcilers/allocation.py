@@ -158,7 +158,7 @@ class AllocationReconciler:
         limit, now = allocation.spec.drain_timeout_seconds, self._clock.time()
         if status.job_id is not None and status.job_state != COMPLETING and now - since > limit:
             if get_condition(status.conditions, ENDING) is None:
-                said = f"still busy after {limit} s of draining; what is left is handed back"
+                said = f"still busy after {limit} s of draining; unfinished work is handed back"
                 await self._recorder.say(allocation, "DrainTimedOut", said)
                 conditions = set_condition(
                     status.conditions, ENDING, True, "DrainTimedOut", said,
@@ -260,7 +260,9 @@ class AllocationReconciler:
         absence = self._feed.missing[status.job_id]
         if absence.account is not None and absence.account.state.ended:
             return _from_job(absence.account)
-        why = f"how job {status.job_id} ended is not known: nothing was heard of it for {absence.quiet(now):.0f} s"
+        why = (
+            f"job {status.job_id} is gone and its end is not known: it has not reported for {absence.quiet(now):.0f} s"
+        )
         if absence.silence:
             why = f"{why}, and accounting does not answer: {absence.silence}"
             await self._recorder.say(allocation, "AccountingSilent", why, "Warning")
@@ -294,7 +296,7 @@ class AllocationReconciler:
             reason, message = "Serving", f"job {status.job_id} on {status.node}"
         elif status.job_state == "RUNNING":
             endpoint = self._endpoints.of_allocation(allocation.metadata.uid)
-            reason, message = "Starting", endpoint.reason if endpoint else f"job {status.job_id} has not dialled in yet"
+            reason, message = "Starting", endpoint.reason if endpoint else f"job {status.job_id} has not connected yet"
         else:
             reason, message = (
                 "Pending",
@@ -311,7 +313,7 @@ class AllocationReconciler:
             draining = get_condition(conditions, DRAINING)
             if draining is None:
                 word, why = await self._reason_to_go(allocation)
-                message = f"{why}; takes nothing new and ends when what is in hand is done"
+                message = f"{why}; it accepts no new work and ends after its present work"
             else:  # why it was told to go does not change by what happens to others later
                 word, message = draining.reason, draining.message
             conditions = set_condition(conditions, DRAINING, True, word, message, generation=generation, now=now)
@@ -335,7 +337,8 @@ class AllocationReconciler:
             await self._recorder.say(allocation, "MissingFromQueue", listed.message, "Warning")
         if _requeued(status) and not _requeued(before):
             said = (
-                f"job {status.job_id} was requeued, not by us; its second run is ended, for its work has gone to others"
+                f"job {status.job_id} was requeued, not by Rollyard; its second run is ended, because other allocations "
+                "have its work"
             )
             await self._recorder.say(allocation, "Requeued", said, "Warning")
         if status.job_state == before.job_state:

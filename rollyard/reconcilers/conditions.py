@@ -160,8 +160,8 @@ def _failed(view: PoolView) -> tuple[str, str] | None:
     if not ends.failing:
         return None
     last = last_ended((m.allocation for m in view.members), FAILURES, ends.template)
-    words = _end(last) if last is not None else "its record is gone"
-    times = f"failed {ends.failures} times in a row, the last: {words}" if ends.failures > 1 else f"failed: {words}"
+    words = _end(last) if last is not None else "its allocation no longer exists"
+    times = f"failed {ends.failures} times in a row; the last: {words}" if ends.failures > 1 else f"failed: {words}"
     if last is not None and last.status.reason.startswith("SubmitRefused"):
         limited = _LIMITED.search(last.status.reason) is not None
         return "SubmitLimited" if limited else "SubmitRefused", f"{times}{_again(view)}"
@@ -176,7 +176,7 @@ def _replaced(view: PoolView) -> str:
     since = [m.allocation.status.ready_at for m in view.members if m.allocation.status.ready_at is not None]
     if max(since, default=last.status.end_time) > last.status.end_time:
         return ""
-    often = f"ended from outside {view.ends.interruptions} times in a row, the last: " if view.ends.interrupted else ""
+    often = f"ended from outside {view.ends.interruptions} times in a row; the last: " if view.ends.interrupted else ""
     return f"{often}{_end(last)}{_again(view) or '; it is replaced'}"
 
 
@@ -185,13 +185,13 @@ def _starting(view: PoolView) -> str:
     for m in view.members:
         status = m.allocation.status
         if m.active and m.started and not m.ready:
-            silent = "is not heard any more" if m.silent else "has not dialled in yet"
+            silent = "no longer reports" if m.silent else "has not connected yet"
             return f"{m.name} {silent} (job {status.job_id} on {status.node})"
     return ""
 
 
 def _again(view: PoolView) -> str:
-    return f"; the next is made at {time_of_day(view.ends.next_at)}" if view.ends.next_at > view.now else ""
+    return f"; the next one is created at {time_of_day(view.ends.next_at)}" if view.ends.next_at > view.now else ""
 
 
 def _end(allocation: Allocation) -> str:
@@ -215,8 +215,8 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
     if not late:
         return ""
     _, name, why = min(late)
-    others = f" and of {len(late) - 1} others" if len(late) > 1 else ""
-    return f"the submit of {name}{others} is not through: {why}"
+    others = f" and {len(late) - 1} others" if len(late) > 1 else ""
+    return f"the submit of {name}{others} is unfinished: {why}"
 
 
 def _asked(allocation: Allocation) -> float | None:
@@ -246,6 +246,6 @@ def _places_nothing(view: PoolView) -> str:
     coming = waiting([a for a in view.active if not a.status.ready])
     why = held_up[1] if held_up is not None else coming.message if coming is not None else "no successor is ready yet"
     return (
-        f"places nothing: its walltime ends at {time_of_day(max(ends))}, which does not cover the budgets of a rollout "
+        f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, before the budgets of a rollout "
         f"({pool.spec.budget_seconds} s); {why}"
     )

@@ -23,13 +23,13 @@ RECENT_SECONDS = 5.0
 _TERSE = {"", "None", "NonZeroExitCode"}
 """Reasons of Slurm's that say no more than the exit code."""
 _STATES = {
-    "TIMEOUT": "its walltime was over (TIMEOUT)",
+    "TIMEOUT": "its walltime ended (TIMEOUT)",
     "PREEMPTED": "Slurm preempted it (PREEMPTED)",
-    "OUT_OF_MEMORY": "it took more memory than Slurm lets it (OUT_OF_MEMORY)",
+    "OUT_OF_MEMORY": "it used more memory than Slurm allows (OUT_OF_MEMORY)",
     "BOOT_FAIL": "its node did not boot (BOOT_FAIL)",
-    "DEADLINE": "its deadline was over (DEADLINE)",
+    "DEADLINE": "its deadline passed (DEADLINE)",
     "REVOKED": "Slurm revoked it (REVOKED)",
-    GONE: "Slurm no longer knows it, and nobody knows how it ended",
+    GONE: "Slurm no longer knows it, and its end is not known",
 }
 
 
@@ -98,7 +98,7 @@ def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allo
     if allocation.spec.template_hash != template_hash(pool):
         return "OutOfDate", "its template is out of date"
     return (
-        ("GivenBack", "given back: its pool needs fewer")
+        ("GivenBack", "given back: its pool needs fewer allocations")
         if allocation.spec.drain
         else ("Deleted", "its allocation was deleted")
     )
@@ -107,22 +107,22 @@ def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allo
 def _certain(end: End) -> str:
     code = exit_words(end.exit_code) if end.exit_code else ""
     if end.requeued:
-        return f"requeued, not by us (restart {end.requeued}); that run was ended, for its work had gone to others"
+        return f"requeued, not by Rollyard (restart {end.requeued}); that run was ended, because its work has moved"
     if end.by_us and end.state in ("CANCELLED", "COMPLETED"):
-        return f"ended by us: {end.by_us}"
-    while_leaving = f", while we were ending it ({end.by_us})" if end.by_us else ""
+        return f"ended by Rollyard: {end.by_us}"
+    while_leaving = f", while Rollyard was ending it ({end.by_us})" if end.by_us else ""
     if end.state == "CANCELLED":
-        by = f" by {end.cancelled_by}, not by us" if end.cancelled_by else ", not by us; by whom is not known"
+        by = f" by {end.cancelled_by}, not by Rollyard" if end.cancelled_by else ", not by Rollyard; by whom is unknown"
         return f"cancelled{by}{while_leaving}"
     if end.state == "NODE_FAIL":
         return f"NODE_FAIL{f' on node {end.node}' if end.node else ''}{while_leaving}"
     if end.state in _STATES:
         return f"{_STATES[end.state]}{while_leaving}"
     if end.state == "COMPLETED":
-        return "exit code 0, ended by nobody that is known"
+        return "exit code 0, cause unknown"
     if end.exit_code is None or end.exit_code == 0:
         return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _TERSE else ''}{while_leaving}"
-    whom = ", by nobody that is known" if code.startswith("killed") and not end.by_us else ""
+    whom = ", sender unknown" if code.startswith("killed") and not end.by_us else ""
     return f"{code}{whom}{while_leaving}"
 
 

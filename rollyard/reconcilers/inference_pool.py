@@ -103,7 +103,9 @@ class InferenceTrade:
 def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
     if pool.spec.engine.external is None or any(s.ready for s in states):
         return None
-    return "NoEndpointReady", "; ".join(f"{s.endpoint.url}: {s.reason}" for s in states) or "not probed yet"
+    return "NoEndpointReady", "; ".join(
+        f"{s.endpoint.url}: {s.reason}" for s in states
+    ) or "no endpoint has been probed yet"
 
 
 def _trouble(states: Sequence[EndpointState]) -> tuple[str, str] | None:
@@ -113,7 +115,7 @@ def _trouble(states: Sequence[EndpointState]) -> tuple[str, str] | None:
         word, _, rest = complaint.reason.partition(":")
         return word, f"{complaint.endpoint.id}: {rest.strip()}"
     if updating := [s for s in loading if s.reason == "WeightsUpdating"]:
-        return "WeightsUpdating", f"{len(updating)} of {len(states)} engines are loading other weights"
+        return "WeightsUpdating", f"{len(updating)} of {len(states)} engines are loading new weights"
     if loading:
         return "Loading", f"{len(loading)} of {len(states)} engines: {loading[0].reason}"
     return None
@@ -156,7 +158,9 @@ def _facts(weights: WeightsStatus, serving: Sequence[Serving]) -> list[Fact]:
     if current is None:
         if failed:
             return [Fact("WeightsCurrent", False, "UpdateFailed", last.removeprefix("; "))]
-        unknown = Fact("WeightsCurrent", False, "Unknown", f"no endpoint has said yet what {weights.model} holds")
+        unknown = Fact(
+            "WeightsCurrent", False, "Unknown", f"no endpoint has reported the checksum of {weights.model} yet"
+        )
         return [unknown] if weights.history else []
     have = sum(has(s, current) for s in serving)
     message = f"{have} of {len(serving)} endpoints serve {current.version}"

@@ -148,7 +148,7 @@ def doubt(known: Collection[Known], missing: Mapping[str, Absence], now: float) 
     settled = {id for id, a in missing.items() if verdict(a, now) is Verdict.BELIEVED}
     expected = [k for k in known if not k.leaving and k.id not in settled]
     if rewound := [a for a in doubtful if a.rewound]:
-        which = f"job {rewound[0].job.id} ran and is shown as waiting again"
+        which = f"job {rewound[0].job.id} ran and now appears as pending"
         more = f", and so are {len(rewound) - 1} others" if len(rewound) > 1 else ""
         return f"squeue's answer is older than an earlier one: {which}{more}; {_witnesses(rewound, now)}"
     absent, total = len(doubtful), len(expected)
@@ -159,7 +159,7 @@ def doubt(known: Collection[Known], missing: Mapping[str, Absence], now: float) 
 
 def why_not_gone(absence: Absence, now: float) -> str:
     """One sentence about a job whose absence alone is not believed."""
-    since = "is shown as waiting again" if absence.rewound else "is missing from squeue"
+    since = "appears as pending again" if absence.rewound else "is missing from squeue"
     return f"job {absence.job.id} {since}; {_witnesses([absence], now)}"
 
 
@@ -175,4 +175,4 @@ def _witnesses(missing: Collection[Absence], now: float) -> str:
     silence = next((a.silence for a in missing if a.silence), "")
     if silence:
         return f"accounting does not answer ({silence})"
-    return "read again before that is believed"
+    return "a second look-up will confirm that"

@@ -31,7 +31,7 @@ class OrphanSweep:
             try:
                 await self.sweep()
             except RollyardError as error:
-                log.warning("no sweep for orphans this time: %s", error)
+                log.warning("skipped the search for orphaned jobs this time: %s", error)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self) -> list[str]:
@@ -47,7 +47,7 @@ class OrphanSweep:
             if not job.state.ended and self._workspace.is_ours(job) and job.owner not in known
         ]
         if orphans:
-            log.warning("ending jobs of ours without an allocation: %s", ", ".join(orphans))
+            log.warning("ending jobs of this server that have no allocation: %s", ", ".join(orphans))
             await self._driver.cancel(orphans)
             self._feed.refresh()
         return orphans

@@ -305,13 +305,13 @@ def _held_up(pool: Pool, old: Member, successor: Member, now: float) -> tuple[st
     gap = max(0.0, (expected or old.ends) - old.ends) + startup(pool)
     if after:
         return "StrategyReplace", "spec.renewal.strategy is Replace", gap
-    why = "its submit has not been answered" if status.job_id is None else explained(status.reason)
+    why = "Slurm has not answered its submit" if status.job_id is None else explained(status.reason)
     return (word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"), why, gap
 
 
 def _gap(old: Member, why: str, gap: float) -> str:
     assert old.ends is not None
-    return f"allocation {old.name} ends at {time_of_day(old.ends)} and {why}; expected gap about {gap:.0f} s"
+    return f"allocation {old.name} ends at {time_of_day(old.ends)} and {why}; expected gap: about {gap:.0f} s"
 
 
 def _unborn(view: _View) -> list[Member]:

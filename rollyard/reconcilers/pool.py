@@ -139,7 +139,7 @@ class PoolReconciler:
             allocation = by_name[name]
             spec = allocation.spec.model_copy(update={"drain": True})
             await self._store.update(allocation.model_copy(update={"spec": spec}), "spec")
-            await self._recorder.say(pool, "Draining", f"allocation {name} takes nothing new")
+            await self._recorder.say(pool, "Draining", f"allocation {name} accepts no new work")
         for name in plan.delete:
             await self._delete(pool, by_name[name])
 
@@ -239,10 +239,10 @@ class PoolReconciler:
                 conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         since = self._feed.unreachable_since
         if since is not None:
-            word, what = ("Doubted", "not believed") if self._feed.doubted else ("NoAnswer", "not known")
+            word, what = ("Doubted", "in doubt") if self._feed.doubted else ("NoAnswer", "unknown")
             message = (
                 f"Slurm's queue is {what} since {as_text(since)} ({self._feed.unreachable_why}); "
-                "nothing is created or ended meanwhile"
+                "until it can be read, nothing is created or ended"
             )
             conditions = self._condition(pool, conditions, "SlurmReachable", False, word, message)
         elif self._feed.latest is not None:
@@ -251,7 +251,7 @@ class PoolReconciler:
         conditions = self._admitting(pool, look, conditions)
         for fact in look.conditions:
             conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
-        words = "all allocations are given back" if pool.spec.suspend else ""
+        words = "the pool gives back all its allocations" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
 

@@ -34,19 +34,19 @@ class Preview:
         site, template = self._feed.site, pool.spec.allocation
         if site is None:
             why = f": {self._feed.unreachable_why}" if self._feed.unreachable_why else ""
-            return (), [f"spec.allocation was not checked: Slurm has not been read yet{why}"]
+            return (), [f"spec.allocation was not checked: Slurm's partitions have not been read yet{why}"]
         causes, since = check(template, site), self._feed.unreachable_since
         if since is None:
             return causes, () if causes else doubts(template, site)
         # What was wrong when Slurm was last read may be right by now: unknown is not no.
-        known = [f"when it was last read, {c.field}: {c.message}" for c in causes]
-        words = f"Slurm cannot be read since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
+        known = [f"according to the last answer, {c.field}: {c.message}" for c in causes]
+        words = f"Slurm has not answered since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
         return (), [f"spec.allocation was not checked: {words}", *known]
 
     def submission(self, pool: Pool, allocations: Sequence[Allocation]) -> Submission:
         """What would be submitted beside the allocations that the pool has now. Raises Invalid."""
         if _external(pool):
-            return Submission(script="", jobs=0, summary="its servers are started by others: nothing is submitted")
+            return Submission(script="", jobs=0, summary="others start its servers, so nothing is submitted")
         first = new_allocation(pool, pool.status.next_index)
         named = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": PLACE})})
         new, old, surplus = _changes(pool, allocations)
@@ -58,7 +58,7 @@ class Preview:
         type = f" {template.gpu_type}" if template.gpu_type else ""
         each = [f"{template.cpus_per_task} CPUs", f"{template.gpus}{type} GPUs"]
         if template.memory is not None:
-            each.append(f"{template.memory} of memory" if template.memory_bytes else "all its memory")
+            each.append(f"{template.memory} of memory" if template.memory_bytes else "all memory")
         if template.memory_per_cpu is not None:
             each.append(f"{template.memory_per_cpu} of memory for each CPU")
         nodes = "1 node" if template.nodes == 1 else f"{template.nodes} nodes, on each"
@@ -112,7 +112,7 @@ def _summary(pool: Pool, new: int, old: int, surplus: int, shape: str) -> str:
     if parts:
         return f"would {'; '.join(parts)}"
     bounds = pool.spec.autoscaling
-    later = f"; up to {_counted(bounds.max_replicas, 'job')} {shape} as demand comes" if bounds is not None else ""
+    later = f"; up to {_counted(bounds.max_replicas, 'job')} {shape} as the demand grows" if bounds is not None else ""
     return f"would submit nothing now{'' if pool.spec.suspend else later}"
 
 

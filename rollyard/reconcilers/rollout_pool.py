@@ -51,14 +51,14 @@ class RolloutTrade:
 
     def _problem(self, pool: RolloutPool) -> tuple[str, str] | None:
         if POLICY not in pool.spec.inference:
-            words = f"spec.inference names no InferencePool for the role {POLICY}, which agents sample from"
+            words = f"spec.inference has no InferencePool for the role {POLICY}, which agents sample from"
             return "NoInference", f"{words}; add `inference: {{{POLICY}: NAME}}`"
         for role, name in pool.spec.inference.items():
             key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=name)
             if self._inference_pool(key) is None:
                 return (
                     "InferencePoolNotFound",
-                    f"role {role} names InferencePool {name!r}, which does not exist; apply it",
+                    f"role {role} names InferencePool {name!r}, which does not exist; create it",
                 )
         return None
 

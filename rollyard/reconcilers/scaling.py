@@ -65,8 +65,8 @@ class Metric:
 
     def describe(self) -> str:
         if self.total is None:
-            return f"{self.name} not known"
-        return f"{self.name} {'' if self.complete else 'at least '}{self.total:.4g}, {self.target:.4g} each"
+            return f"{self.name} unknown"
+        return f"{self.name} {'' if self.complete else 'at least '}{self.total:.4g}, target {self.target:.4g} each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +158,12 @@ def autoscale(
     desired, limit = _up(case) if wanted > size else _down(case) if wanted < size else (size, None)
     if unknown:
         limit = Limit(
-            "MetricUnknown", f"{', '.join(unknown)}: not known of all allocations; none is given back meanwhile"
+            "MetricUnknown",
+            f"{', '.join(unknown)}: some allocations have not reported it; none is given back until they do",
         )
     elif limit is None and asked != wanted:
         limit = _beyond(asked, bounds)
-    numbers = f"{'; '.join(m.describe() for m in metrics)}; {asked} asked for, between {low} and {high}"
+    numbers = f"{'; '.join(m.describe() for m in metrics)}; the demand needs {asked}, bounds {low} to {high}"
     return Scale(desired, numbers, _turned(record, size, desired, now), memory, limit)
 
 
@@ -174,8 +175,14 @@ def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) ->
 
 def _beyond(asked: int, bounds: Autoscaling) -> Limit:
     if asked > bounds.max_replicas:
-        return Limit("TooManyReplicas", f"{asked} asked for, spec.autoscaling.maxReplicas is {bounds.max_replicas}")
-    return Limit("TooFewReplicas", f"{asked} asked for, spec.autoscaling.minReplicas is {bounds.min_replicas}")
+        return Limit(
+            "TooManyReplicas",
+            f"the demand needs {asked} allocations, but spec.autoscaling.maxReplicas is {bounds.max_replicas}",
+        )
+    return Limit(
+        "TooFewReplicas",
+        f"the demand needs {asked} allocations, but spec.autoscaling.minReplicas is {bounds.min_replicas}",
+    )
 
 
 # towards more
@@ -190,9 +197,15 @@ def _up(case: _Case) -> tuple[int, Limit | None]:
     steady = max(size or 1, min(least, wanted))
     most = max(size, _reach(rules, case, _raised, (max, min), steady))
     if most < steady:
-        return most, Limit("ScaleUpLimit", f"{steady} asked for, spec.autoscaling.behavior.scaleUp allows {most} now")
+        return most, Limit(
+            "ScaleUpLimit",
+            f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleUp allows {most} now",
+        )
     if steady < wanted:
-        return steady, Limit("ScaleUpStabilized", f"{wanted} asked for, but not all through the last {window} s")
+        return steady, Limit(
+            "ScaleUpStabilized",
+            f"the demand needs {wanted} allocations, but has not needed as many for all of the last {window} s",
+        )
     return steady, None
 
 
@@ -209,22 +222,34 @@ def _down(case: _Case) -> tuple[int, Limit | None]:
     rules, size, wanted, now = case.bounds.behavior.scale_down, case.size, case.wanted, case.now
     window = rules.stabilization_window_seconds
     if now < case.memory.panic_until:
-        return size, Limit("Panic", f"{wanted} asked for, but a burst is not over for {PANIC_SECONDS:.0f} s")
+        return size, Limit(
+            "Panic", f"the demand needs {wanted} allocations, but its last burst is less than {PANIC_SECONDS:.0f} s ago"
+        )
     if now - case.memory.since < max([window, *(p.period_seconds for p in rules.policies)]):
-        return size, Limit("WindowNotFull", f"{wanted} asked for, but what was asked for before the start is forgotten")
+        return size, Limit(
+            "WindowNotFull",
+            f"the demand needs {wanted} allocations, but the server has not yet measured it for a whole window",
+        )
     highest = min(size, case.memory.asked.highest(now - window, wanted))
     steady = max(highest, 0 if _idle_long_enough(case) else 1)
     if steady == size and highest < size:
         seconds = case.bounds.idle_timeout_seconds
-        return size, Limit("NotIdleLongEnough", f"the last one goes when there was nothing to do for {seconds} s")
+        return size, Limit("NotIdleLongEnough", f"the last allocation is given back after {seconds} s without work")
     if steady == size:
-        return size, Limit("ScaleDownStabilized", f"{wanted} asked for, but {size} within the last {window} s")
+        return size, Limit(
+            "ScaleDownStabilized",
+            f"the demand needs {wanted} allocations, but needed {size} within the last {window} s",
+        )
     if len(turns := _recent(case.record, now)) + 2 > FLAP_BUDGET and case.record.direction == "Up":
-        return size, Limit("FlapBudget", f"{steady} asked for, but the direction changed {len(turns)} times in an hour")
+        return size, Limit(
+            "FlapBudget",
+            f"the demand needs {steady} allocations, but the direction changed {len(turns)} times in the last hour",
+        )
     least = max(steady, min(size, _reach(rules, case, _lowered, (min, max), steady)))
     if least > steady:
         return least, Limit(
-            "ScaleDownLimit", f"{steady} asked for, spec.autoscaling.behavior.scaleDown allows {least} now"
+            "ScaleDownLimit",
+            f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleDown allows {least} now",
         )
     return steady, None
 

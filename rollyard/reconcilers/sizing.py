@@ -22,9 +22,9 @@ def size(pool: Pool, memory: Memory | None, metrics: Sequence[Metric], ledger: G
     if spec.suspend:
         return Scale(0, "suspended")
     if isinstance(pool, InferencePool) and pool.spec.engine.external is not None:
-        return Scale(0, "its servers are started by others")
+        return Scale(0, "others start its servers")
     if spec.max_gpu_hours is not None and (hours := ledger.hours(now)) >= spec.max_gpu_hours:
-        words = f"{hours:.2f} GPU-hours spent, spec.maxGpuHours is {spec.max_gpu_hours:g}"
+        words = f"{hours:.2f} GPU-hours used, spec.maxGpuHours is {spec.max_gpu_hours:g}"
         return Scale(0, words, limit=Limit(SPENT, _spent(spec.max_gpu_hours)))
     if spec.autoscaling is None:
         return Scale(spec.replicas or 0, f"spec.replicas is {spec.replicas}")
@@ -37,8 +37,8 @@ def size(pool: Pool, memory: Memory | None, metrics: Sequence[Metric], ledger: G
 def _spent(cap: float) -> str:
     """Without the hours so far: they go on counting while the last allocations drain."""
     return (
-        f"the {cap:g} GPU-hours of spec.maxGpuHours are spent: its allocations are given back, busy ones when they are done; "
-        "raise or remove it to go on"
+        f"the {cap:g} GPU-hours of spec.maxGpuHours are used up; the pool gives back its allocations, busy ones after their "
+        "work; raise or remove spec.maxGpuHours to continue"
     )
 
 

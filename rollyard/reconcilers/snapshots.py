@@ -124,7 +124,7 @@ class SnapshotFeed:
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._taken))
             if not call.done() and self.unreachable_since is None:
-                self._lost(f"the look-up of {as_text(began)} has not been answered yet")
+                self._lost(f"Slurm has not answered the look-up of {as_text(began)} yet")
             return await call
         finally:
             call.cancel()
@@ -161,7 +161,7 @@ class SnapshotFeed:
             if told != why:
                 self.jobs_changed.emit(set())
         else:
-            log.warning("Slurm cannot be read: %s", why)
+            log.warning("Slurm's queue cannot be read: %s", why)
             self.unreachable_since = self._clock.time()
             self.latest = None
             self.jobs_changed.emit(set())

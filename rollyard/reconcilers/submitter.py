@@ -154,8 +154,10 @@ class Submitter:
                 await self.refuse(allocation, f"SubmitRefused: {error}")
             return False
         except SlurmUnreachable as error:
-            log.warning("whether %d allocations were submitted is for a later snapshot to tell", len(ours))
-            why = f"{error}; whether the submit of {as_text(began)} made a job is for a look at the queue to tell"
+            log.warning(
+                "it is not known whether %d allocations were submitted; a later look at the queue decides", len(ours)
+            )
+            why = f"{error}; a later look at the queue decides whether the submit of {as_text(began)} made a job"
             await asyncio.gather(*(self._note(a, None, "AnswerLost", why) for a in ours))
             raise
         finally:
@@ -171,7 +173,12 @@ class Submitter:
         )
         if isinstance(ids, JobIds) and ids.complaint:
             await _all(
-                self._recorder.say(allocation, "SubmitComplained", f"job {id} is there, but {ids.complaint}", "Warning")
+                self._recorder.say(
+                    allocation,
+                    "SubmitComplained",
+                    f"job {id} was submitted, with a complaint: {ids.complaint}",
+                    "Warning",
+                )
                 for allocation, id in submitted
             )
         return True

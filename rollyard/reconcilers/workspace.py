@@ -58,7 +58,7 @@ class Workspace:
         """The one place that makes a path of names. Raises NotFound for a name that no allocation can have."""
         for text in (namespace, name):
             if next(name_problems(text), None) is not None:
-                raise NotFound(f"there is no allocation {text[:80]!r}")
+                raise NotFound(f"allocation {text[:80]!r} does not exist")
         return self._data / "allocations" / f"{namespace}.{name}"
 
     def log_file(self, namespace: str, name: str) -> Path:

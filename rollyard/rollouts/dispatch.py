@@ -147,7 +147,7 @@ class Dispatcher:
                 try:
                     await self._dispatch(pool)
                 except RollyardError as error:
-                    log.warning("nothing handed out in pool %s/%s: %s", *pool, error)
+                    log.warning("no rollouts handed out in pool %s/%s: %s", *pool, error)
 
     async def _dispatch(self, key: PoolKey) -> None:
         agents = [a for a in self._agents.of_pool(key) if not a.draining and (a.want_init > 0 or a.want_eval > 0)]

@@ -81,7 +81,7 @@ def judge(record: Demanding, group: GroupVersions, served: Served) -> Verdict | 
         return _too_old(record, served) or _moved(record, served)
     fixed = group.fixed
     if record.weights.same and fixed is not None and group.sampled and served.gone(fixed):
-        message = f"its group was sampled from {fixed}, which nobody serves any more"
+        message = f"its group was sampled from {fixed}, which no endpoint serves any more"
         return Verdict("WeightsVersionGone", message, ends=True)
     return None
 
@@ -93,7 +93,7 @@ def _too_old(record: Demanding, served: Served) -> Verdict | None:
     behind, current = served.weights.behind(start), served.weights.current
     if behind <= limit or current is None:
         return None
-    message = f"it began with {start}, which is {behind} versions behind {current.version} (max_staleness {limit})"
+    message = f"it started with {start}, which is {behind} versions behind {current.version} (max_staleness {limit})"
     return Verdict("WeightsStale", message)
 
 
@@ -102,7 +102,7 @@ def _moved(record: Demanding, served: Served) -> Verdict | None:
     start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY, ""), "")
     if not record.weights.same or not start or now in ("", start):
         return None
-    return Verdict("WeightsVersionGone", f"its group is sampled from {start}, and its endpoint serves {now} now")
+    return Verdict("WeightsVersionGone", f"its group is sampled from {start}, but its endpoint now serves {now}")
 
 
 def waiting(record: RolloutRecord, pool: str, served: Served) -> str | None:
@@ -116,7 +116,7 @@ def waiting(record: RolloutRecord, pool: str, served: Served) -> str | None:
 def lacking(pool: str, least: str, served: Served) -> str:
     """Why there is no endpoint with such weights. `pool`: the InferencePool."""
     current = served.weights.current
-    now = f"it serves {current.version}" if current is not None else "what it serves is not known yet"
+    now = f"it serves {current.version}" if current is not None else "its version is not known yet"
     if served.weights.record(least) is None:
-        return f"InferencePool {pool} has served no version {least!r} yet; {now}"
-    return f"no endpoint of InferencePool {pool} is ready with {least!r} or a later version; {now}"
+        return f"InferencePool {pool} has not served version {least!r} yet; {now}"
+    return f"no endpoint of InferencePool {pool} that serves {least!r} or a later version is ready; {now}"

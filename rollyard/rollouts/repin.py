@@ -64,7 +64,9 @@ class Repinner:
             if elsewhere:
                 self._hurry(endpoint)
             elif endpoint not in self._stuck and (waiting := len(self._leases.on(endpoint))):
-                log.warning("%d sessions wait on endpoint %s, which is out: no other is ready", waiting, endpoint)
+                log.warning(
+                    "%d sessions wait on endpoint %s, which is down: no other endpoint is ready", waiting, endpoint
+                )
         self._stuck = {endpoint for endpoint, elsewhere in stranded.items() if not elsewhere}
         for endpoint, excess in self._skew.to_move().items():
             told = 0
@@ -73,7 +75,9 @@ class Repinner:
                     break
                 told += self._tell(endpoint, key, lease)
             if told:
-                log.info("%d of the sessions on endpoint %s are told to look for another", told, endpoint)
+                log.info(
+                    "told %d of the sessions on endpoint %s to move to another one with their next turn", told, endpoint
+                )
 
     def _tell(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
         now, agent = self._clock.monotonic(), self._agents.get(lease.holder)
@@ -89,4 +93,4 @@ class Repinner:
     def _hurry(self, endpoint: str) -> None:
         told = sum(self._tell(endpoint, key, lease, hurry=True) for key, lease in self._leases.on(endpoint))
         if told:
-            log.info("endpoint %s is out: %d of its sessions are told to go on elsewhere at once", endpoint, told)
+            log.info("endpoint %s is down: told %d of its sessions to move at once", endpoint, told)

@@ -67,7 +67,7 @@ class Resizer:
                 except NotFound:
                     self._sized.pop(pool, None)  # the pool is gone, and its node agents will follow
                 except RollyardError as error:
-                    log.warning("the widths in pool %s/%s stay for now: %s", *pool, error)
+                    log.warning("the stage widths in pool %s/%s were not changed this time: %s", *pool, error)
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _look(self, key: PoolKey) -> None:

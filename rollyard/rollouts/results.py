@@ -21,16 +21,16 @@ def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
     """An uploaded result: one line of JSON, then a zstd frame. Raises Invalid, TooLarge."""
     line, newline, frame = body.partition(b"\n")
     if not newline or len(line) > MAX_HEADER_BYTES:
-        raise Invalid("a result starts with one line of JSON (ResultHeader), then its zstd-compressed body")
+        raise Invalid("a result must be one line of JSON (ResultHeader) followed by a zstd-compressed body")
     try:
         header = ResultHeader.model_validate_json(line)
         size = zstandard.get_frame_parameters(frame).content_size
     except (ValueError, zstandard.ZstdError) as error:
-        raise Invalid(f"this is no result: {error}") from None
+        raise Invalid(f"this is not a result: {error}") from None
     if size in (zstandard.CONTENTSIZE_ERROR, zstandard.CONTENTSIZE_UNKNOWN):
         raise Invalid("the zstd frame must state its content size")
     if size > MAX_RESULT_BYTES:
-        raise TooLarge(f"a result may have at most {MAX_RESULT_BYTES} bytes, this one has {size}")
+        raise TooLarge(f"a result may have at most {MAX_RESULT_BYTES} bytes; this one has {size}")
     return header, frame
 
 
@@ -40,7 +40,7 @@ def count_sampled(frame: bytes) -> int:
         outcome = json.loads(decompress(frame))
         return sum(sum(segment["loss_mask"]) for segment in outcome["segments"])
     except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
-        raise Invalid(f"this is no result: {error}") from None
+        raise Invalid(f"this is not a result: {error}") from None
 
 
 def decompress(frame: bytes) -> bytes:

@@ -80,7 +80,7 @@ class Rollouts:
                 try:
                     await self.lose(ref, "Expired")
                 except Unavailable as error:
-                    log.error("lease of %s expired but that cannot be stored: %s", id, error)
+                    log.error("the lease of %s expired, but this cannot be stored: %s", id, error)
                     break
             await asyncio.sleep(SWEEP_SECONDS)
 
@@ -205,7 +205,9 @@ class Rollouts:
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
         """The rollout broke its node agent's code: a fault, which is counted. Raises Fenced."""
-        error = RolloutError(stage=ref.stage, reason=reason, message=message or "it broke its node agent's code")
+        error = RolloutError(
+            stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
+        )
         fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
         await self._change(lambda tx: [(_held(tx, ref, holder_uid), fault)])
 
@@ -320,7 +322,7 @@ class Rollouts:
     def _drop_void(self, ref: LeaseRef) -> None:
         lease = self.leases.get(ref.namespace, ref.id)
         if lease is not None and lease.fence <= ref.fence:
-            log.info("lease %s of rollout %s had ended in the store already", ref.fence, ref.id)
+            log.info("lease %s of rollout %s had already ended in the store", ref.fence, ref.id)
             self.leases.discard(ref.namespace, ref.id)
 
 
@@ -334,7 +336,7 @@ def _held(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
     """The record that a holder speaks of; its own, or Fenced."""
     record = tx.get(ref.namespace, ref.id)
     if record is None:
-        raise Fenced(f"rollout {ref.id!r} is not known here; drop what you have")
+        raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")
     if record.holder is not None and record.holder.partition("/")[0] != holder_uid:
-        raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop what you have")
+        raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop its work")
     return record

@@ -167,9 +167,9 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
 
 def _check_fence(record: RolloutRecord, fence: int) -> None:
     if record.status.terminal:
-        raise Fenced(f"rollout {record.id} has ended {record.status}; drop what you have")
+        raise Fenced(f"rollout {record.id} has ended {record.status}; drop its work")
     if not record.leased or record.fence != fence:
-        raise Fenced(f"lease {fence} of rollout {record.id} is void (now {record.fence}); drop what you have")
+        raise Fenced(f"lease {fence} of rollout {record.id} is void (now {record.fence}); drop its work")
 
 
 def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
@@ -201,7 +201,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
         message = (
-            f"it was sampled from {', '.join(sorted(event.versions))}, and its group from {record.weights_version}"
+            f"it was sampled from {', '.join(sorted(event.versions))}, but its group from {record.weights_version}"
         )
         return _outdate(record, Outdated(event.at, event.fence, "WeightsMixed", message))
     return replace(record, stage=Stage.EVAL, run=event.run, losses=0), ()
@@ -216,9 +216,7 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
     error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
     record = replace(record, outdated=record.outdated + 1, error=error)
     if record.outdated > MAX_OUTDATED:
-        words = (
-            f"begun {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
-        )
+        words = f"it started {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
         error = error.model_copy(update={"message": words})
         return _end(record, Status.CANCELLED, None, error, None, {}, event.at), (stop, Ended())
     queued, effects = _requeue(record, event.at, event.at)
@@ -231,7 +229,7 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
     if losses >= MAX_LOSSES and not event.handed_back:
         alone = losses - SUSPECT_LOSSES
         message = (
-            f"its lease was lost {losses} times in a row, the last {alone} on a node agent that had nothing else in hand; "
+            f"its lease was lost {losses} times in a row, the last {alone} on a node agent without other work; "
             f"the last time: {event.reason}"
         )
         error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
@@ -260,7 +258,7 @@ def _nothing_to_learn(record: RolloutRecord, event: Finished) -> RolloutError | 
         return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")
     if event.reward is None or not math.isfinite(event.reward):
         return RolloutError(
-            stage=record.stage, reason="NoReward", message=f"{ended}, and its reward is no finite number"
+            stage=record.stage, reason="NoReward", message=f"{ended}, but its reward is not a finite number"
         )
     return None
 

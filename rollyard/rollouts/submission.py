@@ -49,7 +49,9 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
 
 
 def too_large(size: int) -> Invalid:
-    return Invalid(f"a request may have at most {MAX_TASK_BYTES} bytes, this one has {size}; keep data in the image")
+    return Invalid(
+        f"a request may have at most {MAX_TASK_BYTES} bytes, but this one has {size}; put large data into the image"
+    )
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
@@ -66,7 +68,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
             accepted.append((there, False))
         else:
             raise Conflict(
-                f"rollout {record.id!r} exists with another body; choose another id, or send the body it was made with"
+                f"rollout {record.id!r} exists with another body; choose another id, or send the same body as before"
             )
     return accepted
 

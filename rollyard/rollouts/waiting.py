@@ -91,8 +91,8 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
     """`Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, with none to go on at."""
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
-    why = fact.sentence if fact is not None else "no model server takes it yet"
-    return f"Parked: in RUN, where its budget stands still: {why} (since {_at(since)})"
+    why = fact.sentence if fact is not None else "no model server accepts it yet"
+    return f"Parked: in RUN, its budget does not run: {why} (since {_at(since)})"
 
 
 # what no time will mend
@@ -101,7 +101,7 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
 def _pool_missing(record: RolloutRecord, view: QueueView) -> Fact | None:
     if view.pool is not None:
         return None
-    return Fact(f"RolloutPool {view.name} does not exist; apply it, or cancel the rollout")
+    return Fact(f"RolloutPool {view.name} does not exist; create it, or cancel the rollout")
 
 
 def _pool_deleting(record: RolloutRecord, view: QueueView) -> Fact | None:
@@ -113,21 +113,21 @@ def _pool_deleting(record: RolloutRecord, view: QueueView) -> Fact | None:
 def _suspended(record: RolloutRecord, view: QueueView) -> Fact | None:
     if view.pool is None or not view.pool.spec.suspend:
         return None
-    sentence = f"RolloutPool {view.name} is suspended; `rollyard resume rp/{view.name}` lets it go on"
+    sentence = f"RolloutPool {view.name} is suspended; `rollyard resume rp/{view.name}` resumes it"
     return Fact(sentence, _since(view.pool.status, "Suspended", "True"))
 
 
 def _inference_missing(record: RolloutRecord, view: QueueView) -> Fact | None:
     for supply in _needed(record, view):
         if supply.pool is None:
-            return Fact(f"role {supply.role} names InferencePool {supply.name!r}, which does not exist; apply it")
+            return Fact(f"role {supply.role} names InferencePool {supply.name!r}, which does not exist; create it")
     return None
 
 
 def _inference_suspended(record: RolloutRecord, view: QueueView) -> Fact | None:
     for supply in _needed(record, view):
         if supply.pool is not None and supply.pool.spec.suspend:
-            sentence = f"InferencePool {supply.name} is suspended; `rollyard resume ip/{supply.name}` lets it go on"
+            sentence = f"InferencePool {supply.name} is suspended; `rollyard resume ip/{supply.name}` resumes it"
             return Fact(sentence, _since(supply.pool.status, "Suspended", "True"))
     return None
 
@@ -144,10 +144,10 @@ def unknown_kind(kind: str, pool: str, agents: Sequence[NodeAgent]) -> str | Non
     known = ", ".join(sorted(set().union(*(a.kinds for a in agents))))
     failed = next((a.failed_kinds[kind] for a in agents if kind in a.failed_kinds), None)
     if failed is not None:
-        return f"the handler of task kind {kind!r} cannot be loaded by the node agents of RolloutPool {pool}: {failed}"
+        return f"the node agents of RolloutPool {pool} cannot load the handler of task kind {kind!r}: {failed}"
     return (
         f"no node agent of RolloutPool {pool} has a handler for task kind {kind!r}; they have {known}. "
-        f"Install it in their Python; `rollyard suspend rp/{pool}` and `rollyard resume rp/{pool}` start them anew"
+        f"Install it in their Python, then restart them: `rollyard suspend rp/{pool}` and `rollyard resume rp/{pool}`"
     )
 
 
@@ -158,7 +158,7 @@ def _backoff(record: RolloutRecord, view: QueueView) -> Fact | None:
     if record.not_before <= view.now:
         return None
     why = f" after {record.error.reason}: {record.error.message}" if record.error is not None else ""
-    return Fact(f"attempt {record.attempt} begins at {_at(record.not_before)}{why}")
+    return Fact(f"attempt {record.attempt} starts at {_at(record.not_before)}{why}")
 
 
 def _weights_version(record: RolloutRecord, view: QueueView) -> Fact | None:
@@ -192,12 +192,12 @@ def _slurm_unreachable(lack: Shortage) -> Fact | None:
     found = get_condition(lack.pool.status.conditions, "SlurmReachable")
     if found is None or found.status != "False":
         return None
-    return Fact(f"{lack.name} needs an allocation, and {found.message}", found.last_transition_time)
+    return Fact(f"{lack.name} needs an allocation, but {found.message}", found.last_transition_time)
 
 
 def _at_zero(lack: Shortage) -> Fact | None:
     if lack.pool.spec.replicas == 0:
-        return Fact(f"{lack.name} has 0 replicas; `rollyard scale {lack.short} --replicas 1` gives it one")
+        return Fact(f"{lack.name} has 0 replicas; `rollyard scale {lack.short} --replicas 1` starts one")
     limited = get_condition(lack.pool.status.conditions, "ScalingLimited")
     if lack.pool.status.replicas.desired or lack.allocations or limited is None or limited.status != "True":
         return None
@@ -208,7 +208,7 @@ def _submit_unanswered(lack: Shortage) -> Fact | None:
     for a in lack.allocations:
         said = get_condition(a.status.conditions, SUBMITTED)
         if a.status.job_id is None and said is not None and said.status != "True":
-            sentence = f"{lack.name} needs an allocation, and for {a.metadata.name} {said.message}"
+            sentence = f"{lack.name} needs an allocation, but for {a.metadata.name} {said.message}"
             return Fact(sentence, said.last_transition_time)
     return None
 
@@ -250,16 +250,16 @@ def _starting(lack: Shortage) -> Fact | None:
                 return Fact(f"{lack.name} is starting: {job}, and {_engine_says(a)}", a.status.start_time)
             if a.status.ready_at is None:
                 return Fact(
-                    f"{lack.name} is starting: {job}, and its node agent has not connected", a.status.start_time
+                    f"{lack.name} is starting: {job}, but its node agent has not connected yet", a.status.start_time
                 )
-            return Fact(f"{lack.name} has no node agent: {job}, and its node agent, which was connected, is silent")
+            return Fact(f"{lack.name} has no node agent: {job}, but its node agent has lost its connection")
     return None
 
 
 def _engine_says(allocation: Allocation) -> str:
     said = get_condition(allocation.status.conditions, "Ready")
     how = f": {said.message}" if said is not None and said.reason == "Starting" and said.message else ""
-    return f"its model server takes no rollouts yet{how}"
+    return f"its model server accepts no rollouts yet{how}"
 
 
 def _submitting(lack: Shortage) -> Fact | None:
@@ -274,7 +274,7 @@ def _not_serving(lack: Shortage) -> Fact | None:
     if ready is not None:
         return Fact(f"{lack.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
     what = "node agent" if isinstance(lack.pool, RolloutPool) else "model server"
-    return Fact(f"no {what} of {lack.name} is there yet; `rollyard describe {lack.short}` says more")
+    return Fact(f"{lack.name} has no {what} yet; for details: `rollyard describe {lack.short}`")
 
 
 def _of_pools(lacking: Callable[[Shortage], Fact | None]) -> Row:
@@ -312,7 +312,7 @@ def _walltime(record: RolloutRecord, view: QueueView) -> Fact | None:
     if last_start >= view.now:
         return None
     sentence = (
-        f"its budgets need {need:g} s of walltime, and the last allocation of RolloutPool {view.name} ends at "
+        f"its budgets need {need:g} s of walltime, but the last allocation of RolloutPool {view.name} ends at "
         f"{_at(max(ends))}"
     )
     lack = Shortage(view.pool, [a for a in _active(view.allocations) if not a.status.ready], view.now)
@@ -328,9 +328,7 @@ def _endpoints_full(record: RolloutRecord, view: QueueView) -> Fact | None:
             admitting = _condition(supply.pool.status, "Admitting", "False") if supply.pool is not None else None
             why = f": {admitting.message}" if admitting is not None else ""
             since = admitting.last_transition_time if admitting is not None else None
-            return Fact(
-                f"each model server of InferencePool {supply.name} has as many rollouts as it takes{why}", since
-            )
+            return Fact(f"each model server of InferencePool {supply.name} is full{why}", since)
     return None
 
 
@@ -340,15 +338,13 @@ def _group_version(record: RolloutRecord, view: QueueView) -> Fact | None:
     group = view.groups.get(record.group, GroupVersions())
     if group.fixed is None or allowed(record, group, view.served):
         return None
-    return Fact(f"its group is sampled from {group.fixed}, and no endpoint with it is ready")
+    return Fact(f"its group is sampled from {group.fixed}, but no endpoint that serves it is ready")
 
 
 def _alone(record: RolloutRecord, view: QueueView) -> Fact | None:
     if not suspect(record):
         return None
-    return Fact(
-        f"{record.losses} node agents in a row were lost with it, so it waits for one that has nothing else in hand"
-    )
+    return Fact(f"{record.losses} node agents in a row were lost with it, so it waits for one without other work")
 
 
 def _in_queue(record: RolloutRecord, view: QueueView) -> Fact:
@@ -359,8 +355,8 @@ def _in_queue(record: RolloutRecord, view: QueueView) -> Fact:
     if before:
         return Fact(f"{before} rollouts for {stage} are before it in RolloutPool {view.name}")
     if before is None or any((a.want_eval if record.stage is Stage.EVAL else a.want_init) > 0 for a in view.agents):
-        return Fact("it is next, and about to be handed out")
-    return Fact(f"it is next; all {stage} places of the {agents} node agents of RolloutPool {view.name} are taken")
+        return Fact("it is next and starts in a moment")
+    return Fact(f"it is next, but all {stage} places of the {agents} node agents of RolloutPool {view.name} are busy")
 
 
 ROWS: tuple[tuple[str, Row], ...] = (

@@ -64,7 +64,9 @@ class WeightsWatch:
                 try:
                     await self.look(pool)
                 except RollyardError as error:
-                    log.warning("the weights of what runs in pool %s were not looked at: %s", pool.metadata.name, error)
+                    log.warning(
+                        "the weights of running rollouts in pool %s were not checked: %s", pool.metadata.name, error
+                    )
             await self._waker.pause(LOOK_SECONDS)
 
     async def look(self, pool: RolloutPool) -> int:

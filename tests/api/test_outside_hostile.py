@@ -176,14 +176,14 @@ async def test_callers_that_give_up_in_line_free_their_place(
         (b'{"model": "m", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": "f", '
          b'"parameters": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}}]}", 400, "nested"),
-        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, "no JSON"),
-        (b'{"model": "m", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', 400, "no JSON"),
-        (b'{"model": "m", "max_tokens": ' + b"9" * 5000 + b"}", 400, "no JSON"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, "not valid JSON"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', 400, "not valid JSON"),
+        (b'{"model": "m", "max_tokens": ' + b"9" * 5000 + b"}", 400, "not valid JSON"),
         (b'{"model": "' + b"m" * 1000 + b'"}', 400, "at most 512 characters"),
-        (json.dumps(BODY | {"stop": ["x"] * 100}).encode(), 400, "32 texts of 256"),
-        (json.dumps(BODY | {"stop": "x" * 1000}).encode(), 400, "32 texts of 256"),
+        (json.dumps(BODY | {"stop": ["x"] * 100}).encode(), 400, "at most 32 texts of at most 256"),
+        (json.dumps(BODY | {"stop": "x" * 1000}).encode(), 400, "at most 32 texts of at most 256"),
         (b"[]", 400, "must be a JSON object"),
-        (b"", 400, "no JSON"),
+        (b"", 400, "not valid JSON"),
         (b" " * (9 << 20), 400, "8388608 bytes"),
     ],
 )  # fmt: skip
@@ -268,7 +268,7 @@ async def test_ids_are_of_the_whole_server_and_namespaces_keep_theirs(serving: S
             status, told = await api.ask(method, f"/v1/sessions/mine{path}?namespace=other")
             assert (status, "is in 'default'" in told["message"]) == (404, True)
         status, told = await api.ask("POST", "/v1/sessions?namespace=other", {"pool": "policy", "id": "mine"})
-        assert (status, "there: none" in told["message"]) == (422, True), "nor is another's pool there"
+        assert (status, "existing ones: none" in told["message"]) == (422, True), "nor is another's pool there"
         assert (await api.ask("GET", "/v1/sessions?namespace=other"))[1] == {"sessions": []}
         assert (await api.ask("GET", "/v1/sessions/mine?namespace=default"))[0] == 200
 
@@ -368,8 +368,8 @@ async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving:
         api.endpoints.follow(POOL, WeightsStatus(current=history[-1], history=history))
         api.serve("old", old.url, "v1")
         for least, word in (
-            ("v2", "is ready with 'v2' or a later version; it serves v2"),
-            ("v3", "no version 'v3' yet"),
+            ("v2", "that serves 'v2' or a later version is ready; it serves v2"),
+            ("v3", "not served version 'v3' yet"),
         ):
             body = {"pool": "policy", "id": "s", "min_weights_version": least}
             status, told = await api.ask("POST", "/v1/sessions", body)
@@ -401,10 +401,10 @@ async def test_weights_of_servers_that_others_run_are_not_known(serving: Serve) 
     [
         (
             {"autoscaling": {"maxReplicas": 3}},
-            r"up to spec.autoscaling.maxReplicas \(3\): come again with the same `id`",
+            r"up to spec.autoscaling.maxReplicas \(3\): try again with the same `id`",
         ),
         ({"replicas": 0}, "spec.replicas is 0: scale the pool up"),
-        ({"replicas": 2}, "the pool's conditions say why"),
+        ({"replicas": 2}, "the pool's conditions show why"),
         ({"replicas": 2, "suspend": True}, "spec.suspend is true"),
     ],
 )
@@ -425,6 +425,6 @@ async def test_closed_sessions_are_kept_up_to_a_bound(
             await api.open(id=id)
             await api.record(id, close=True)
         status, told = await api.ask("POST", "/v1/sessions", {"pool": "policy"})
-        assert (status, "delete some that are closed" in told["message"]) == (429, True)
+        assert (status, "delete closed ones" in told["message"]) == (429, True)
         await api.ask("DELETE", "/v1/sessions/a")
         await api.open()

@@ -80,7 +80,7 @@ async def test_keys_open_their_own_session_and_nothing_else(serving: Serve, sayi
                 with pytest.raises(openai.AuthenticationError, match="POST /v1/sessions"):
                     await ai.chat.completions.create(model="m", messages=QUESTION)
         async with client(two, api_key=one["key"]) as ai:
-            with pytest.raises(openai.PermissionDeniedError, match="this key is session"):
+            with pytest.raises(openai.PermissionDeniedError, match="this key belongs to session"):
                 await ai.chat.completions.create(model="m", messages=QUESTION)
         status, told = await messages(one["anthropic_base_url"], "wrong", {})
         assert (status, told["error"]["type"]) == (401, "authentication_error")
@@ -111,7 +111,7 @@ async def test_sessions_that_are_gone_say_what_one_can_do(serving: Serve, saying
         async with serving() as api:  # the server starts anew
             api.serve("e", upstream.url)
             lost["base_url"] = f"{api.url}/gateway/s/lost/v1"
-            await refused(lost, "in its memory alone")
+            await refused(lost, "only in its memory")
             await api.open(id="lost")
             await refused(lost, "session 'lost' is gone")  # another one by the same name
     assert upstream.prompts == []
@@ -128,10 +128,10 @@ async def refused(opened: dict[str, Any], why: str) -> None:
 async def test_requests_that_cannot_be_met_are_refused_in_words(serving: Serve, monkeypatch: Any, saying: Any) -> None:
     async with serving() as api:
         for body, status, word in (
-            ({"pool": "nobody"}, 422, "there: policy"),
+            ({"pool": "nobody"}, 422, "existing ones: policy"),
             ({"pool": "policy", "sampling": {"top_p": 2}}, 422, "sampling.top_p"),
             ({"pool": "policy", "idle_seconds": 10**9}, 422, "idle_seconds"),
-            ({"pool": "policy"}, 503, "no endpoint of InferencePool policy is ready and has room"),
+            ({"pool": "policy"}, 503, "no endpoint of InferencePool policy is ready and has a free place"),
         ):
             told = await api.ask("POST", "/v1/sessions", body)
             assert (told[0], word in told[1]["message"]) == (status, True), told
@@ -147,13 +147,13 @@ async def test_requests_that_cannot_be_met_are_refused_in_words(serving: Serve, 
             async with client(first) as ai:
                 await ai.chat.completions.create(model="m", messages=QUESTION)
                 monkeypatch.setattr(outside, "MAX_TOKENS", 10)
-                with pytest.raises(openai.RateLimitError, match="hold 10 tokens"):
+                with pytest.raises(openai.RateLimitError, match="have 10 tokens"):
                     await ai.chat.completions.create(model="m", messages=QUESTION)
             monkeypatch.setattr(outside, "MAX_TOKENS", 4_000_000)
             monkeypatch.setattr(outside, "MAX_SESSION_TOKENS", 10)
             async with client(await api.open(id="small")) as ai:
                 await ai.chat.completions.create(model="m", messages=QUESTION)
-                with pytest.raises(openai.PermissionDeniedError, match="10 tokens they may have"):
+                with pytest.raises(openai.PermissionDeniedError, match="reached 10 tokens"):
                     await ai.chat.completions.create(model="m", messages=QUESTION)
 
 

@@ -24,7 +24,8 @@ async def test_an_unknown_parameter_is_refused_with_what_there_is(serving: Serve
         status, told = await get(api, "/v1/rollouts/stream?ids=X")
         assert status == 400
         assert told["message"] == (
-            "there is no query parameter 'ids' at GET /v1/rollouts/stream; it takes namespace, pool, group, after, trajectories"
+            "there is no query parameter 'ids' at GET /v1/rollouts/stream; "
+            "it accepts namespace, pool, group, after, trajectories"
         )
         status, told = await get(api, "/v1/rollouts?grup=g")
         assert (status, "did you mean `group`?" in told["message"]) == (400, True)

@@ -82,7 +82,7 @@ async def test_nothing_waits_without_a_word(serving: Serve) -> None:
         assert set((await waiting(api)).values()) == {"PoolNotReady"}, "of the InferencePool, which has no endpoint"
         api.serve("e1", "http://127.0.0.1:1/v1")
         found = (await api.ask("GET", "/v1/rollouts/b"))[1]["rollout"]["waiting"]
-        assert found.startswith("PoolNotReady: no node agent of RolloutPool swe is there yet; "), found
+        assert found.startswith("PoolNotReady: RolloutPool swe has no node agent yet; "), found
         await api.store.create(await _allocation(api))
         assert set((await waiting(api)).values()) == {"AllocationPending"}
         connect(api, "math")
@@ -122,5 +122,5 @@ async def test_a_pool_without_a_policy_is_refused_at_submit(serving: Serve) -> N
         await pool(api, inference={})
         status, answer = await submit(api, "a")
         assert status == 422
-        assert "RolloutPool 'swe' has no role 'policy'" in answer["message"]
+        assert "RolloutPool 'swe' has no InferencePool for the role 'policy'" in answer["message"]
         assert "add `inference: {policy: <InferencePool>}` to its spec" in answer["message"]

@@ -126,7 +126,7 @@ class Field:
 
     async def requeued(self, old: Allocation) -> None:
         """Its job was, and its second run has ended; the pool may have removed the allocation by then."""
-        why = "requeued, not by us (restart 1); that run was ended, for its work had gone to others"
+        why = "requeued, not by Rollyard (restart 1); that run was ended, because its work has moved"
 
         async def told() -> bool:
             return any(f"job {old.status.job_id} ended" in m and why in m for m in await self.said("JobEnded"))

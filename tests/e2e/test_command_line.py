@@ -113,7 +113,7 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
     assert "bad.jsonl:3: task.problem: " in err
     bad.write_text(json.dumps(TASK) + '\n{"kind": \n{"knd": "math"}\n')
     _, err = rollyard(yard, "submit", "-f", str(bad), "--pool", "demo", code=1)
-    assert "bad.jsonl:2: this is no JSON" in err
+    assert "bad.jsonl:2: this is not valid JSON" in err
     assert "bad.jsonl:3: task.kind: " in err
     assert "nothing was submitted" in err
 

@@ -41,17 +41,17 @@ async def test_each_death_is_told_as_it_was_done(
         old = await field.running()
         (pid,) = field.yard.processes("node-agent", old.metadata.name)
         os.kill(pid, signal.SIGKILL)
-        assert (await told(field, old, "FAILED")).startswith("killed by signal 9 (KILL), by nobody that is known")
+        assert (await told(field, old, "FAILED")).startswith("killed by signal 9 (KILL), sender unknown")
 
         server = await field.running("InferencePool")
         (pid,) = field.yard.processes("inference-server", server.metadata.name)
         os.kill(pid, signal.SIGKILL)
-        assert (await told(field, server, "FAILED")).startswith("killed by signal 9 (KILL), by nobody that is known")
+        assert (await told(field, server, "FAILED")).startswith("killed by signal 9 (KILL), sender unknown")
 
         await field.yard.ready(field.client)
         old = await field.running()
         await field.slurm("scancel", str(old.status.job_id))
-        assert await told(field, old, "CANCELLED") == "cancelled by uid 0 (root), not by us"
+        assert await told(field, old, "CANCELLED") == "cancelled by uid 0 (root), not by Rollyard"
 
         await field.yard.ready(field.client)
         old = await field.running()
@@ -70,15 +70,13 @@ async def test_each_death_is_told_as_it_was_done(
         (pid,) = field.yard.processes("node-agent", old.metadata.name)
         os.kill(pid, signal.SIGTERM)
         said = await told(field, old, "COMPLETED")
-        assert said.startswith(
-            "exit code 0, ended by nobody that is known"
-        )  # its last words may be older than 5 s by then
+        assert said.startswith("exit code 0, cause unknown")  # its last words may be older than 5 s by then
 
         await field.yard.ready(field.client)
         await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 1)
 
         async def given_back() -> bool:
-            return any("ended by us: " in said for said in await field.said("JobEnded"))
+            return any("ended by Rollyard: " in said for said in await field.said("JobEnded"))
 
         await field.yard.until(given_back)
         await field.all_is_well(jobs=3)

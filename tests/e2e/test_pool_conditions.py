@@ -103,8 +103,8 @@ async def test_an_end_of_the_walltime_that_no_successor_covers_is_told(field: Fi
     assert "and its successor demo-rp-" in blocked
     assert "StrategyReplace" not in blocked
     message = await field.condition("Ready", "False")
-    assert message.startswith("WalltimeEnds: places nothing: its walltime ends at")
-    assert "does not cover the budgets of a rollout (20 s)" in message
+    assert message.startswith("WalltimeEnds: accepts no rollouts: the walltime ends at")
+    assert "before the budgets of a rollout (20 s)" in message
 
     await field.slurm("scontrol", "update", "NodeName=ALL", "State=resume")
     await field.condition("Ready", "True")

@@ -33,7 +33,7 @@ async def test_a_rollout_tells_of_a_submit_that_hangs_then_of_its_pending_job_th
         return view.waiting if view.waiting.startswith(f"{word}: ") else None
 
     sentence = str(await field.yard.until(lambda: waits("SubmitUnanswered")))
-    assert "InferencePool policy needs an allocation, and for policy-ip-0 sbatch has not answered since " in sentence
+    assert "InferencePool policy needs an allocation, but for policy-ip-0 sbatch has not answered since " in sentence
     sentence = str(await field.yard.until(lambda: waits("AllocationPending")))
     job = next(a.status.job_id for a in await field.allocations("InferencePool"))
     assert f"waits for job {job} of allocation policy-ip-0, which is pending: BeginTime (its start time is" in sentence

@@ -30,7 +30,7 @@ async def test_a_controller_that_hangs_changes_nothing(field: Field, long_run: b
     await field.begin()
     before = {j.id for j in await field.yard.jobs()}
     await asyncio.to_thread(field.cluster.freeze)
-    assert "nothing is created or ended meanwhile" in await field.condition("SlurmReachable", "False")
+    assert "until it can be read, nothing is created or ended" in await field.condition("SlurmReachable", "False")
     await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 3)
     await asyncio.sleep(30 if long_run else 1)  # the stated duration; work goes on without Slurm
     await asyncio.to_thread(field.cluster.thaw)

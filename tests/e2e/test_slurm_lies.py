@@ -98,7 +98,7 @@ async def test_a_queue_that_hangs_is_told_long_before_it_is_given_up(field: Fiel
 
     await field.yard.until(hangs)
     began = time.monotonic()
-    assert "has not been answered yet" in await field.condition("SlurmReachable", "False")
+    assert "has not answered the look-up" in await field.condition("SlurmReachable", "False")
     assert time.monotonic() - began < 25, "the command is given up after 30 s"
     await nothing_has_changed(field, before)
 

@@ -198,7 +198,7 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> No
         v3 = other_weights(MODEL, yard.folder / "v3", amount=0.02)
         ordered = ["weights", "policy", "--path", str(v3), "--wait", "--version"]
         assert "update to v3 complete" in await rollyard(yard, *ordered, "v3")
-        with pytest.raises(AssertionError, match="call other weights by another version"):
+        with pytest.raises(AssertionError, match="use another version name for other weights"):
             await rollyard(yard, "weights", "policy", "--version", "v2", "--path", "/elsewhere")
         with pytest.raises(AssertionError, match=r"update to v4 failed: .*is no folder on this node"):
             await rollyard(yard, "weights", "policy", "--version", "v4", "--path", "/nowhere", "--wait")

@@ -155,7 +155,7 @@ async def test_an_edited_history_opens_a_branch_and_calls_at_once_do_too(scripte
         await ask(model="m", messages=[*said, {"role": "user", "content": "Again!"}])
         assert (len(session.segments()), session.breaks()) == (2, {"HistoryChanged": 1})
         why = session.segments()[1].extras["opened_by"]["why"]
-        assert why == "turn 2: message 4 (user) has 'Again!', and had 'And?' (user)"
+        assert why == "turn 2: message 4 (user) has 'Again!', but had 'And?' (user)"
         first, second = session.segments()
         shared = len(upstream.prompts[0]) + len(ids(template, "One."))
         assert second.token_ids[:shared] == first.token_ids[:shared]
@@ -166,7 +166,7 @@ async def test_an_edited_history_opens_a_branch_and_calls_at_once_do_too(scripte
         await asyncio.gather(*more)
         assert len(session.segments()) == 3
         why = session.segments()[2].extras["opened_by"]["why"]
-        assert why == "turn 3: behind message 5 another call goes on from there"
+        assert why == "turn 3: after message 5, another call continues from there"
         assert sorted(t.segment for t in session.turns()) == [0, 0, 0, 1, 2]
         assert sum(sum(s.loss_mask) for s in session.segments()) == sum(t.response_length for t in session.turns())
 
@@ -190,13 +190,13 @@ async def test_a_session_by_path_by_header_and_by_key(scripted: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        ({"n": 2}, "ask as often"),
-        ({"response_format": {"type": "json_object"}}, "say in the prompt"),
+        ({"n": 2}, "make one call for each"),
+        ({"response_format": {"type": "json_object"}}, "describe the format in the prompt"),
         ({"logprobs": True}, "trajectory"),
         ({"tool_choice": "required"}, "not constrained"),
         ({"temperature": -1}, "temperature"),
         ({"extra_body": {"grammar": "x"}}, "grammar"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "text alone"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "text only"),
         ({"messages": []}, "at least one"),
     ],
 )
@@ -322,7 +322,7 @@ async def test_a_parser_that_fails_loses_no_turn(
     async with scripted([CALL, "Yes."], Terms("policy", Sampling(), tool_parser="picky")) as (gateway, upstream):
         async with client(gateway) as ai:
             odd: list[Any] = [{"type": "function", "function": {"name": "odd"}}]
-            with pytest.raises(openai.BadRequestError, match="does not take these tools"):
+            with pytest.raises(openai.BadRequestError, match="does not support these tools"):
                 await ai.chat.completions.create(model="m", messages=QUESTION, tools=odd)
             assert upstream.prompts == []
             said = await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
@@ -434,9 +434,9 @@ async def test_a_new_conversation_in_a_session_is_no_break(scripted: Any) -> Non
         await ask(model="m", messages=[QUESTION[0], user, said, user], tools=TOOLS)
         assert session["s1"].breaks() == {"HistoryChanged": 3}
         assert [s.extras["opened_by"]["why"] for s in session["s1"].segments()[3:]] == [
-            "turn 3: message 3 (assistant) has 'Two!', and had 'One.' (assistant)",
-            "turn 4: message 3 (user) has 'What is 1 + 1?', and had 'One.' (assistant)",
-            "turn 5: the tools on offer are others",
+            "turn 3: message 3 (assistant) has 'Two!', but had 'One.' (assistant)",
+            "turn 4: message 3 (user) has 'What is 1 + 1?', but had 'One.' (assistant)",
+            "turn 5: the offered tools differ",
         ]
 
 

@@ -147,7 +147,7 @@ async def test_prompts_of_text_and_of_ids_go_on_by_their_beginning(scripted: Any
         assert gateway.sessions["s1"].breaks() == {}, "it has nothing that was sampled before"
         await ai.completions.create(model="m", prompt="one two eight", max_tokens=50)
         (why,) = [s.extras["opened_by"]["why"] for s in gateway.sessions["s1"].segments() if "opened_by" in s.extras]
-        assert why.startswith("turn 4: the prompt's character 9 has 'eight', and had 'three")
+        assert why.startswith("turn 4: the prompt's character 9 has 'eight', but had 'three")
         with pytest.raises(openai.BadRequestError, match="one text or one list"):
             await ai.completions.create(model="m", prompt=["a", "b"])
 

@@ -79,7 +79,9 @@ async def test_anthropics_tool_runner_works_unchanged(scripted: Any, template: C
 async def test_a_form_of_answers_is_refused_and_not_passed_over(scripted: Any) -> None:
     question: Any = [{"role": "user", "content": "Is it good?"}]
     async with scripted(["Yes."]) as (gateway, upstream), claude(gateway) as ai, openai_client(gateway) as other:
-        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format.*say in the prompt") as refused:
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"output_config\.format.*describe the format in the prompt"
+        ) as refused:
             await ai.messages.parse(model="m", max_tokens=9, messages=question, output_format=Verdict)
         assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
         with pytest.raises(openai.BadRequestError, match="response_format"):
@@ -95,7 +97,7 @@ async def test_a_form_of_answers_is_refused_and_not_passed_over(scripted: Any) -
         (
             "chat/completions",
             {"temprature": 0.5},
-            "`temprature` is no field that this gateway knows; did you mean `temp",
+            "this gateway does not know the field `temprature`; did you mean `temp",
         ),
         ("chat/completions", {"store": True}, "`store`"),
         ("chat/completions", {"stream_options": {"include_usag": True}}, "did you mean `include_usage`"),
@@ -158,7 +160,7 @@ async def test_models_are_those_there_are_and_unknown_paths_answer_in_the_caller
         model = await other.models.retrieve("policy")
         assert model.created == gateway.sessions["s1"].opened_at > 1_700_000_000
         assert (await ai.models.retrieve("policy")).created_at.timestamp() == model.created
-        with pytest.raises(openai.NotFoundError, match="this session has 'policy'"):
+        with pytest.raises(openai.NotFoundError, match="this session serves 'policy'"):
             await other.models.retrieve("nope")
         with pytest.raises(anthropic.NotFoundError) as refused:
             await ai.models.retrieve("nope")

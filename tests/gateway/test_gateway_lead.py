@@ -68,7 +68,7 @@ async def test_a_call_may_begin_in_the_callers_text(scripted: Any) -> None:
 async def test_a_call_without_its_result_at_the_end_is_refused(scripted: Any) -> None:
     use = {"type": "tool_use", "id": "t", "name": "bash", "input": {}}
     async with scripted(["x"]) as (gateway, upstream), claude(gateway) as ai:
-        with pytest.raises(anthropic.BadRequestError, match="without its tool_result"):
+        with pytest.raises(anthropic.BadRequestError, match="that no tool_result follows"):
             await ai.messages.create(
                 model="m",
                 max_tokens=9,

@@ -98,7 +98,7 @@ async def test_a_turn_that_a_thread_records_for_nobody_counts(
     again = asyncio.create_task(session.chat(asked("4 * 5?")))
     await asyncio.sleep(0)
     gate.go.set()
-    with pytest.raises(Refusal, match="may make 1 model calls"):
+    with pytest.raises(Refusal, match="has made its 1 model calls"):
         await again
     segments, turns, _ = await read(session)
     assert (len(segments), turns) == (1, 1)

@@ -33,7 +33,7 @@ def test_nothing_more_while_the_cache_is_full_and_fewer_while_it_overflows() -> 
 
 def test_sessions_that_wait_for_tools_count_too() -> None:
     crowded = admission(Load(60, running=20, waiting=0, kv_usage=0.6), OPEN)
-    assert crowded == Admission(60, "its 60 sessions would fill its cache 1.8 times")
+    assert crowded == Admission(60, "its 60 sessions together need 1.8 times its cache")
     assert admission(Load(60, running=5, waiting=0, kv_usage=0.2), OPEN) == OPEN, "too few run to speak for the rest"
 
 

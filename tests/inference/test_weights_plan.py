@@ -327,7 +327,7 @@ def test_the_time_of_what_is_silent_begins_when_it_was_heard_last_or_the_server_
     pool.takes("e0")
     pool.members["e2"] = Serving("e2", known_for=61)
     pool.step(later(1061))
-    assert pool.endpoints["e2"].reason == "not done after 60 s: it is not heard any more"
+    assert pool.endpoints["e2"].reason == "not done after 60 s: it no longer reports"
     assert pool.ordered() == ["e1"]
 
 
@@ -340,7 +340,7 @@ def test_another_content_under_the_same_version_is_refused() -> None:
     pool.step()
     assert pool.phase == "Complete"
     assert pool.heap() == ["e0"]
-    assert "its folder holds bbb, not aaa" in denial(pool.weights, pool.members["e1"])
+    assert "its folder has checksum bbb, not aaa" in denial(pool.weights, pool.members["e1"])
     assert pool.begin(update(mode="Pause"))
     pool.step()
     assert pool.ordered() == ["e1"], "what it says yet is about the first time"
@@ -419,9 +419,9 @@ def test_the_same_body_attaches_and_another_one_is_a_conflict() -> None:
             pool.begin(other)
     carry_out(pool)
     assert not pool.begin(update())
-    with pytest.raises(Conflict, match="call other weights by another version"):
+    with pytest.raises(Conflict, match="use another version name for other weights"):
         pool.begin(update(path="/else"))
-    with pytest.raises(Conflict, match="with checksum c; call"):
+    with pytest.raises(Conflict, match="with checksum c; use another version name"):
         pool.begin(update(checksum="0123456789ab"))
 
 
@@ -433,7 +433,7 @@ def test_a_new_one_supersedes_what_is_under_way() -> None:
     pool.step()
     pool.begin(update("v2"))
     started = pool.step()
-    assert "in place of the update to v1" in started.said[0].message
+    assert "instead of the update to v1" in started.said[0].message
     assert "e0" in pool.heap() or "e0" in pool.ordered(), "what has v1 by now serves until its turn"
     carry_out(pool)
     assert (pool.current, pool.versions) == ("v2", ["spec", "v1", "v2"])
@@ -575,7 +575,11 @@ def receivers(pool: Pool) -> list[str]:
 
 @pytest.mark.parametrize(
     ("note", "words"),
-    [("", ""), ("TransferLost: silent", "TransferLost: silent"), (None, "its release of Rollyard knows no transfers")],
+    [
+        ("", ""),
+        ("TransferLost: silent", "TransferLost: silent"),
+        (None, "its release of Rollyard does not support transfers"),
+    ],
 )
 def test_an_update_says_who_read_the_folder_instead(note: str | None, words: str) -> None:
     pool = Pool(1)

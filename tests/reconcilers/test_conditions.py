@@ -164,7 +164,7 @@ def test_slurms_present_reason_stands_before_an_old_failure() -> None:
     assert fact.message.startswith(
         "0 of 2 allocations ready; 1 of 1 jobs pending: AssocMaxJobsLimit (the account allows"
     )
-    assert "before that: failed 5 times in a row, the last: p-2 ended FAILED" in fact.message
+    assert "before that: failed 5 times in a row; the last: p-2 ended FAILED" in fact.message
 
 
 def test_a_job_that_waits_for_a_moment_does_not_make_a_crash_loop_flap() -> None:
@@ -190,7 +190,7 @@ def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
     fact = ready(view(one(2, **FAILED), asked, ends=failing(5)))
     assert said(fact) == (False, "WaitingForSlurm")
     since = time_of_day(NOW - ANSWER_SECONDS - 1)
-    assert f"the submit of p-3 is not through: Slurm has not answered since {since}" in fact.message
+    assert f"the submit of p-3 is unfinished: Slurm has not answered since {since}" in fact.message
     told = {
         "type": "Submitted",
         "status": "False",
@@ -200,7 +200,7 @@ def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
     }
     known = one(3, jobId=None, jobState=None, intendedAt=0, conditions=[told])
     assert (
-        "the submit of p-3 is not through: why; before that: failed 5 times"
+        "the submit of p-3 is unfinished: why; before that: failed 5 times"
         in ready(view(known, ends=failing(5))).message
     )
     soon = one(3, jobId=None, jobState=None, intendedAt=0)
@@ -214,8 +214,8 @@ def test_a_persons_scancel_and_a_lost_node_are_told_as_what_they_are() -> None:
     assert fact.message == "1 of 2 allocations ready; p-0 ended CANCELLED: cancelled by uid 0; it is replaced"
     often = Ends(interruptions=4, last_interruption=NOW - 1)
     fact = ready(view(gone, one(1, serving=True, readyAt=-400), ends=often))
-    assert "ended from outside 4 times in a row, the last: p-0 ended CANCELLED" in fact.message
-    assert f"the next is made at {time_of_day(NOW + 3)}" in fact.message
+    assert "ended from outside 4 times in a row; the last: p-0 ended CANCELLED" in fact.message
+    assert f"the next one is created at {time_of_day(NOW + 3)}" in fact.message
 
 
 def test_what_slurm_refuses_is_a_refusal_and_one_by_a_limit_may_pass() -> None:
@@ -235,7 +235,7 @@ def test_what_an_engine_says_of_itself_and_what_has_not_dialled_in_is_told() -> 
     trouble = ("Ejected", "default/p-1: no heartbeat for 8 s")
     assert said(ready(view(one(0, serving=True), one(1), trouble=trouble))) == (False, "Ejected")
     fact = ready(view(one(0, serving=True), one(1)))
-    assert fact.message == "1 of 2 allocations ready; p-1 has not dialled in yet (job 11 on n1)"
+    assert fact.message == "1 of 2 allocations ready; p-1 has not connected yet (job 11 on n1)"
 
 
 def test_a_job_that_slurm_has_suspended_serves_nothing_and_is_told() -> None:
@@ -256,8 +256,8 @@ def test_a_rollout_pool_whose_walltime_covers_no_budgets_says_that_it_places_not
     found = view(one(0, serving=True, endTime=88), waits, pool=pool, desired=1)
     fact = ready(found)
     assert said(fact) == (False, "WalltimeEnds")
-    assert f"places nothing: its walltime ends at {time_of_day(NOW + 88)}" in fact.message
-    assert "does not cover the budgets of a rollout (120 s)" in fact.message
+    assert f"accepts no rollouts: the walltime ends at {time_of_day(NOW + 88)}" in fact.message
+    assert "before the budgets of a rollout (120 s)" in fact.message
     assert "its successor p-1 waits: Resources (nodes that it could run on are busy)" in fact.message
     blocked = renewal_blocked(found)
     assert blocked is not None

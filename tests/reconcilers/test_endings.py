@@ -19,50 +19,53 @@ REPLACED = "replaced by demo-rp-3"
     ("end", "expected"),
     [
         # killed by whoever
-        (End("FAILED", 137), "killed by signal 9 (KILL), by nobody that is known"),
+        (End("FAILED", 137), "killed by signal 9 (KILL), sender unknown"),
         (
             End("FAILED", 137, "RaisedSignal:9(Killed)", output=SAID),
-            "killed by signal 9 (KILL), by nobody that is known; its last output, 2 s before the end: INFO 200 OK",
+            "killed by signal 9 (KILL), sender unknown; its last output, 2 s before the end: INFO 200 OK",
         ),
         (
             End("FAILED", 139, by_us=REPLACED),
-            "killed by signal 11 (SEGV), while we were ending it (replaced by demo-rp-3)",
+            "killed by signal 11 (SEGV), while Rollyard was ending it (replaced by demo-rp-3)",
         ),
         # by its own exit code
         (End("FAILED", 1, "NonZeroExitCode"), "exit code 1"),
         (End("FAILED", 1, output=MEANT), "exit code 1: ModelMissing: /m is no folder"),
         (End("FAILED", 200), "exit code 200"),
-        (End("COMPLETED", 0), "exit code 0, ended by nobody that is known"),
+        (End("COMPLETED", 0), "exit code 0, cause unknown"),
         (End("FAILED", 0, "JobLaunchFailure"), "FAILED: JobLaunchFailure"),
         (End("FAILED", None, "Prolog"), "FAILED: Prolog"),
         # by us
-        (End("CANCELLED", 0, by_us=REPLACED, output=SAID), "ended by us: replaced by demo-rp-3"),
-        (End("COMPLETED", 0, by_us="given back"), "ended by us: given back"),
+        (End("CANCELLED", 0, by_us=REPLACED, output=SAID), "ended by Rollyard: replaced by demo-rp-3"),
+        (End("COMPLETED", 0, by_us="given back"), "ended by Rollyard: given back"),
         (
-            End("CANCELLED", 15, by_us="still busy after 600 s of draining; what is left is handed back"),
-            "ended by us: still busy after 600 s of draining; what is left is handed back",
+            End("CANCELLED", 15, by_us="still busy after 600 s of draining; unfinished work is handed back"),
+            "ended by Rollyard: still busy after 600 s of draining; unfinished work is handed back",
         ),
         # by others, as Slurm names them
-        (End("CANCELLED", cancelled_by="uid 0 (root)", output=SAID), "cancelled by uid 0 (root), not by us"),
-        (End("CANCELLED", output=SAID), "cancelled, not by us; by whom is not known"),
+        (End("CANCELLED", cancelled_by="uid 0 (root)", output=SAID), "cancelled by uid 0 (root), not by Rollyard"),
+        (End("CANCELLED", output=SAID), "cancelled, not by Rollyard; by whom is unknown"),
         (
             End("CANCELLED", 0, requeued=1, output=SAID),
-            "requeued, not by us (restart 1); that run was ended, for its work had gone to others",
+            "requeued, not by Rollyard (restart 1); that run was ended, because its work has moved",
         ),
         (
             End("FAILED", 3, requeued=1),
-            "requeued, not by us (restart 1); that run was ended, for its work had gone to others",
+            "requeued, not by Rollyard (restart 1); that run was ended, because its work has moved",
         ),
         # by Slurm
         (End("NODE_FAIL", 1, node="n3", output=MEANT), "NODE_FAIL on node n3"),
-        (End("NODE_FAIL", node="n3", by_us=REPLACED), f"NODE_FAIL on node n3, while we were ending it ({REPLACED})"),
-        (End("TIMEOUT", 143, output=SAID), "its walltime was over (TIMEOUT)"),
+        (
+            End("NODE_FAIL", node="n3", by_us=REPLACED),
+            f"NODE_FAIL on node n3, while Rollyard was ending it ({REPLACED})",
+        ),
+        (End("TIMEOUT", 143, output=SAID), "its walltime ended (TIMEOUT)"),
         (End("PREEMPTED"), "Slurm preempted it (PREEMPTED)"),
-        (End("OUT_OF_MEMORY", 137), "it took more memory than Slurm lets it (OUT_OF_MEMORY)"),
+        (End("OUT_OF_MEMORY", 137), "it used more memory than Slurm allows (OUT_OF_MEMORY)"),
         (End("BOOT_FAIL"), "its node did not boot (BOOT_FAIL)"),
-        (End("DEADLINE"), "its deadline was over (DEADLINE)"),
+        (End("DEADLINE"), "its deadline passed (DEADLINE)"),
         (End("REVOKED"), "Slurm revoked it (REVOKED)"),
-        (End("GONE", output=SAID), "Slurm no longer knows it, and nobody knows how it ended"),
+        (End("GONE", output=SAID), "Slurm no longer knows it, and its end is not known"),
     ],
 )
 def test_what_is_certain_stands_first(end: End, expected: str) -> None:

@@ -40,7 +40,7 @@ async def test_a_job_that_somebody_kills_is_told_by_its_signal_and_not_by_its_lo
         file.write("a line about something else\n")
     os.utime(log, (site.now() - 1_860, site.now() - 1_860))
     os.kill(leader(site, first), signal.SIGKILL)
-    assert await ended(site, first) == "killed by signal 9 (KILL), by nobody that is known"
+    assert await ended(site, first) == "killed by signal 9 (KILL), sender unknown"
 
     async def told() -> bool:
         return bool(await site.events("JobEnded"))
@@ -54,7 +54,7 @@ async def test_a_job_that_was_cancelled_behind_our_back_is_told_so(site: Site) -
     await site.apply(replicas=1)
     (first,) = await site.running(1)
     await site.end(str(first.status.job_id))
-    assert await ended(site, first) == "cancelled, not by us; by whom is not known"
+    assert await ended(site, first) == "cancelled, not by Rollyard; by whom is unknown"
 
 
 async def test_a_job_that_we_end_is_told_with_our_reason(site: Site) -> None:

@@ -139,7 +139,9 @@ async def test_ids_that_come_with_an_error_are_kept_and_the_error_is_told(site: 
     await site.running(2)
     assert site.line.submits == 1
     said = {e.message for e in await site.events("SubmitComplained")}
-    assert said == {f"job 1_{task} is there, but sbatch ended with exit code 1: no X11" for task in (0, 1)}
+    assert said == {
+        f"job 1_{task} was submitted, with a complaint: sbatch ended with exit code 1: no X11" for task in (0, 1)
+    }
 
 
 async def test_a_submit_that_is_not_answered_is_told_while_it_lasts(

@@ -169,12 +169,12 @@ def test_a_limit_that_holds_the_successor_is_told_with_the_gap() -> None:
     assert found is not None
     assert found[0] == "QOSMaxJobsPerUserLimit"
     assert found[1].startswith(f"allocation policy-0 ends at {time_of_day(NOW + 200)} and its successor policy-1 waits")
-    assert "expected gap about 100 s" in found[1]
+    assert "expected gap: about 100 s" in found[1]
     late = member(1, None, of="policy-0", reason="Resources", startTime=at(NOW + 500))
     found = blocked(pool(), [old, late], NOW)
     assert found is not None
     assert found[0] == "QueueTooLong"
-    assert "expected gap about 400 s" in found[1]
+    assert "expected gap: about 400 s" in found[1]
 
 
 def test_a_successor_without_a_start_time_is_told_once_slurm_had_time_or_none_is_left() -> None:

@@ -77,14 +77,16 @@ def test_the_demand_is_divided_by_what_one_takes_and_kept_within_the_bounds() ->
     assert pool.look(1000) == 10
     assert pool.reason == "TooManyReplicas"
     assert pool.last is not None
-    assert pool.last.message == "queue 1000, 4 each; 250 asked for, between 1 and 10"
+    assert pool.last.message == "queue 1000, target 4 each; the demand needs 250, bounds 1 to 10"
 
 
 def test_the_metric_that_asks_for_most_wins() -> None:
     pool = Scaled()
     assert pool.look(4, Metric("KV use", 2.5, 0.5)) == 5
     assert pool.last is not None
-    assert pool.last.message == "queue 4, 4 each; KV use 2.5, 0.5 each; 5 asked for, between 0 and 20"
+    assert (
+        pool.last.message == "queue 4, target 4 each; KV use 2.5, target 0.5 each; the demand needs 5, bounds 0 to 20"
+    )
 
 
 def test_within_the_tolerance_nothing_changes_in_either_direction() -> None:

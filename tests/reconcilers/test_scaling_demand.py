@@ -83,7 +83,7 @@ def test_what_a_server_has_not_said_is_not_known() -> None:
     assert missing(Report(0, 0.0), Report(0, None)) == [False, False, True]
     assert missing(Report()) == [False, True, True]
     [_, waiting, usage] = inference_metrics(targets, 0, [Report(3, 0.5), Report()])
-    assert (waiting.describe(), usage.total) == ("requests waiting at least 3, 5 each", 0.5)
+    assert (waiting.describe(), usage.total) == ("requests waiting at least 3, target 5 each", 0.5)
 
 
 # GPU-hours
@@ -182,11 +182,11 @@ def test_at_the_cap_everything_is_given_back_and_says_why() -> None:
     assert size(inference_pool(None), None, [], ledger, NOW).desired == 2
     assert size(inference_pool(10.5), None, [], ledger, NOW).desired == 2
     spent = size(inference_pool(10), None, [], ledger, NOW)
-    assert (spent.desired, spent.message) == (0, "10.00 GPU-hours spent, spec.maxGpuHours is 10")
+    assert (spent.desired, spent.message) == (0, "10.00 GPU-hours used, spec.maxGpuHours is 10")
     assert spent.limit is not None
     assert spent.limit.reason == SPENT
-    assert "the 10 GPU-hours of spec.maxGpuHours are spent" in spent.limit.message
-    assert "raise or remove it" in spent.limit.message
+    assert "the 10 GPU-hours of spec.maxGpuHours are used up" in spent.limit.message
+    assert "raise or remove spec.maxGpuHours" in spent.limit.message
 
 
 def test_hours_in_the_status_do_not_move_with_every_look() -> None:

@@ -25,18 +25,18 @@ async def test_from_zero_with_the_demand_and_back_with_its_end(site: Site) -> No
     (first,) = pool.status.decisions
     assert (first.desired, first.message) == (
         2,
-        "INIT and RUN 3, 2 each; EVAL 0, 2 each; 2 asked for, between 0 and 3",
+        "INIT and RUN 3, target 2 each; EVAL 0, target 2 each; the demand needs 2, bounds 0 to 3",
     )
     (scaled,) = await site.events("Scaled")
     assert scaled.message == f"from 0 to 2 allocations: {first.message}"
-    assert any("INIT and RUN 3, 2 each" in line for line in _lines(pool, [], []))
+    assert any("INIT and RUN 3, target 2 each" in line for line in _lines(pool, [], []))
 
     await site.submit(7)
     await site.running(3)
     limited = await site.condition("ScalingLimited")
     assert limited is not None
     assert (limited.status, limited.reason) == ("True", "TooManyReplicas")
-    assert limited.message == "5 asked for, spec.autoscaling.maxReplicas is 3"
+    assert limited.message == "the demand needs 5 allocations, but spec.autoscaling.maxReplicas is 3"
 
     await site.lease(agents[0])
     await site.cancel_queued()
@@ -66,13 +66,13 @@ async def test_at_its_cap_a_pool_gives_back_what_is_idle_and_drains_what_is_busy
         found = await site.condition(type)
         assert found is not None
         assert (found.status, found.reason) == (status, "GpuHoursSpent")
-        assert found.message.startswith("the 0.0001 GPU-hours of spec.maxGpuHours are spent")
-        assert found.message.endswith("raise or remove it to go on")
+        assert found.message.startswith("the 0.0001 GPU-hours of spec.maxGpuHours are used up")
+        assert found.message.endswith("raise or remove spec.maxGpuHours to continue")
     (warning,) = await site.events("GpuHoursSpent")
     assert warning.type == "Warning"
     decision = (await site.pool()).status.decisions[-1]
     assert decision.desired == 0
-    assert decision.message.endswith("GPU-hours spent, spec.maxGpuHours is 0.0001")
+    assert decision.message.endswith("GPU-hours used, spec.maxGpuHours is 0.0001")
     await site.finish(busy)
     await site.running(0)
     pool = await site.pool()

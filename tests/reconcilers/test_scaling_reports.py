@@ -65,24 +65,24 @@ async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> 
     def said(found: Look) -> list[str]:
         return [m.describe() for m in found.metrics[1:]]
 
-    assert said(await look()) == ["requests waiting not known", "KV use not known"], "the server has just started"
+    assert said(await look()) == ["requests waiting unknown", "KV use unknown"], "the server has just started"
     register(endpoints, "a")
     register(endpoints, "b")
     assert (await look()).metrics[2].missing, "registered, and it has said nothing yet"
     beat(endpoints, "a", running=3, waiting=1, kv_usage=0.5)
-    assert said(await look()) == ["requests waiting at least 1, 5 each", "KV use at least 0.5, 0.8 each"]
+    assert said(await look()) == ["requests waiting at least 1, target 5 each", "KV use at least 0.5, target 0.8 each"]
     beat(endpoints, "b", running=0, waiting=0, kv_usage=0.25)
     found = await look()
-    assert said(found) == ["requests waiting 1, 5 each", "KV use 0.75, 0.8 each"]
+    assert said(found) == ["requests waiting 1, target 5 each", "KV use 0.75, target 0.8 each"]
     assert [(m.ready, m.load) for m in found.members] == [(True, 3), (True, 0), (False, 0)]
     clock.turn(STALE_SECONDS + 1)
     beat(endpoints, "a", waiting=1, kv_usage=0.5)
     endpoints.expire()
-    assert said(await look()) == ["requests waiting at least 1, 5 each", "KV use at least 0.5, 0.8 each"]
+    assert said(await look()) == ["requests waiting at least 1, target 5 each", "KV use at least 0.5, target 0.8 each"]
     drained = allocation("b").model_copy(update={"spec": allocation("b").spec.model_copy(update={"drain": True})})
     assert said(await trade.look(pool(), [allocation("a"), drained])) == [
-        "requests waiting 1, 5 each",
-        "KV use 0.5, 0.8 each",
+        "requests waiting 1, target 5 each",
+        "KV use 0.5, target 0.8 each",
     ]
 
 
@@ -98,4 +98,6 @@ async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None
     endpoints = Endpoints(clock, lambda endpoint: 0)
     trade = InferenceTrade(endpoints, site.rollouts, lambda: users, lambda pool: 0, clock)
     found = (await trade.look(pool(), [])).metrics[0]
-    assert found.describe() == "sessions 13, 48 each", "three on the one small allocation of swe, and two times five"
+    assert found.describe() == "sessions 13, target 48 each", (
+        "three on the one small allocation of swe, and two times five"
+    )

@@ -103,7 +103,7 @@ async def test_a_look_up_that_is_overdue_is_told_before_it_is_given_up(
     monkeypatch.setattr("rollyard.reconcilers.snapshots.OVERDUE_SECONDS", 0.1)
     told.line.answers.clear()
     await told.until_known(False)
-    assert "has not been answered yet" in told.feed.unreachable_why
+    assert "has not answered the look-up" in told.feed.unreachable_why
     told.line.answers.set()
     await told.until_known(True)  # by that same look-up
     assert told.feed.unreachable_since is None

@@ -189,7 +189,7 @@ async def test_when_all_fail_the_old_version_stays(yard: WeightsYard) -> None:
     assert fact is not None
     assert fact.reason == "Current", "it is true for all: the failure is the update's"
     assert fact.message.startswith("2 of 2 endpoints serve aaaaaaaaaaaa; the last update failed: ")
-    assert "v1 failed on 2 of 2 endpoints and was served by none; aaaaaaaaaaaa stays" in fact.message
+    assert "v1 failed on 2 of 2 endpoints and no endpoint serves it; aaaaaaaaaaaa stays" in fact.message
     assert "/nowhere cannot be read" in fact.message
     await yard.until(lambda: sorted(yard.heap().values()) == [SPEC, SPEC])
     yard.write("v1")
@@ -240,7 +240,7 @@ async def test_a_newer_update_takes_the_place_of_the_one_under_way(yard: Weights
     for engine in yard.engines.values():
         engine.hold.set()
     await yard.serve("v2", 2)
-    assert [r.version for r in (await yard.pool()).status.weights.history] == [SPEC, "v2"], "v1 was served by none"
+    assert [r.version for r in (await yard.pool()).status.weights.history] == [SPEC, "v2"], "and no endpoint serves it"
 
 
 async def test_neither_writer_loses_what_the_other_wrote(yard: WeightsYard) -> None:
@@ -297,7 +297,7 @@ async def test_a_rollout_that_waits_for_a_version_says_so(yard: WeightsYard) -> 
         return str(found["rollout"]["waiting"])
 
     assert (await waits()).startswith(
-        f"WeightsVersion: InferencePool policy has served no version 'v1' yet; it serves {SPEC} (since "
+        f"WeightsVersion: InferencePool policy has not served version 'v1' yet; it serves {SPEC} (since "
     )
     yard.write("v1")
     await yard.update("v1")
@@ -316,7 +316,7 @@ async def test_versions_of_engines_that_are_not_ours_cannot_be_asked_for(yard: W
     task = {"kind": "math", "problem": "?", "answer": "1"}
     for pool, asks, words in (
         ("swe", {"max_staleness": 1}, "are external"),
-        ("alone", {"min_weights_version": "v1"}, "has no role 'policy'"),
+        ("alone", {"min_weights_version": "v1"}, "has no InferencePool for the role 'policy'"),
         ("swe", {"group_version": "same"}, "needs a group"),
     ):
         status, answer = await yard.call("POST", "/v1/rollouts", json={"pool": pool, "task": task} | asks)

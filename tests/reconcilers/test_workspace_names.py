@@ -14,6 +14,6 @@ from rollyard.reconcilers.workspace import Workspace
 def test_a_name_that_no_allocation_can_have_makes_no_path(tmp_path: Path, name: str) -> None:
     workspace = Workspace(tmp_path, "s", lambda role, uid: "t")
     for namespace, allocation in (("default", name), (name, "demo-0")):
-        with pytest.raises(NotFound, match="there is no allocation"):
+        with pytest.raises(NotFound, match=r"allocation .* does not exist"):
             workspace.log_file(namespace, allocation)
     assert workspace.log_file("default", "demo-0") == tmp_path / "allocations" / "default.demo-0" / "job.log"

@@ -125,9 +125,9 @@ def test_what_it_waits_for_is_said() -> None:
     assert waiting(record(), "policy", served()) is None
     assert waiting(leased(min_weights_version="v9"), "policy", served()) is None
     late = waiting(queued, "policy", served("v2", current="v2"))
-    assert late == "no endpoint of InferencePool policy is ready with 'v3' or a later version; it serves v2"
+    assert late == "no endpoint of InferencePool policy that serves 'v3' or a later version is ready; it serves v2"
     unknown = waiting(record(min_weights_version="v9"), "policy", served("v3"))
-    assert unknown == "InferencePool policy has served no version 'v9' yet; it serves v3"
+    assert unknown == "InferencePool policy has not served version 'v9' yet; it serves v3"
 
 
 # step
@@ -157,7 +157,7 @@ def test_what_is_always_too_slow_ends() -> None:
     after, effects = step(held, Outdated(3.0, held.fence, "WeightsStale", "too old"))
     assert (after.status, after.reward) == (Status.CANCELLED, None)
     assert after.error is not None
-    assert f"begun {MAX_OUTDATED + 1} times" in after.error.message
+    assert f"started {MAX_OUTDATED + 1} times" in after.error.message
     assert effects == (StopHolder("u/i", held.fence), Ended())
 
 

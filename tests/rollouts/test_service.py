@@ -211,7 +211,7 @@ async def test_what_an_earlier_release_accepted_is_attached_to(yard: Yard) -> No
 
 
 async def test_a_task_that_is_too_large_is_refused(yard: Yard) -> None:
-    with pytest.raises(Invalid, match="keep data in the image"):
+    with pytest.raises(Invalid, match="put large data into the image"):
         await yard.rollouts.submit("default", [request("a", answer="1" * MAX_TASK_BYTES)])
 
 
@@ -231,7 +231,7 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     assert record.run is not None
     assert await yard.store.read_blob(record.run) == b"run"
     await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome", 3)
-    with pytest.raises(Fenced, match="drop what you have"):
+    with pytest.raises(Fenced, match="drop its work"):
         await yard.rollouts.finish(header(lease, reward=0.0), "u1", b"said twice", 3)
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward, record.cursor, record.holder) == (Status.COMPLETED, 1.0, 1, None)

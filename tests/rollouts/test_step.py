@@ -93,7 +93,7 @@ def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
     assert (record.status, record.reward) == (Status.INFRA_FAILED, None)
     assert record.error is not None
     assert record.error.reason == "LostTooOften"
-    assert "lost 6 times in a row, the last 3 on a node agent that had nothing else in hand" in record.error.message
+    assert "lost 6 times in a row, the last 3 on a node agent without other work" in record.error.message
 
 
 def test_what_got_through_its_run_is_no_suspect_any_more() -> None:

@@ -97,48 +97,48 @@ FULL = condition("Admitting", "False", "EndpointsFull", "e1: its cache is 97% fu
 UNREADABLE = condition("SlurmReachable", "False", "NoAnswer", "Slurm cannot be read since 11:00 (no answer)")
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("PoolNotFound", {}, {"pool": None}, f"RolloutPool swe does not exist; apply it, or cancel the rollout {SINCE_QUEUED}"),
+    ("PoolNotFound", {}, {"pool": None}, f"RolloutPool swe does not exist; create it, or cancel the rollout {SINCE_QUEUED}"),
     (
         "PoolSuspended", {}, {"pool": rollout_pool(conditions(condition("Suspended", "True")), suspend=True)},
-        f"RolloutPool swe is suspended; `rollyard resume rp/swe` lets it go on {SINCE_AT}",
+        f"RolloutPool swe is suspended; `rollyard resume rp/swe` resumes it {SINCE_AT}",
     ),
     (
         "InferencePoolNotFound", {}, {"supplies": [Supply("policy", "policy", None)]},
-        f"role policy names InferencePool 'policy', which does not exist; apply it {SINCE_QUEUED}",
+        f"role policy names InferencePool 'policy', which does not exist; create it {SINCE_QUEUED}",
     ),
     (
         "InferencePoolSuspended", {}, unserved(conditions(condition("Suspended", "True")), suspend=True),
-        f"InferencePool policy is suspended; `rollyard resume ip/policy` lets it go on {SINCE_AT}",
+        f"InferencePool policy is suspended; `rollyard resume ip/policy` resumes it {SINCE_AT}",
     ),
     (
         "UnknownTaskKind", {}, {"agents": [agent("code"), agent("code", "stem")]},
         "no node agent of RolloutPool swe has a handler for task kind 'math'; they have code, stem. "
-        f"Install it in their Python; `rollyard suspend rp/swe` and `rollyard resume rp/swe` start them anew {SINCE_QUEUED}",
+        f"Install it in their Python, then restart them: `rollyard suspend rp/swe` and `rollyard resume rp/swe` {SINCE_QUEUED}",
     ),
     (
         "UnknownTaskKind", {}, {"agents": [agent("code", math="ImportError: no such name")]},
-        "the handler of task kind 'math' cannot be loaded by the node agents of RolloutPool swe: "
+        "the node agents of RolloutPool swe cannot load the handler of task kind 'math': "
         f"ImportError: no such name {SINCE_QUEUED}",
     ),
     (
         "Backoff", {"not_before": NOW + 60, "attempt": 2, "error": RolloutError(reason="SandboxLost", message="it died")},
-        {}, f"attempt 2 begins at 2026-01-01 12:01:00 UTC after SandboxLost: it died {SINCE_QUEUED}",
+        {}, f"attempt 2 starts at 2026-01-01 12:01:00 UTC after SandboxLost: it died {SINCE_QUEUED}",
     ),
     (
         "WeightsVersion", {"min_weights_version": "v9"}, {"served": V7_SERVED},
-        f"InferencePool policy has served no version 'v9' yet; it serves v7 {SINCE_QUEUED}",
+        f"InferencePool policy has not served version 'v9' yet; it serves v7 {SINCE_QUEUED}",
     ),
     (
         "SlurmUnreachable", {}, lacking(conditions(UNREADABLE)),
-        f"RolloutPool swe needs an allocation, and Slurm cannot be read since 11:00 (no answer) {SINCE_AT}",
+        f"RolloutPool swe needs an allocation, but Slurm cannot be read since 11:00 (no answer) {SINCE_AT}",
     ),
     (
         "NoReplicas", {}, lacking(replicas=0),
-        f"RolloutPool swe has 0 replicas; `rollyard scale rp/swe --replicas 1` gives it one {SINCE_QUEUED}",
+        f"RolloutPool swe has 0 replicas; `rollyard scale rp/swe --replicas 1` starts one {SINCE_QUEUED}",
     ),
     (
         "NoReplicas", {}, unserved(replicas=0),
-        f"InferencePool policy has 0 replicas; `rollyard scale ip/policy --replicas 1` gives it one {SINCE_QUEUED}",
+        f"InferencePool policy has 0 replicas; `rollyard scale ip/policy --replicas 1` starts one {SINCE_QUEUED}",
     ),
     (
         "NoReplicas", {}, lacking(conditions(condition("ScalingLimited", "True", "GpuHoursSpent", "9 GPU-hours are spent"))),
@@ -146,7 +146,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         "SubmitUnanswered", {}, lacking(None, allocation("swe-rp-0", intents=1, **conditions(SUBMITTING))),
-        f"RolloutPool swe needs an allocation, and for swe-rp-0 sbatch has not answered since 11:00 {SINCE_AT}",
+        f"RolloutPool swe needs an allocation, but for swe-rp-0 sbatch has not answered since 11:00 {SINCE_AT}",
     ),
     (
         "AllocationPending", {}, lacking(conditions(NOT_READY), allocation("swe-rp-0", reason="AssocMaxJobsLimit", **PENDING)),
@@ -169,18 +169,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         "AllocationStarting", {}, lacking(None, allocation("swe-rp-0", **RUNNING)),
-        "RolloutPool swe is starting: job 123 of allocation swe-rp-0 runs on n1, and its node agent has not connected "
+        "RolloutPool swe is starting: job 123 of allocation swe-rp-0 runs on n1, but its node agent has not connected yet "
         f"{SINCE_AT}",
     ),
     (
         "AllocationStarting", {}, lacking(None, allocation("swe-rp-0", **RUNNING, readyAt=AT)),
-        "RolloutPool swe has no node agent: job 123 of allocation swe-rp-0 runs on n1, and its node agent, which was "
-        f"connected, is silent {SINCE_QUEUED}",
+        "RolloutPool swe has no node agent: job 123 of allocation swe-rp-0 runs on n1, but its node agent has lost "
+        f"its connection {SINCE_QUEUED}",
     ),
     (
         "AllocationStarting", {},
         unserved(None, allocation("p-0", **RUNNING, **conditions(condition("Ready", "False", "Starting", "Loading")))),
-        "InferencePool policy is starting: job 123 of allocation p-0 runs on n1, and its model server takes no rollouts "
+        "InferencePool policy is starting: job 123 of allocation p-0 runs on n1, and its model server accepts no rollouts "
         f"yet: Loading {SINCE_AT}",
     ),
     (
@@ -193,12 +193,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         "PoolNotReady", {}, lacking(),
-        f"no node agent of RolloutPool swe is there yet; `rollyard describe rp/swe` says more {SINCE_QUEUED}",
+        f"RolloutPool swe has no node agent yet; for details: `rollyard describe rp/swe` {SINCE_QUEUED}",
     ),
     (
         "WalltimeTooShort", {"budgets": {"init_seconds": 50, "run_seconds": 500, "eval_seconds": 50}},
         {"agents": [agent("math", ends=NOW + 300), agent("math", ends=NOW + 200)]},
-        "its budgets need 605 s of walltime, and the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
+        "its budgets need 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
         "no successor is submitted yet (since 2026-01-01 11:54:55 UTC)",
     ),
     (
@@ -207,32 +207,32 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             "agents": [agent("math", ends=NOW + 300)],
             "allocations": [allocation("old", ready=True, **RUNNING), allocation("new", reason="Resources", **PENDING)],
         },
-        "its budgets need 605 s of walltime, and the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
+        "its budgets need 605 s of walltime, but the last allocation of RolloutPool swe ends at 2026-01-01 12:05:00 UTC; "
         "RolloutPool swe waits for job 123 of allocation new, which is pending: Resources (nodes that it could run on are "
         "busy) (since 2026-01-01 11:54:55 UTC)",
     ),
     (
         "EndpointsFull", {},
         {"supplies": [Supply("policy", "policy", inference_pool(conditions(FULL)), ready=1)]},
-        "each model server of InferencePool policy has as many rollouts as it takes: e1: its cache is 97% full "
+        "each model server of InferencePool policy is full: e1: its cache is 97% full "
         f"{SINCE_AT}",
     ),
     (
         "GroupVersion", {"group": "g", "group_version": "same"},
         {"served": V7_SERVED, "groups": {"g": GroupVersions(frozenset({"v6"}))}},
-        f"its group is sampled from v6, and no endpoint with it is ready {SINCE_QUEUED}",
+        f"its group is sampled from v6, but no endpoint that serves it is ready {SINCE_QUEUED}",
     ),
     (
         "NodeAgentForItself", {"losses": 3}, {"places": {7: 12}},
-        f"3 node agents in a row were lost with it, so it waits for one that has nothing else in hand {SINCE_QUEUED}",
+        f"3 node agents in a row were lost with it, so it waits for one without other work {SINCE_QUEUED}",
     ),
     ("InQueue", {}, {"places": {7: 12}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (
         "InQueue", {}, {"places": dict.fromkeys(range(8, 8 + LOOK_AHEAD), 0)},
         f"more than 10000 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}",
     ),
-    ("InQueue", {}, {"agents": [agent("math", init=1)]}, f"it is next, and about to be handed out {SINCE_QUEUED}"),
-    ("InQueue", {}, {}, f"it is next; all INIT places of the 1 node agents of RolloutPool swe are taken {SINCE_QUEUED}"),
+    ("InQueue", {}, {"agents": [agent("math", init=1)]}, f"it is next and starts in a moment {SINCE_QUEUED}"),
+    ("InQueue", {}, {}, f"it is next, but all INIT places of the 1 node agents of RolloutPool swe are busy {SINCE_QUEUED}"),
 ]  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def test_a_rollout_that_is_parked_in_run_says_what_its_model_servers_lack() -> N
     assert {word for word, _ in ROWS} >= OF_MODEL_SERVERS
     running, since = record(status=Status.RUNNING), 1_767_265_200.0
     suspended = explain_parked(running, view(**unserved(suspend=True)), since)
-    assert suspended.startswith("Parked: in RUN, where its budget stands still: InferencePool policy is suspended; ")
+    assert suspended.startswith("Parked: in RUN, its budget does not run: InferencePool policy is suspended; ")
     assert suspended.endswith("(since 2026-01-01 11:00:00 UTC)")
     assert "does not exist" in explain_parked(running, view(supplies=[Supply("policy", "policy", None)]), since)
-    assert "no model server takes it yet" in explain_parked(running, view(), since)
+    assert "no model server accepts it yet" in explain_parked(running, view(), since)
