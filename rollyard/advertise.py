@@ -32,6 +32,6 @@ def _address_of(interface: str) -> str:
         except OSError:
             have = ", ".join(name for _, name in socket.if_nameindex())
             raise BadRequest(
-                f"--advertise {interface}: this interface has no IPv4 address here; name an address or one of {have}"
+                f"--advertise {interface}: this machine has no IPv4 address on this interface; name an address or one of {have}"
             ) from None
     return socket.inet_ntoa(answer[20:24])

@@ -66,7 +66,7 @@ class Options:
             return None
         id = os.environ.get("SLURM_JOB_ID")
         if id is None:
-            raise BadRequest("this is no Slurm job; start the server with `rollyard serve --in-slurm`")
+            raise BadRequest("this process is not in a Slurm job; start the server with `rollyard serve --in-slurm`")
         return JobRun(Place(self.data).name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
 
@@ -132,9 +132,7 @@ class Server:
             build(server.parts.services()), host, port, server_ssl_context(pem), stack, stop_seconds=STOP_SECONDS
         )
         if driver.name != "local" and name in LOOPBACK:
-            log.warning(
-                "serving on loopback: only nodes that are this machine get through; see --listen and --advertise"
-            )
+            log.warning("serving on loopback: only this machine can reach the server; see --listen and --advertise")
         server.announce(f"https://{name}:{port}")
         return server
 
@@ -183,7 +181,7 @@ class Server:
             try:
                 await self.store.prune_events(self.parts.clock.time() - EVENTS_KEPT_SECONDS)
             except Unavailable as error:
-                log.warning("old events stay for now: %s", error)
+                log.warning("old events were not deleted this time: %s", error)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
 
@@ -201,5 +199,5 @@ def _link_newest(kubeconfig: Path) -> None:
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
-        raise BadRequest(f"--listen takes HOST:PORT, such as 127.0.0.1:0, not {listen!r}")
+        raise BadRequest(f"--listen must be HOST:PORT, such as 127.0.0.1:0, not {listen!r}")
     return host.strip("[]"), int(port)

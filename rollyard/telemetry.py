@@ -13,23 +13,23 @@ REGISTRY = CollectorRegistry()
 
 ROLLOUTS_FINISHED = Counter("rollyard_rollouts_finished", "Rollouts by terminal status.", ["status"], registry=REGISTRY)
 ROLLOUT_STAGE_SECONDS = Histogram(
-    "rollyard_rollout_stage_seconds", "Time in each stage.", ["stage"], registry=REGISTRY,
+    "rollyard_rollout_stage_seconds", "Seconds that attempts spent in each stage.", ["stage"], registry=REGISTRY,
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 1800, 3600),
 )  # fmt: skip
 STAGE_WORKERS = Gauge("rollyard_stage_workers", "Stage workers of connected node agents.", ["stage"], registry=REGISTRY)
-LEASES_LOST = Counter("rollyard_leases_lost", "Leases that came back undone.", ["why"], registry=REGISTRY)
+LEASES_LOST = Counter("rollyard_leases_lost", "Leases that ended without a result.", ["why"], registry=REGISTRY)
 ROLLOUTS_OUTDATED = Counter(
     "rollyard_rollouts_outdated",
-    "Rollouts whose weights became too old for what they ask.",
+    "Rollouts whose weights became older than they allow.",
     ["what"],
     registry=REGISTRY,
 )
 RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
-SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Time that calls to Slurm took.", ["call"], registry=REGISTRY)
-ENDPOINTS_READY = Gauge("rollyard_endpoints_ready", "Model servers that take work.", registry=REGISTRY)
+SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Seconds that calls to Slurm took.", ["call"], registry=REGISTRY)
+ENDPOINTS_READY = Gauge("rollyard_endpoints_ready", "Model servers that accept work.", registry=REGISTRY)
 ENDPOINTS_EJECTED = Counter("rollyard_endpoints_ejected", "Model servers that were ejected.", registry=REGISTRY)
-REPINS = Counter("rollyard_repins", "Live sessions that were told to look for another model server.", registry=REGISTRY)
+REPINS = Counter("rollyard_repins", "Live sessions that were told to move to another model server.", registry=REGISTRY)
 
 
 class _JsonLines(logging.Formatter):

@@ -217,7 +217,7 @@ class AsyncClient:
                     sent |= waiting
                     backoff.reset()
             except ApiError as error:
-                log.warning("weights %s did not get to %s: %s", update.version, ", ".join(new), error)
+                log.warning("weights %s did not reach %s: %s", update.version, ", ".join(new), error)
                 await backoff.wait()
             await asyncio.sleep(RECEIVERS_LOOK_SECONDS)
             with contextlib.suppress(Unavailable):  # a server that stays away for longer finds its engines at it

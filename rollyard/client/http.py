@@ -75,7 +75,7 @@ class Http:
                 if loop.time() >= deadline or not (repeat or unsent):
                     raise Unavailable(f"{words}; is `rollyard serve` running?") from None
             except Unavailable as error:
-                asked, words = error.retry_after or 0, f"the server cannot answer now: {error}"
+                asked, words = error.retry_after or 0, f"the server cannot answer at present: {error}"
                 if loop.time() + asked >= deadline or not repeat:
                     raise
             if not told:

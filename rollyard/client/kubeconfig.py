@@ -48,9 +48,9 @@ def load_context(path: Path | str | None = None) -> Context:
         return _context(config, file)
     except OSError as error:
         hint = f"start one with `rollyard serve --data DIR`, or name its file with --kubeconfig or {VARIABLE}"
-        raise BadRequest(f"no server is known: {given}: {error.strerror}; {hint}") from None
+        raise BadRequest(f"no kubeconfig: {given}: {error.strerror}; {hint}") from None
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, StopIteration, ValueError) as error:
-        raise BadRequest(f"{given} is no kubeconfig with a token: {error!r}") from None
+        raise BadRequest(f"{given} is not a kubeconfig with a token: {error!r}") from None
 
 
 def _context(config: dict[str, object], file: Path) -> Context:

@@ -79,7 +79,7 @@ class NodeLine:
                     if message.type is aiohttp.WSMsgType.TEXT:
                         await self._take(message.data)
             if socket.close_code == CLOSE_FENCED:
-                raise Fenced(f"the server says: {first.extra or 'fenced'}")
+                raise Fenced(f"the server refused this node agent: {first.extra or 'fenced'}")
             log.warning("the server closed the connection (code %s)", socket.close_code)
 
     async def _close_when_moved(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
@@ -90,7 +90,7 @@ class NodeLine:
         try:
             message = to_node(text)
         except ValueError as error:
-            log.warning("the server said something unreadable: %s", error)
+            log.warning("unreadable message of the server: %s", error)
             return
         if message is not None:
             await self._hear(message)

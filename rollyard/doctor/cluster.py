@@ -20,7 +20,7 @@ ASK_SECONDS = 30.0
 
 def cluster() -> Iterator[Finding]:
     if not asyncio.run(slurm_is_here()):
-        why = "Slurm's commands are here, but no cluster answers (SLURM_CONF names its file)"
+        why = "Slurm's commands are installed, but no cluster answers (check SLURM_CONF)"
         why = why if shutil.which("sbatch") else "no Slurm"
         yield Finding("OK", "cluster", f"{why}; the local driver runs jobs on this machine")
         return
@@ -50,7 +50,7 @@ async def _ask() -> tuple[str, Site, float]:
 def _offer(driver: str, site: Site, taken: float) -> Finding:
     up = [p for p in site.partitions.values() if p.up]
     default = next(
-        (f", by default {p.name}" for p in up if p.default), "; none is the default, so pools have to name one"
+        (f", by default {p.name}" for p in up if p.default), "; none is the default, so each pool must name one"
     )
     usable = sum(node.usable for node in site.nodes.values())
     said = (
@@ -67,7 +67,7 @@ def judge(config: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "WARN",
             "processes",
-            f"ProctrackType={track}: what a job started may outlive it; proctrack/cgroup ends all of it",
+            f"ProctrackType={track}: processes of a job may outlive it; proctrack/cgroup ends all of them",
         )
     if "cgroup" not in config.get("TaskPlugin", ""):
         yield Finding(
@@ -76,16 +76,20 @@ def judge(config: Mapping[str, str]) -> Iterator[Finding]:
             "TaskPlugin is without task/cgroup: jobs on one node can take each other's memory and GPUs",
         )
     if (wait := _number(config.get("KillWait"))) is not None and wait < 10:
-        yield Finding("WARN", "KillWait", f"{wait} s between TERM and KILL; 30 gives agents time to hand rollouts back")
+        yield Finding(
+            "WARN", "KillWait", f"{wait} s between TERM and KILL; node agents need 30 s to hand back rollouts"
+        )
     if (age := _number(config.get("MinJobAge"))) is not None and age < 10:
         yield Finding(
-            "WARN", "MinJobAge", f"{age} s: ended jobs vanish before they are looked at; 300 is Slurm's default"
+            "WARN", "MinJobAge", f"{age} s: ended jobs vanish before Rollyard sees them; 300 is Slurm's default"
         )
     if "none" in config.get("AccountingStorageType", "none"):
-        yield Finding("OK", "accounting", "none: how a job ended that slurmctld has forgotten cannot be told")
+        yield Finding("OK", "accounting", "none: the end of a job that slurmctld has forgotten stays unknown")
     if (size := _number(config.get("MaxArraySize"))) is not None and size < 64:
         yield Finding(
-            "WARN", "MaxArraySize", f"{size}: bursts go out as job arrays of at most so many; 1001 is Slurm's default"
+            "WARN",
+            "MaxArraySize",
+            f"{size}: the largest job array in which Rollyard can submit; 1001 is Slurm's default",
         )
 
 

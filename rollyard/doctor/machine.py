@@ -43,16 +43,16 @@ def user_namespaces() -> Finding:
 
     program = shutil.which("unshare")
     if program is None:
-        return Finding("WARN", "user namespaces", "not tried: there is no `unshare` (util-linux) here")
+        return Finding("WARN", "user namespaces", "not checked: this machine has no `unshare` (util-linux)")
     done = subprocess.run(
         [program, "--user", "--map-root-user", "true"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, cwd="/",
         **sandbox_account().credentials,
     )  # fmt: skip
     if done.returncode == 0:
-        return Finding("OK", "user namespaces", "an ordinary user can make one; nothing is mounted by FUSE")
+        return Finding("OK", "user namespaces", "an ordinary user can create one; FUSE is not needed")
     advice = [change for path, (bad, change) in _SWITCHES.items() if _read(f"/proc/sys/{path}") == bad]
-    words = f"an ordinary user cannot make one ({done.stderr.strip()}); "
+    words = f"an ordinary user cannot create one ({done.stderr.strip()}); "
     return Finding("FAIL", "user namespaces", words + (" and ".join(advice) or "ask the site to allow them"))
 
 
@@ -74,7 +74,7 @@ def sandbox() -> Finding:
 
     said = asyncio.run(try_one())
     if said != "works":
-        return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it said {said!r}")
+        return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it printed {said!r}")
     hint = "" if runtime.name != "bubblewrap" else "; for .sif images install Apptainer (deploy/apptainer/install.sh)"
     return Finding("OK", "sandbox", f"{runtime.name}: a sandbox started and ran a command{hint}")
 
@@ -89,9 +89,9 @@ def cgroups() -> Finding:
             limit = _read(str(Path("/sys/fs/cgroup", root, path.lstrip("/"), name)))
             if limit.isdecimal() and int(limit) < 1 << 50:
                 return Finding(
-                    "OK", "cgroups", f"memory of this process and what it starts is limited to {int(limit) >> 20} MiB"
+                    "OK", "cgroups", f"the memory of this process and its children is limited to {int(limit) >> 20} MiB"
                 )
-    return Finding("OK", "cgroups", "nothing limits the memory of this process and what it starts together")
+    return Finding("OK", "cgroups", "nothing limits the memory of this process and its children")
 
 
 def folder(what: str, path: Path) -> Finding:
@@ -101,7 +101,7 @@ def folder(what: str, path: Path) -> Finding:
     words = f"{path} can be written, {free} GiB free"
     if free < SCRATCH_GIB:
         return Finding(
-            "WARN", what, f"{words}; images are unpacked there: name a larger one in spec.allocation.scratch"
+            "WARN", what, f"{words}; images are unpacked there, so name a larger folder in spec.allocation.scratch"
         )
     return Finding("OK", what, words)
 

@@ -64,7 +64,7 @@ def ask(question: Question) -> Iterator[Finding]:
 async def _ask(question: Question, folder: Path) -> list[Finding]:
     if not await slurm_is_here():
         raise Unavailable(
-            "no Slurm is found from here: neither its commands with a configuration, nor ROLLYARD_SLURMRESTD"
+            "this machine reaches no Slurm: it has neither Slurm's commands with a configuration, nor ROLLYARD_SLURMRESTD"
         )
     name = f"{JOB_PREFIX}doctor-{secrets.token_hex(4)}"
     command = [sys.executable, "-m", "rollyard.cli.main", "doctor", "--report", str(folder)]
@@ -98,7 +98,7 @@ async def _answer(driver: Driver, id: str, folder: Path, seconds: float) -> list
     if job is not None and job.state.ended:
         return [Finding("FAIL", "node", _silent(job, folder))]
     why = f"is {job.state.value} {job.reason}".rstrip() if job is not None else "is not in the queue"
-    words = f"job {id} {why} after {seconds:g} s; ask again with a partition or account where it starts, or with more --wait"
+    words = f"job {id} {why} after {seconds:g} s; try a partition or account in which it starts, or a longer --wait"
     return [Finding("WARN", "node", words)]
 
 
@@ -116,7 +116,11 @@ def _silent(job: Job, folder: Path) -> str:
         lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    said = lines[-1] if lines else "and wrote no log here: the node may not see this folder under the same path"
+    said = (
+        lines[-1]
+        if lines
+        else "it wrote no log here, so perhaps the node does not have this folder under the same path"
+    )
     return f"job {job.id} on {job.node or 'no node'} ended {job.state.value} without a report: {said}"
 
 
@@ -155,8 +159,8 @@ def _dial(host: str, port: int) -> Iterator[Finding]:
             theirs = float(connection.makefile().readline())
         after = time.time()
     except (OSError, ValueError) as error:
-        advice = "name another address or interface by --advertise, or have the firewall let nodes through"
-        yield Finding("FAIL", "network", f"{host}:{port} is not reached from here ({error}); {advice}")
+        advice = "name another address or interface with --advertise, or open the firewall for the nodes"
+        yield Finding("FAIL", "network", f"this node cannot reach {host}:{port} ({error}); {advice}")
         return
-    yield Finding("OK", "network", f"{host}:{port} is reached in {1e3 * (after - before):.1f} ms")
+    yield Finding("OK", "network", f"this node reaches {host}:{port} in {1e3 * (after - before):.1f} ms")
     yield clocks("clock", (before + after) / 2 - theirs, "this node")

@@ -24,7 +24,7 @@ def data(folder: Path) -> Iterator[Finding]:
     yield Finding(
         "OK" if free >= 1 else "WARN",
         "data",
-        f"{folder} ({kind}) bears the store, journal {journal}; {free} GiB free",
+        f"{folder} ({kind}) can hold the store, journal {journal}; {free} GiB free",
     )
     yield _file_clock(folder)
 
@@ -41,10 +41,10 @@ def _file_clock(folder: Path) -> Finding:
 def clocks(what: str, ahead: float, whose: str) -> Finding:
     """`ahead`: by how many seconds that clock is before ours."""
     if abs(ahead) <= SKEW_SECONDS:
-        return Finding("OK", what, f"within {max(0.1, abs(ahead)):.1f} s of ours")
+        return Finding("OK", what, f"within {max(0.1, abs(ahead)):.1f} s of this machine's")
     way = "ahead of" if ahead > 0 else "behind"
     return Finding(
         "FAIL",
         what,
-        f"{whose} is {abs(ahead):.0f} s {way} us: tokens and certificates go by the clock; run chrony on both",
+        f"{whose} is {abs(ahead):.0f} s {way} this machine; tokens and certificates need equal clocks: run chrony on both",
     )

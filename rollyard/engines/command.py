@@ -47,7 +47,7 @@ def engine_command(
         return _vllm(spec, spec.engine.vllm, uds, place, host)
     if spec.engine.embedded is not None:
         return _embedded(spec.model, spec.engine.embedded, uds)
-    raise Invalid("an external engine is started by others")
+    raise Invalid("others start an external engine; Rollyard runs no engine for it")
 
 
 def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineCommand:
@@ -131,7 +131,7 @@ def _usable(build: VllmBuild, must: Sequence[str]) -> None:
     lacking = [option for option in must if option not in build.options]
     if lacking:
         raise EngineFailed(
-            f"EngineTooOld: vLLM {build.version} does not know {', '.join(lacking)}; install a later one ({TRIED} is "
+            f"EngineTooOld: vLLM {build.version} does not know {', '.join(lacking)}; install a later release ({TRIED} is "
             "tested), or name one in `engine.vllm.python` or `engine.vllm.image`"
         )
     try:
@@ -140,6 +140,6 @@ def _usable(build: VllmBuild, must: Sequence[str]) -> None:
         return  # somebody's own
     if old and not Version(build.version).is_devrelease:
         raise EngineFailed(
-            f"EngineTooOld: vLLM {build.version} does not send the ids of its tokens; install {OLDEST} or later "
+            f"EngineTooOld: vLLM {build.version} does not return token ids; install {OLDEST} or later "
             f"({TRIED} is tested), or name one in `engine.vllm.python` or `engine.vllm.image`"
         )

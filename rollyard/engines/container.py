@@ -32,7 +32,7 @@ def container_program() -> str:
     found = apptainer_programs(Path(node_cache()))
     if not found:
         raise EngineFailed(
-            "EngineMissing: `engine.vllm.image` takes Apptainer, and this node has none; install it (on Debian "
-            "deploy/apptainer/install.sh does, without root), or name an interpreter in `engine.vllm.python`"
+            "EngineMissing: `engine.vllm.image` needs Apptainer, which this node does not have; install it (on Debian with "
+            "deploy/apptainer/install.sh, without root), or name an interpreter in `engine.vllm.python`"
         )
     return found[0][1]

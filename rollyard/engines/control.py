@@ -87,7 +87,7 @@ async def command(
             said = await answer.read()
             if answer.status >= 300:
                 words = " ".join(said.decode(errors="replace").split())[:MAX_WORDS]
-                raise ControlFailed(f"{path} answers {answer.status}: {words}")
+                raise ControlFailed(f"{path} answered {answer.status}: {words}")
             return said
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ControlFailed(f"{path}: {type(error).__name__}", lost=True) from None

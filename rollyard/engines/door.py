@@ -108,7 +108,7 @@ class Door:
             return _error(why.code, why.reason, str(why))
         except aiohttp.ClientError as error:
             if self._ending():
-                refused = _error(503, "NotReady", "this model server is ending")
+                refused = _error(503, "NotReady", "this model server is shutting down")
                 refused.headers["Retry-After"] = RETRY_AFTER
                 return refused
             log.warning("the engine does not answer: %s: %s", type(error).__name__, error)

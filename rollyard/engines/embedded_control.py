@@ -55,7 +55,7 @@ class EmbeddedControl:
 
     async def turn(self) -> None:
         if await status(self._http, "/health") != 200:
-            raise ControlFailed("it is not well")
+            raise ControlFailed("it is not healthy")
 
     def fields(self, source: Source) -> Mapping[str, Any]:
         return {}

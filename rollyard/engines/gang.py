@@ -68,7 +68,7 @@ class Gang:
                     if (told := await asyncio.to_thread(self._read)) is not None:
                         return Place(self.rank, self.size, *told)
                     await asyncio.sleep(LOOK_SECONDS)
-        raise Unavailable(f"rank 0 of this gang has not said within {MEET_SECONDS:g} s where it is")
+        raise Unavailable(f"rank 0 of this gang has not reported its address within {MEET_SECONDS:g} s")
 
     async def until_over(self) -> None:
         """The others': until rank 0 has left."""

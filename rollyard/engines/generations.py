@@ -226,7 +226,7 @@ class Generations:
         said = ""
         while (piece := await passage.pieces.get()) is not None:
             if isinstance(piece, BaseException):
-                log.warning("the engine broke off: %s: %s", type(piece).__name__, piece)
+                log.warning("the engine's answer broke off: %s: %s", type(piece).__name__, piece)
                 return _break(request)
             if isinstance(piece, _Cut) or not await _leaves(piece[0]):
                 return await _end(request, response, labelled)

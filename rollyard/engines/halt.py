@@ -23,7 +23,7 @@ async def freeze(generations: Generations, control: EngineControl) -> None:
         async with asyncio.timeout(SETTLE_SECONDS):
             await generations.settled(control.turn)
     except TimeoutError:
-        raise ControlFailed(f"a paused engine went on for {SETTLE_SECONDS:g} s") from None
+        raise ControlFailed(f"the engine did not stop within {SETTLE_SECONDS:g} s after a pause") from None
 
 
 async def end(generations: Generations, control: EngineControl, *, drain: bool, still: Callable[[], None]) -> None:

@@ -34,8 +34,8 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The reason that it gave, else its last line, on one line; "it said nothing" where it did not."""
-    last = next((line for line in reversed(_plain(lines)) if line), "it said nothing")
+    """The reason that it gave, else its last line, on one line; "it printed nothing" where it did not."""
+    last = next((line for line in reversed(_plain(lines)) if line), "it printed nothing")
     return reason_given(lines) or _short(last)
 
 

@@ -66,7 +66,7 @@ def main(folder: Path) -> int:
         with scratch_folder(Path(link.allocation.scratch)) as scratch:
             return _serve(link, scratch)
     except (OSError, ValueError, RollyardError, EngineFailed) as error:
-        log.exception("the inference server cannot go on")
+        log.exception("the engine process cannot continue")
         log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
         return 1
 
@@ -99,7 +99,7 @@ class InferenceServer:
         self._identity: Identity = link.identity()
         uds = scratch / "engine.sock"
         if len(os.fsencode(uds)) > MAX_SOCKET_PATH:
-            raise Invalid(f"{uds} is too long for a socket: choose a shorter spec.allocation.scratch, such as /tmp")
+            raise Invalid(f"{uds} is too long for a socket; choose a shorter spec.allocation.scratch, such as /tmp")
         self._uds = uds
         self._closing = threading.Event()
         self._fatal = ""
@@ -260,7 +260,7 @@ class InferenceServer:
                 except Fenced:
                     raise
                 except ApiError as error:
-                    log.warning("heartbeat not heard: %s", error)
+                    log.warning("the server did not get the heartbeat: %s", error)
                     said, due = beat, loop.time() + seconds / 2
             await asyncio.sleep(0.1)
 
@@ -304,7 +304,7 @@ class InferenceServer:
         return health
 
     def _signalled(self, number: signal.Signals) -> None:
-        log.warning("%s received: running requests have %g s to end", number.name, STOP_SECONDS)
+        log.warning("received %s: running requests have %g s to finish", number.name, STOP_SECONDS)
         self._end_within(STOP_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
@@ -337,7 +337,7 @@ def _news(beat: EngineHeartbeat) -> tuple[object, ...]:
 def _reason(error: BaseException | None) -> str:
     if isinstance(error, EngineFailed):
         return str(error)
-    log.error("the supervisor broke", exc_info=error)
+    log.error("the supervisor failed", exc_info=error)
     return f"EngineFailed: {type(error).__name__}: {error}"
 
 

@@ -76,12 +76,12 @@ def verdict(proof: Proof, again: Reading, known: Proof | None, noise: float | No
     far from the files this engine was with the weights it was started on; None for one that has just been started.
     """
     if (off := proof.reading.distance(again)) > ALIKE:
-        return f"it does not answer the same question twice alike: logprobs differ by {off:.3g}"
+        return f"it answers the same prompt differently the second time: logprobs differ by {off:.3g}"
     if known is not None and (off := proof.reading.distance(known.reading)) > ALIKE:
         return f"its logprobs differ by {off:.3g} from those of an engine that was started on these weights"
     limit = STARTED if noise is None else max(TOLERANCE, NOISE * noise)
     if proof.error is not None and proof.error > limit:
-        return f"its logprobs are up to {proof.error:.3g} off what the files say ({limit:.3g} is allowed)"
+        return f"its logprobs differ by up to {proof.error:.3g} from those computed from the files ({limit:.3g} is allowed)"
     return ""
 
 

@@ -42,7 +42,7 @@ class Source:
 
     def mismatch(self, found: str) -> str:
         """What to say where this is found in their place."""
-        return f"ChecksumMismatch: {self.adapter or self.folder} holds {found}, and {self.version} is {self.checksum}"
+        return f"ChecksumMismatch: {self.adapter or self.folder} has checksum {found}, but {self.version} has {self.checksum}"
 
 
 def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable[[], bool]) -> Source:
@@ -56,10 +56,10 @@ def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable
         return Source(checksum, checksum, own)
     given = order.adapter or order.path
     if given is None:
-        raise Invalid("WeightsUnavailable: the order names neither a folder nor an adapter")
+        raise Invalid("WeightsUnavailable: the update names neither a folder nor an adapter")
     checksum = weights_version(Path(given), stopping)
     if order.checksum is not None and checksum != order.checksum:
-        raise Invalid(f"ChecksumMismatch: {given} holds {checksum}, and {order.checksum} was ordered")
+        raise Invalid(f"ChecksumMismatch: {given} has checksum {checksum}, but the update expects {order.checksum}")
     if order.adapter is not None:
         return Source(order.version, checksum, own, Path(given))
     return Source(order.version, checksum, Path(given))
@@ -106,7 +106,7 @@ class Contents:
         for name in IDENTITY:
             if self.config.get(name) != other.config.get(name):
                 return (
-                    f"WrongArchitecture: {name} is {other.config.get(name)}, and the pool's is {self.config.get(name)}"
+                    f"WrongArchitecture: {name} is {other.config.get(name)}, but the pool's is {self.config.get(name)}"
                 )
         if not self.shapes or not other.shapes:
             return ""
@@ -115,7 +115,7 @@ class Contents:
             ours.pop(HEAD, None), theirs.pop(HEAD, None)
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                return f"WrongShape: {name} is {_shape(theirs.get(name))}, and the pool's is {_shape(ours.get(name))}"
+                return f"WrongShape: {name} is {_shape(theirs.get(name))}, but the pool's is {_shape(ours.get(name))}"
         return ""
 
 
@@ -136,4 +136,4 @@ def read_contents(folder: Path) -> Contents:
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
-    return "not there" if shape is None else str(list(shape))
+    return "missing" if shape is None else str(list(shape))

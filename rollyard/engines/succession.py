@@ -48,7 +48,7 @@ class Succession:
     def still(self) -> None:
         """Raises ControlFailed when it is gone."""
         if self.gone:
-            raise ControlFailed("it ended while its weights were changed", lost=True)
+            raise ControlFailed("it ended during the weights update", lost=True)
 
     def next_on(self, source: Source) -> None:
         """Whenever it is started from now on, it is on these weights."""
@@ -71,7 +71,7 @@ class Succession:
         if self.gone and self._supervisor.prepare == prepare:
             return
         if not self.restarts:
-            raise EngineFailed("WeightsLost: the engine has been touched in vain and cannot be started again")
+            raise EngineFailed("WeightsLost: the update failed in the middle, and the engine cannot be restarted")
         self._end_answers()
         await self.replace(proven)
 

@@ -130,7 +130,7 @@ class Supervisor:
                 log.error("engine ended (%d times in a row): %s: %s", deaths.in_a_row, death.reason, death.words)
                 if death.final or deaths.total >= self._lives or deaths.unready >= QUICK_DEATHS:
                     raise EngineFailed(f"{_failure(death)}: {death.words}")
-                so_far = f"ended {deaths.in_a_row} times in a row, the last time: {death.words}"
+                so_far = f"ended {deaths.in_a_row} times in a row; the last time: {death.words}"
                 if deaths.in_a_row >= CRASHES:
                     raise EngineFailed(f"CrashLoop: {so_far}")
                 again = f"Restarting: {so_far}"
@@ -190,7 +190,9 @@ class Supervisor:
                 await asyncio.wait({relay}, timeout=RELAY_SECONDS)
         if not by_itself:
             return (
-                probe.result() if probe.done() and not probe.cancelled() else Death("Restarting", "it is started anew")
+                probe.result()
+                if probe.done() and not probe.cancelled()
+                else Death("Restarting", "it is being restarted")
             )
         assert process.returncode is not None
         return self._death(process.returncode, ended_at)
@@ -249,7 +251,7 @@ class Supervisor:
                 failed += 1
                 self.health = health
                 if failed >= FAILED_PROBES:
-                    return Death("EngineDied", "it does not answer /health any more")
+                    return Death("EngineDied", "it no longer answers /health")
             elif loop.time() > deadline:
                 late = f"it was not ready after {self._startup:g} s (`engine.startupTimeoutSeconds`)"
                 return Death("StartupTimeout", f"{late}; {self._last_output(loop.time())}", final=True)
@@ -260,7 +262,7 @@ class Supervisor:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 async with http.get("http://engine/health") as answer:
                     if answer.status != 200:
-                        return Health(False, f"Unhealthy: /health answers {answer.status}")
+                        return Health(False, f"Unhealthy: /health answered {answer.status}")
                 async with http.get("http://engine/metrics", headers={"Accept-Encoding": "identity"}) as answer:
                     return self._healthy(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -37,7 +37,7 @@ async def check_template(model: ModelSpec) -> None:
         async with asyncio.timeout(CHECK_SECONDS):
             said = (await process.communicate())[0].decode(errors="replace").strip()
     except TimeoutError:
-        log.warning("the chat template of %s was not checked within %g s", folder, CHECK_SECONDS)
+        log.warning("the check of the chat template of %s did not finish within %g s", folder, CHECK_SECONDS)
         return
     finally:
         await end_engine(process)
@@ -45,7 +45,7 @@ async def check_template(model: ModelSpec) -> None:
     if process.returncode and why.startswith(REASON):
         raise EngineFailed(why)
     if process.returncode:
-        log.warning("the chat template of %s could not be checked; see above", folder)
+        log.warning("the chat template of %s could not be checked; the reason is above", folder)
         return
     with contextlib.suppress(OSError):  # a home that cannot be written: the next one looks again
         await asyncio.to_thread(_keep, kept)

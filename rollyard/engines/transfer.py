@@ -63,7 +63,7 @@ class Transfer:
     async def relay(self, request: web.Request) -> web.Response:
         """The engine's answer. Raises Conflict while no order waits for this, aiohttp.ClientError when it is lost."""
         if not self._open:
-            raise Conflict("no weights are to be transferred to this engine now: it must be Transferring")
+            raise Conflict("this engine expects no transfer now; send weights only while it is Transferring")
         call = asyncio.create_task(self._passed(request))
         self._calls.add(call)
         try:
@@ -72,7 +72,7 @@ class Transfer:
             call.cancel()
             self._calls.discard(call)
         if call.cancelled():
-            raise Conflict("the transfer was given up: the engine has what it serves from a folder")
+            raise Conflict("the transfer was given up; the engine has loaded its weights from a folder")
         return call.result()
 
     async def _passed(self, request: web.Request) -> web.Response:
@@ -98,7 +98,7 @@ class Transfer:
         now, limit = asyncio.get_running_loop().time(), CALL_SECONDS if self._calls else SILENCE_SECONDS
         if now - self._heard_at <= limit:
             return ""
-        how = "one call of the trainer lasted" if self._calls else "the trainer said nothing"
+        how = "one call of the trainer lasted" if self._calls else "the trainer was silent"
         return f"TransferLost: {how} for {limit:g} s"
 
     def _heard(self) -> None:

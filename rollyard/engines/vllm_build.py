@@ -93,7 +93,7 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
     kept = _cache() / f"{hashlib.sha256(json.dumps([_name(interpreter), where]).encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return _read(await asyncio.to_thread(kept.read_text))
-    log.info("asking %s which vLLM it has", _name(interpreter))
+    log.info("reading the vLLM version of %s", _name(interpreter))
     build = _read(await _child(interpreter, ASK, env))
     with contextlib.suppress(OSError):  # a home that cannot be written: the next one asks again
         await asyncio.to_thread(_keep, kept, build)
@@ -128,7 +128,7 @@ async def _child(interpreter: Sequence[str], program: str, env: Mapping[str, str
         async with asyncio.timeout(ASK_SECONDS):
             said = (await process.communicate())[0].decode(errors="replace")
     except TimeoutError:
-        raise EngineFailed(f"EngineMissing: {who} has not said within {ASK_SECONDS:g} s which vLLM it has") from None
+        raise EngineFailed(f"EngineMissing: {who} did not report its vLLM version within {ASK_SECONDS:g} s") from None
     finally:
         await end_engine(process)
     lines = said.splitlines()

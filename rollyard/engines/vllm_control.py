@@ -56,11 +56,11 @@ class VllmControl:
     def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
         if source.folder != now.folder or (source.checksum != now.checksum and source.adapter is None):
             if contents.tied:
-                return "its embeddings are tied, of which vLLM's reload leaves the output head"
+                return "its embeddings are tied, and vLLM's reload does not update a tied output head"
             if RPC not in self._served or not self.pauses:
                 return "this vLLM cannot reload weights"
         if source.adapter is not None and LOAD_ADAPTER not in self._served:
-            return "this vLLM cannot load adapters while it runs"
+            return "this vLLM cannot load adapters at run time"
         return ""
 
     def keeps(self, source: Source, now: Source) -> bool:
@@ -105,7 +105,7 @@ class VllmControl:
         if RESET in self._served:
             said = await command(self._http, RESET)
             if not json.loads(said).get("success"):
-                log.info("requests that were kept hold blocks of the prefix cache; the salt keeps them apart")
+                log.info("paused requests hold blocks of the prefix cache; the cache salt separates them")
 
     async def _unload_adapter(self, now: Source) -> None:
         if now.adapter is not None:

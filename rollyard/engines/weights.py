@@ -145,7 +145,7 @@ class Weights:
                 with contextlib.suppress(Invalid):  # the engine will say it in words of its own
                     self._contents = await asyncio.to_thread(read_contents, source.folder)
                 self._say("")
-                self.note = "NoTransfer: it was started on the folder" if order is not None and order.transfer else ""
+                self.note = "NoTransfer: it started with the folder" if order is not None and order.transfer else ""
                 return source
             except Invalid as error:
                 if self._wanted is not order:
@@ -219,7 +219,7 @@ class Weights:
 
     async def _rename(self, order: WeightsOrder, source: Source) -> None:
         """The same weights under another version: tokens before and after are equally theirs."""
-        self.note = "NoTransfer: it had the same weights already" if order.transfer else ""
+        self.note = "NoTransfer: it already had these weights" if order.transfer else ""
         await self._control.name(source.version)
         self._begin(source)
         self._accept(source, self._contents)
@@ -230,7 +230,7 @@ class Weights:
         assert now is not None
         anew = self._control.cannot_load(source, now, contents)
         if anew and not self._succession.restarts:
-            raise Refused(f"NotInPlace: {anew}, and an engine that spans nodes is not started again: make a new one")
+            raise Refused(f"NotInPlace: {anew}; an engine that spans nodes cannot be restarted, so it is replaced")
         self.note = self._no_transfer(anew, contents) if order.transfer else ""
         transfers = order.transfer and not self.note
         self._say("Draining")
@@ -242,7 +242,7 @@ class Weights:
         if not anew:
             anew = await self._in_place(source, now, contents, moved=transfers and not self.note)
         if anew:
-            log.info("the engine is started anew for weights %s: %s", source.version, anew)
+            log.info("restarting the engine for weights %s: %s", source.version, anew)
             await self._succession.start_on(source, or_else=now)
             await self._control.look()
             await self._control.load(source, None)
@@ -250,9 +250,7 @@ class Weights:
 
     def _no_transfer(self, anew: str, contents: Contents) -> str:
         """Why the trainer cannot move the weights into this process; empty when it can."""
-        differs = (
-            "" if self._contents is None or self._contents.computes_as(contents) else "config.json says other things"
-        )
+        differs = "" if self._contents is None or self._contents.computes_as(contents) else "config.json differs"
         why = anew or differs or self._control.no_transfer()
         return f"NoTransfer: {why}" if why else ""
 
@@ -271,13 +269,13 @@ class Weights:
         if not self.note or not self._transfer.begun or self._control.stages:
             return ""
         if not self._succession.restarts:
-            raise Wrong(f"{self.note}, and an engine that spans nodes is not started again: make a new one")
+            raise Wrong(f"{self.note}; an engine that spans nodes cannot be restarted, so it is replaced")
         return self.note
 
     def _given_up(self, order: WeightsOrder) -> str:
         if self._succession.gone:
             return "TransferLost: the engine ended"
-        return "" if self._wanted is order else "TransferLost: the server has ordered something else"
+        return "" if self._wanted is order else "TransferLost: the server has started another update"
 
     async def _in_place(self, source: Source, now: Source, contents: Contents, *, moved: bool) -> str:
         """Why it must be started anew after all; else it has been accepted."""
@@ -287,7 +285,7 @@ class Weights:
             await self._control.load(source, now)
         proof = await self._proof(source, started=False)
         if await self._proving.is_doubtful(source, now, proof):
-            anew = "ReloadIgnored: the engine answers with other weights exactly as it did before"
+            anew = "ReloadIgnored: the engine answers with the new weights exactly as before"
             if not self._succession.restarts:
                 raise Wrong(anew)
             self.note = anew if moved else self.note
@@ -316,14 +314,14 @@ class Weights:
                 raise EngineFailed(str(error)) from None
             except ControlFailed as error:
                 tries += 1
-                log.warning("the engine has not proven its weights: %s", error)
+                log.warning("the engine's weights could not be verified: %s", error)
                 if tries >= ATTEMPTS and self._supervisor.health.ready:
                     raise EngineFailed(f"ProbeFailed: {error}") from None
                 await asyncio.sleep(tries)
 
     async def _start_over(self, why: str) -> None:
         """With what is ordered now: the engine has come back on other files than it had proven. Raises EngineFailed."""
-        log.error("the engine does not serve: %s", why)
+        log.error("the engine stays closed: %s", why)
         self._say("Failed", why)
         was, self._now = self._now, None
         self._now = await self._first(was)

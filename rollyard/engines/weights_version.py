@@ -20,10 +20,10 @@ def weights_version(folder: Path, stopping: Callable[[], bool] = lambda: False) 
     Raises Invalid when the folder is missing, cannot be read, or holds no weights.
     """
     if not folder.is_dir():
-        raise Invalid(f"ModelMissing: {folder} is no folder on this node")
+        raise Invalid(f"ModelMissing: {folder} is not a folder on this node")
     files = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
     if not files:
-        raise Invalid(f"ModelMissing: {folder} holds no weights ({', '.join(PATTERNS)})")
+        raise Invalid(f"ModelMissing: {folder} contains no weights ({', '.join(PATTERNS)})")
     digest = hashlib.sha256()
     try:
         for file in files:
@@ -38,5 +38,5 @@ def _add(digest: hashlib._Hash, file: Path, stopping: Callable[[], bool]) -> Non
         digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
         while chunk := stream.read(CHUNK):
             if stopping():
-                raise Invalid("Stopped: the weights were not read to their end")
+                raise Invalid("Stopped: the weights were not read completely")
             digest.update(chunk)

@@ -34,10 +34,10 @@ class SuccessorKeeper:
             try:
                 await self.look()
             except SlurmUnreachable as error:
-                log.warning("not all of the %d successors are queued yet: %s", SUCCESSORS, error)
+                log.warning("some of the %d successors are not queued yet: %s", SUCCESSORS, error)
             except SubmitRefused as error:
                 log.error(
-                    "not all of the %d successors can be queued; with none this server ends with its job: %s",
+                    "some of the %d successors cannot be queued; without a successor this server ends with its job: %s",
                     SUCCESSORS, error,
                 )  # fmt: skip
                 pause = REFUSED_SECONDS
@@ -57,4 +57,4 @@ class SuccessorKeeper:
             self._asked_at = self._clock.time()
             ids = await self._driver.submit(script)
             self._asked_at = self._clock.time()
-            log.info("job %s waits to take over", ids[0])
+            log.info("successor job %s is queued", ids[0])

@@ -51,7 +51,7 @@ async def start(request: Request, tell: Tell) -> Serving:
     try:
         live = await _live(place, driver)
         if live:
-            tell(f"there is job {', '.join(job.id for job in live)} already; what it was submitted with stays as it is")
+            tell(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if await asyncio.to_thread(place.wanted) is None:  # a --stop was interrupted: nobody would succeed it
                 await asyncio.to_thread(place.want, _script(place, request))
         else:
@@ -62,8 +62,8 @@ async def start(request: Request, tell: Tell) -> Serving:
             return await _until_it_serves(place, driver, tell)
     except TimeoutError:
         raise Unavailable(
-            f"it does not serve yet after {request.wait_seconds:g} s, and stays queued or running; the same command "
-            f"waits on, --stop ends it ({place.last_words() or 'its log is empty'})"
+            f"the server does not serve yet after {request.wait_seconds:g} s; its job stays queued or running. The same "
+            f"command waits again, --stop ends the job ({place.last_words() or 'its log is empty'})"
         ) from None
     finally:
         await driver.close()
@@ -82,7 +82,7 @@ async def stop(request: Request) -> list[str]:
                 await driver.cancel([job.id for job in live])
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
-        raise Unavailable(f"job {', '.join(ended)} has not ended after {STOP_SECONDS:g} s; look at squeue") from None
+        raise Unavailable(f"job {', '.join(ended)} has not ended after {STOP_SECONDS:g} s; check squeue") from None
     finally:
         await driver.close()
     return list(ended)
@@ -90,7 +90,7 @@ async def stop(request: Request) -> list[str]:
 
 async def _open(request: Request) -> tuple[Place, Driver]:
     if request.cluster == "local":
-        raise BadRequest("--in-slurm needs a cluster; leave --cluster out, or leave --in-slurm out")
+        raise BadRequest("--in-slurm needs a Slurm cluster; leave out --cluster or --in-slurm")
     try:
         place = await asyncio.to_thread(Place, request.data)
     except OSError as error:
@@ -141,9 +141,9 @@ async def _until_it_serves(place: Place, driver: Driver, tell: Tell) -> Serving:
             if not trouble:
                 kubeconfig = str(place.data / "admin.kubeconfig")
                 return Serving(found.url, kubeconfig, found.job, running[found.job].node)
-            said = _tell_once(tell, said, f"{found.url} is not reached from here ({trouble}); see --advertise")
+            said = _tell_once(tell, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
         elif live and not running:
-            said = _tell_once(tell, said, f"job {live[0].id} waits: {live[0].reason or 'it was only just submitted'}")
+            said = _tell_once(tell, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
         await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -30,7 +30,7 @@ def run(place: Place, command: Sequence[str]) -> int:
     set_up_logging()
     os.umask(0o077)
     if place.wanted() is None:
-        log.info("no server shall run on %s any more", place.data)
+        log.info("a server on %s is no longer desired; ending", place.data)
         return 0
     return asyncio.run(_supervise(command))
 
@@ -47,7 +47,7 @@ async def _supervise(command: Sequence[str]) -> int:
             return status if status == SUPERSEDED_EXIT else 0
         if asyncio.get_running_loop().time() - began > WELL_SECONDS:
             pause = FIRST_PAUSE_SECONDS
-        log.error("the server ended with status %d; it is started again in %g s", status, pause)
+        log.error("the server ended with status %d; restarting it in %g s", status, pause)
         if await wait_or_timeout(stop, pause):
             return 0
         pause = min(LAST_PAUSE_SECONDS, 2 * pause)

@@ -65,7 +65,7 @@ class NodeAgent:
         self._uploads = Uploads(link, http)
         self._handlers = load_handlers()
         for kind, why in self._handlers.failed.items():
-            log.error("task kind %s is not offered here: its handler cannot be loaded: %s", kind, why)
+            log.error("task kind %s is not available here: its handler cannot be loaded: %s", kind, why)
         log.info("task kinds: %s", ", ".join(sorted(self._handlers.loaded)))
         self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
         self._policies: dict[Key, LeasedPolicy] = {}
@@ -113,7 +113,7 @@ class NodeAgent:
                 await self._refuse(unread)
             case Renewed(sent_at=sent_at, lost=lost):
                 self._renewed_at = max(self._renewed_at, sent_at)
-                self._drop(lost, "the server gave it to another")
+                self._drop(lost, "the server gave it to another node agent")
             case Cancel(lease=ref):
                 self._drop([ref], "cancelled")
             case Repin(lease=ref, role=role, now=now):
@@ -133,7 +133,7 @@ class NodeAgent:
         self._grants = 0
         self._lease_seconds = welcome.lease_seconds
         self._renewed_at = asyncio.get_running_loop().time()
-        self._drop(welcome.lost, "the server gave it to another")
+        self._drop(welcome.lost, "the server gave it to another node agent")
         if self._shop is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
             self._sandboxes, self._places = Sandboxes(runtime), welcome.places
@@ -163,7 +163,7 @@ class NodeAgent:
 
     async def _refuse(self, unread: list[Unread]) -> None:
         for one in unread:
-            log.warning("a lease asks for what this node agent does not know: %s", one.why)
+            log.warning("a lease has fields that this node agent does not know: %s", one.why)
             if one.lease is not None:  # else it runs out
                 await self._line.say(HandBack(lease=one.lease, reason=UNREADABLE_LEASE))
         self._changed()  # the server does not count on this room until it is told of it again
@@ -181,7 +181,7 @@ class NodeAgent:
                 log.info("rollout %s was stopped: %r", key[1], error)
                 return
             # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
-            log.exception("rollout %s broke its node agent's code", key[1])
+            log.exception("rollout %s caused an error in the code of the node agent", key[1])
             said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
             await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
         finally:
@@ -258,8 +258,8 @@ class NodeAgent:
                 await asyncio.sleep(left)
                 continue
             if self._works:
-                log.warning("no renewal for %g s: stopping %d rollouts", self._lease_seconds, len(self._works))
-                self._drop([work.ref for work, _ in self._works.values()], "its lease ran out")
+                log.warning("leases not renewed for %g s: stopping %d rollouts", self._lease_seconds, len(self._works))
+                self._drop([work.ref for work, _ in self._works.values()], "its lease expired")
             await asyncio.sleep(1.0)
 
     # shared parts

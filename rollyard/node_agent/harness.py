@@ -111,7 +111,7 @@ class Harness:
     async def _find(self, request: web.Request, named: str | None) -> Session:
         """Whatever connects here is this sandbox's; a name is optional, and another's is refused."""
         if named not in (None, self._session.id):
-            raise Refusal(403, "permission_error", "this gateway serves the session of its own sandbox alone")
+            raise Refusal(403, "permission_error", "this gateway serves only the session of its own sandbox")
         return self._session
 
     async def _write_prompt(self, prompt: Sequence[Mapping[str, Any]]) -> None:

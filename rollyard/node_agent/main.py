@@ -69,7 +69,7 @@ async def end_when_stuck(seconds: float) -> None:
 
 
 def _signalled(number: signal.Signals, stop: asyncio.Event) -> None:
-    log.warning("%s received: what is in hand is handed back", number.name)
+    log.warning("received %s: handing back all rollouts", number.name)
     stop.set()
 
 

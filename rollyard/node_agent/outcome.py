@@ -47,8 +47,8 @@ def unsampled(overdue: bool, calls: int, tokens: int, seconds: float) -> Rollyar
         return NothingSampled("the agent ended without a sampled token")
     if tokens:
         return NothingSampled(
-            f"RUN's budget of {seconds:g} s was over within the first turn, after {tokens} tokens: "
-            "give it more time, or lower `sampling.max_tokens`"
+            f"RUN's budget of {seconds:g} s ended during the first turn, after {tokens} tokens: "
+            "raise the budget, or lower `sampling.max_tokens`"
         )
     if calls:
         return StageTimeout(f"no model server sent a token within RUN's budget of {seconds:g} s")

@@ -79,7 +79,7 @@ class LeasedPolicy:
             limit = min(limit, self._context - len(prompt_ids))
         if limit < 1:
             raise ContextExceeded(
-                f"the conversation has {len(prompt_ids)} tokens of {self._context}", context=self._context
+                f"the conversation has {len(prompt_ids)} tokens, and the context {self._context}", context=self._context
             )
 
         def hear(ids: Sequence[int]) -> None:
@@ -107,7 +107,7 @@ class LeasedPolicy:
             return
         while left := self._in_flight.at() - {self.endpoint.id}:
             if ended := self._in_flight.end_quiet(left):
-                log.warning("endpoint %s is out: %d requests go on at %s", before, ended, self.endpoint.id)
+                log.warning("endpoint %s is down: %d requests continue at %s", before, ended, self.endpoint.id)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
@@ -117,14 +117,14 @@ class LeasedPolicy:
                     self.endpoint = await self._better()
                     self._repin = False
             elif failed == self.endpoint.id:
-                log.warning("endpoint %s failed in the middle of a turn", failed)
+                log.warning("endpoint %s failed during a turn", failed)
                 self.endpoint = await self._another(failed)
                 self._repin = False
             return self.endpoint
 
     async def _better(self) -> Endpoint:
         """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""
-        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="told to ask again")
+        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="the server asked it to choose again")
         try:
             answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
         except Unavailable as error:
@@ -145,7 +145,7 @@ class LeasedPolicy:
                     log.warning("no other endpoint yet: %s", error)
                 wanted = wanted.model_copy(update={"again": True})
                 if time.monotonic() - began > PARKED_SECONDS:
-                    raise NoEndpoint(f"no endpoint to go on with for {PARKED_SECONDS:g} s")
+                    raise NoEndpoint(f"no other endpoint was ready for {PARKED_SECONDS:g} s")
                 await backoff.wait()
 
     @contextlib.contextmanager

@@ -51,7 +51,7 @@ class Uploads:
                     frame = await answer.read()
                 return RunResult.model_validate_json(await asyncio.to_thread(zstandard.decompress, frame))
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
-                log.warning("the stored run of %s cannot be fetched yet: %s", ref.id, error)
+                log.warning("the stored run of %s could not be fetched yet: %s", ref.id, error)
             await backoff.wait()
 
     async def _put(self, path: str, header: ResultHeader, body: str) -> None:

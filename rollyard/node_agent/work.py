@@ -151,7 +151,7 @@ class Work:
         """The sandbox is gone before this returns: nothing of the agent's is alive when hidden tests appear."""
         if ROLE not in self._lease.endpoints:
             raise TaskError(
-                f"the pool has no inference role {ROLE!r}, which an agent samples from; add it to spec.inference"
+                f"the pool has no InferencePool for the role {ROLE!r}, which agents sample from; add it to spec.inference"
             )
         async with contextlib.AsyncExitStack() as stack:
             sandbox = await self._init(handler, stack)

@@ -53,8 +53,8 @@ class Bubblewrap:
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         raise ImageNotFound(
-            f"bubblewrap cannot read {image}: install Apptainer (deploy/apptainer/install.sh), or give the folder that "
-            f"`apptainer build --sandbox FOLDER {image.name}` makes elsewhere"
+            f"bubblewrap cannot read {image}: install Apptainer (deploy/apptainer/install.sh), or use the folder that "
+            f"`apptainer build --sandbox FOLDER {image.name}` makes on another machine"
         )
 
 

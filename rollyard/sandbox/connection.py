@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
             head_length, body_length = _LENGTHS.unpack_from(self._buffer)
             end = _LENGTHS.size + head_length + body_length
             if end > MAX_FRAME:
-                self.abort("the sandbox sent what is no frame")
+                self.abort("the sandbox sent an invalid frame")
                 return
             if len(self._buffer) < end:
                 return

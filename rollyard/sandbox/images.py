@@ -13,7 +13,7 @@ from rollyard.sandbox.base import HOME, OWN, WORKSPACE, Root, Runtime
 from rollyard.sandbox.cache import build_once
 
 UNPACK_SECONDS = 900.0
-_CAN_BE = "an image is a .sif file, a folder with a root file system, or null for the default image"
+_CAN_BE = "name a .sif file, a folder with a root file system, or null for the default image"
 _MOUNT_POINTS = (OWN, WORKSPACE, HOME, "/proc", "/dev", "/tmp", "/var/tmp", "/run")
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = {
@@ -51,10 +51,10 @@ class Images:
     def _of_folder(self, folder: Path) -> Root:
         if not sandbox_account().can_reach(folder):
             raise ImageNotFound(
-                f"the user that sandboxes run as cannot read {folder}: open it and the folders above it"
+                f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
             )
         if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
-            raise ImageNotFound(f"{folder} has neither usr nor bin, so it is no root file system; {_CAN_BE}")
+            raise ImageNotFound(f"{folder} has neither usr nor bin, so it is not a root file system; {_CAN_BE}")
         lacking = tuple(place for place in (WORKSPACE, HOME) if not (folder / place[1:]).is_dir())
         return Root(folder, _mount_points(self._cache), empty=lacking)
 

@@ -125,7 +125,7 @@ def _copy_distribution(distribution: importlib.metadata.Distribution, library: P
 def _agent_folder() -> Path:
     spec = importlib.util.find_spec("rollyard.sandbox_agent")
     if spec is None or spec.origin is None:
-        raise SandboxStartFailed("rollyard is installed without its package sandbox_agent: install it anew")
+        raise SandboxStartFailed("rollyard is installed without its package sandbox_agent: reinstall it")
     return Path(spec.origin).parent
 
 
@@ -156,9 +156,7 @@ def _copy_libraries(folder: Path, users: Iterable[Path]) -> str:
         if os.path.basename(library).startswith("ld-"):
             loader = os.path.basename(library)
     if loader is None:
-        raise SandboxStartFailed(
-            f"{sys.executable} is not linked to a dynamic loader: run rollyard with another Python"
-        )
+        raise SandboxStartFailed(f"{sys.executable} has no dynamic loader: run rollyard with another Python")
     return loader
 
 

@@ -127,7 +127,7 @@ class Sandbox:
         except SandboxLost as error:
             raise SandboxLost(f"sandbox {self.id}: {error}{self._launcher.last_words()}") from None
         if "fault" in reply:
-            raise SandboxLost(f"sandbox {self.id}: its agent failed: {reply['fault']}")
+            raise SandboxLost(f"sandbox {self.id}: the sandbox agent failed: {reply['fault']}")
         return reply, answer
 
 
@@ -156,7 +156,7 @@ class Sandboxes:
             await self._greet(connection, launcher)
             connection.send(self._settings(spec))
         except BaseException:
-            connection.abort("the sandbox was given up before it was ready")
+            connection.abort("the sandbox was closed before it was ready")
             ours.close()
             gate.close()
             await launcher.end()
@@ -188,7 +188,9 @@ class Sandboxes:
             words = launcher.last_words() or f": no answer within {START_SECONDS:g} s"
             raise SandboxStartFailed(f"{self._runtime.name} started no sandbox{words}") from None
         if hello["protocol"] != PROTOCOL:
-            raise SandboxStartFailed(f"the sandbox agent speaks protocol {hello['protocol']}, and we speak {PROTOCOL}")
+            raise SandboxStartFailed(
+                f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
+            )
 
     def _settings(self, spec: SandboxSpec) -> Header:
         return {

@@ -228,4 +228,4 @@ def _seconds(text: str) -> float | None:
 def _words(text: str) -> str:
     """What a command complains about, without its name before each line: the cause often stands in the line before last."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it said nothing"
+    return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

@@ -126,7 +126,7 @@ async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient) -
             await impatient.get(ObjectKey(kind="RolloutPool", namespace="default", name="demo"))
     assert len(servers.asked) > 1
     assert len(said) == 1
-    assert said[0].startswith("the server cannot answer now: HTTP 503")
+    assert said[0].startswith("the server cannot answer at present: HTTP 503")
 
 
 async def test_a_server_that_is_down_is_told_at_once_and_without_the_innards_of_ssl(

@@ -67,13 +67,13 @@ def test_a_link_to_it_leads_to_the_endpoint_file_too(tmp_path: Path) -> None:
 def test_it_is_found_by_variable_then_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(BadRequest, match=r"no server is known: .*/\.rollyard/config: .*start one with `rollyard serve"):
+    with pytest.raises(BadRequest, match=r"no kubeconfig: .*/\.rollyard/config: .*start one with `rollyard serve"):
         load_context()
     (tmp_path / ".rollyard").mkdir()
     write(tmp_path / ".rollyard", config())
     assert load_context().namespace == "ml"
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(BadRequest, match=r"no server is known: .*/none"):
+    with pytest.raises(BadRequest, match=r"no kubeconfig: .*/none"):
         load_context()
 
 
@@ -93,12 +93,12 @@ def test_it_is_found_by_variable_then_at_home(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_what_is_no_kubeconfig_is_refused(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(BadRequest, match="is no kubeconfig with a token"):
+    with pytest.raises(BadRequest, match="is not a kubeconfig with a token"):
         load_context(write(tmp_path, content))
 
 
 def test_what_is_no_yaml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text("{ [")
-    with pytest.raises(BadRequest, match="is no kubeconfig"):
+    with pytest.raises(BadRequest, match="is not a kubeconfig"):
         load_context(path)

@@ -52,7 +52,7 @@ def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster
     status, found = doctor(cluster, "--node", "--data", str(tmp_path), "--advertise", "nowhere.invalid")
     assert status == 1
     assert found[f"{here}: network"].startswith("FAIL  nowhere.invalid:")
-    assert "name another address or interface by --advertise" in found[f"{here}: network"]
+    assert "name another address or interface with --advertise" in found[f"{here}: network"]
 
     cluster.run("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=test")
     status, found = doctor(cluster, "--node", "--data", str(tmp_path), "--wait", "3")

@@ -269,7 +269,7 @@ async def test_a_folder_that_is_served_from_a_shell_gets_no_job(yard: JobYard) -
         (["--partition", "nowhere"], "invalid partition"),
         (["--sbatch", "dependency=afterok:1"], "Rollyard sets dependency"),
         (["--sbatch", "--licenses=x"], "is not an option of sbatch"),
-        (["--cluster", "local"], "needs a cluster"),
+        (["--cluster", "local"], "needs a Slurm cluster"),
     ],
 )
 async def test_what_cannot_be_is_refused_in_words(yard: JobYard, options: list[str], word: str) -> None:

@@ -136,7 +136,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
         await asyncio.to_thread(move_back, yard.data / "admin.kubeconfig")
         await yard.until(lambda: serves(client, "v3", 2))
         engine = groups[0][0]
-        with pytest.raises(Conflict, match="no weights are to be transferred to this engine now"):
+        with pytest.raises(Conflict, match="this engine expects no transfer now"):
             await engine.call("start_weight_update")
         with pytest.raises(NotFound, match="has no engine 'policy-9'"):
             await replace(engine, id="default/policy-9").call("start_weight_update")
@@ -200,7 +200,7 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> No
         assert "update to v3 complete" in await rollyard(yard, *ordered, "v3")
         with pytest.raises(AssertionError, match="use another version name for other weights"):
             await rollyard(yard, "weights", "policy", "--version", "v2", "--path", "/elsewhere")
-        with pytest.raises(AssertionError, match=r"update to v4 failed: .*is no folder on this node"):
+        with pytest.raises(AssertionError, match=r"update to v4 failed: .*is not a folder on this node"):
             await rollyard(yard, "weights", "policy", "--version", "v4", "--path", "/nowhere", "--wait")
         await yard.until(lambda: serves_still(client, "v3", 2))
         assert "update to v5 complete" in await rollyard(yard, *ordered, "v5"), "no failure of v4 counts against it"

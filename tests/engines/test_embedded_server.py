@@ -211,11 +211,11 @@ async def test_max_tokens_is_cut_to_the_context(http: aiohttp.ClientSession) -> 
     [
         ({"model": "other"}, 404, "does not exist"),
         ({"prompt": PROMPT * 128}, 400, "maximum context length is 1024 tokens. However, your request has 1024"),
-        ({"prompt": [5, 10**6]}, 400, "out of the vocabulary"),
+        ({"prompt": [5, 10**6]}, 400, "outside of the vocabulary"),
         ({"prompt": []}, 400, "empty"),
         ({"prompt": [[1], [2]]}, 400, "prompt"),
         ({"n": 2}, 400, "`n` is not supported"),
-        ({"stop": ["x", ""]}, 400, "`stop` cannot hold an empty string"),
+        ({"stop": ["x", ""]}, 400, "`stop` must not contain an empty string"),
         ({"stop": [7]}, 400, "`stop.0`: Input should be a valid string"),
         ({"guided_json": {}}, 400, "the fields are model, prompt"),
         ({"temperature": -1}, 400, "greater than or equal to 0"),

@@ -75,7 +75,7 @@ a background process. See stack trace for root cause.
         ("RuntimeError: Engine core initialization failed.", "RuntimeError: Engine core initialization failed.", False),
         ("ValueError: x\nerror: ours\nbye", "ours", False),
         ("loading\nbye\n\n", "bye", False),
-        ("", "it said nothing", False),
+        ("", "it printed nothing", False),
         ("x" * 2000, "x" * (MAX_CHARS - 1) + "…", False),
     ],
 )

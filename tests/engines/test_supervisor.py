@@ -147,7 +147,7 @@ async def test_an_engine_that_hangs_is_replaced(
         (first,) = processes(str(uds))
         freeze(first)
         await until(lambda: supervisor.health.reason.startswith("Unhealthy"))
-        await until(lambda: "does not answer" in supervisor.health.reason)
+        await until(lambda: "no longer answers" in supervisor.health.reason)
         await until(lambda: supervisor.health.ready)
         assert processes(str(uds)) not in ([], [first])
 
@@ -239,7 +239,7 @@ async def test_one_that_gets_ready_and_dies_again_and_again_is_given_up_as_a_cra
             seen.add(supervisor.health.reason.partition(":")[0])
             await asyncio.sleep(0.01)
         with pytest.raises(
-            EngineFailed, match=r"^CrashLoop: ended 3 times in a row, the last time: exit code 1: ValueError: no"
+            EngineFailed, match=r"^CrashLoop: ended 3 times in a row; the last time: exit code 1: ValueError: no"
         ):
             task.result()
     assert {"Loading", "", "EngineDied", "Restarting"} <= seen

@@ -119,10 +119,10 @@ async def test_what_does_not_fit_is_refused_and_may_be_sent_again(made: Yard, ot
     tensors, head = tensors_of(other_dir), "lm_head.weight"
     dtype, shape, raw = tensors[head]
     for body, status, words in [
-        (b"nonsense, and more of it", 400, "no safetensors file"),
+        (b"nonsense, and more of it", 400, "not a safetensors file"),
         (body_of(tensors)[:-1], 400, "cut short"),
         (body_of({"model.extra": (dtype, shape, raw)}), 422, "has no tensor model.extra"),
-        (body_of({head: (dtype, (shape[1], shape[0]), raw)}), 422, f"{head} is [{shape[1]}, {shape[0]}]"),
+        (body_of({head: (dtype, (shape[1], shape[0]), raw)}), 422, f"{head} has shape [{shape[1]}, {shape[0]}]"),
         (body_of({head: ("I8", shape, raw[: len(raw) // 2])}), 422, "must be BF16, F16 or F32"),
     ]:
         said = await call(made, "/update_weights", body)
@@ -187,7 +187,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
             monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.0)
             await done(made, "v2")
         anew = begun and not control.stages
-        assert "TransferLost: the trainer said nothing" in made.weights.note
+        assert "TransferLost: the trainer was silent" in made.weights.note
         assert made.supervisor.life == (2 if anew else 1)
         assert list(dict.fromkeys(stream.result().versions)) == ([old] if anew else [old, "v2"])
         assert furthest(stream.result(), recomputed(stream.result(), model_dir, other_dir)) < 1e-3
@@ -219,7 +219,7 @@ async def test_calls_that_are_refused_keep_nobody_waiting(
     while made.weights.phase == "Transferring":
         assert (await call(made, "/update_weights", b"too early"))[0] == 409
     await done(made, "v2")
-    assert "the trainer said nothing" in made.weights.note
+    assert "the trainer was silent" in made.weights.note
 
 
 async def status_of(made: Yard, body: AsyncIterator[bytes]) -> int:
@@ -273,7 +273,7 @@ async def test_an_engine_that_offers_no_transfer_reads_the_folder_and_says_so(
         await made.order(WeightsOrder(version="v2", path=str(other_dir), transfer=True))
         assert made.weights.note == f"NoTransfer: {words}"
         await made.order(WeightsOrder(version="v3", path=str(other_dir), transfer=True))
-        assert made.weights.note == "NoTransfer: it had the same weights already"
+        assert made.weights.note == "NoTransfer: it already had these weights"
 
 
 async def test_an_engine_that_starts_with_such_an_order_reads_the_folder(
@@ -281,7 +281,7 @@ async def test_an_engine_that_starts_with_such_an_order_reads_the_folder(
 ) -> None:
     order = WeightsOrder(version="v2", path=str(other_dir), transfer=True)
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
-        assert (made.weights.version, made.weights.note) == ("v2", "NoTransfer: it was started on the folder")
+        assert (made.weights.version, made.weights.note) == ("v2", "NoTransfer: it started with the folder")
 
 
 async def test_another_configuration_is_read_from_its_folder(made: Yard, other_dir: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_another_configuration_is_read_from_its_folder(made: Yard, other_d
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "transformers_version": "9", "eos_token_id": 7}))
     await made.order(WeightsOrder(version="v2", path=str(folder), transfer=True))
-    assert made.weights.note == "NoTransfer: config.json says other things"
+    assert made.weights.note == "NoTransfer: config.json differs"
 
 
 @pytest.mark.parametrize(

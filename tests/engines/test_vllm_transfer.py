@@ -138,6 +138,6 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
         monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.0)
         await done(made, "v3")
         assert made.supervisor.life == 2
-        assert "TransferLost: the trainer said nothing" in made.weights.note
+        assert "TransferLost: the trainer was silent" in made.weights.note
         again = await made.stream(PROMPTS[0], 20)
         assert furthest(again, recomputed(again, model_dir, model_dir)) < CLOSE

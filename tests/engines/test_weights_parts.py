@@ -79,11 +79,11 @@ async def test_an_adapter_is_taken_up_let_go_and_survives_a_kill(
 
 def test_an_adapter_that_cannot_be_merged_is_refused(adapter: tuple[Path, Path], model_dir: Path) -> None:
     folder, _ = adapter
-    with pytest.raises(Invalid, match="holds no LoRA adapter"):
+    with pytest.raises(Invalid, match="contains no LoRA adapter"):
         read_adapter(model_dir)
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
-    with pytest.raises(Invalid, match="use_dora must be false, is true"):
+    with pytest.raises(Invalid, match="use_dora must be false, not true"):
         read_adapter(folder)
 
 
@@ -113,7 +113,7 @@ def test_folders_of_one_model_fit_and_others_say_what_differs(model_dir: Path, o
     assert not ours.tied
     fewer = Contents(ours.config, {n: s for n, s in ours.shapes.items() if "layers.3." not in n})
     assert ours.misfit(fewer).startswith("WrongShape: model.layers.3.")
-    assert "is not there, and the pool's is [" in ours.misfit(fewer)
+    assert "is missing, but the pool's is [" in ours.misfit(fewer)
     headless = Contents(ours.config, {n: s for n, s in ours.shapes.items() if n != "lm_head.weight"})
     assert headless.tied
     assert headless.misfit(Contents({**ours.config, "tie_word_embeddings": True}, ours.shapes)) == ""
@@ -129,9 +129,9 @@ SAME = Reading((5, 6, 7), (-1.0, -2.0, -0.5))
         (Proof(SAME, None), SAME, None, None, ""),
         (Proof(SAME, 0.1), SAME, None, 0.05, ""),  # half precision: as far off as it was before
         (Proof(SAME, 0.1), SAME, None, None, ""),
-        (Proof(SAME, 0.1), SAME, None, 0.001, "0.1 off what the files say"),
-        (Proof(SAME, 0.9), SAME, None, None, "0.9 off what the files say"),
-        (Proof(SAME, None), Reading((5, 6, 7), (-1.0, -2.0, -3.5)), None, 0.0, "twice alike"),
+        (Proof(SAME, 0.1), SAME, None, 0.001, "by up to 0.1 from those computed"),
+        (Proof(SAME, 0.9), SAME, None, None, "by up to 0.9 from those computed"),
+        (Proof(SAME, None), Reading((5, 6, 7), (-1.0, -2.0, -3.5)), None, 0.0, "differently the second time"),
         (Proof(SAME, None), SAME, Proof(Reading((4, 6, 7), SAME.logprobs), None), 0.0, "differ by inf"),
     ],
 )
@@ -154,5 +154,5 @@ async def test_vllm_is_not_asked_to_reload_what_it_would_reload_wrongly(tmp_path
         assert "cannot reload" in control.cannot_load(new, now, plain)
         assert "--enable-lora" in control.refuses(Source("3", "c", Path("/a"), Path("/lora")))
         assert VllmControl(http, ["--enable-lora"]).refuses(Source("3", "c", Path("/a"), Path("/lora"))) == ""
-        with pytest.raises(ControlFailed, match="/pause answers 404"):
+        with pytest.raises(ControlFailed, match="/pause answered 404"):
             await control.pause("keep")

@@ -35,9 +35,9 @@ def test_other_weights_have_another_version(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=f"ModelMissing: {tmp_path / 'no'} is no folder"):
+    with pytest.raises(Invalid, match=f"ModelMissing: {tmp_path / 'no'} is not a folder"):
         weights_version(tmp_path / "no")
-    with pytest.raises(Invalid, match="holds no weights"):
+    with pytest.raises(Invalid, match="contains no weights"):
         weights_version(model(tmp_path / "a", config_json=b"{}"))
 
 

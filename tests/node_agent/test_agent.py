@@ -141,7 +141,7 @@ async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on
             await wants(agent)
             while "hand-back of a was not stored" not in caplog.text:  # the server never had it
                 await asyncio.sleep(0.01)
-    assert "a lease asks for what this node agent does not know" in caplog.text
+    assert "a lease has fields that this node agent does not know" in caplog.text
 
 
 async def wants(agent: Connected) -> None:

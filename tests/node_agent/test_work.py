@@ -138,7 +138,7 @@ async def test_what_was_stopped_uploads_nothing_whatever_came_of_it() -> None:
         (False, 1, 0, Status.FAILED, "ended without a sampled token"),
         (True, 0, 0, Status.FAILED, "made no model call within RUN's budget of 60 s"),
         (True, 1, 0, Status.INFRA_FAILED, "no model server sent a token within RUN's budget of 60 s"),
-        (True, 1, 300, Status.FAILED, "over within the first turn, after 300 tokens"),
+        (True, 1, 300, Status.FAILED, "ended during the first turn, after 300 tokens"),
     ],
 )
 def test_why_nothing_was_sampled_and_whose_doing_it_is(

@@ -97,7 +97,7 @@ def failing(times: int) -> Ends:
     return Ends(failures=times, last_failure=NOW - 100, failing=True)
 
 
-FAILED = {"jobState": "FAILED", "exitCode": 3, "endTime": -100, "reason": "ModelMissing: /nowhere is no folder"}
+FAILED = {"jobState": "FAILED", "exitCode": 3, "endTime": -100, "reason": "ModelMissing: /nowhere is not a folder"}
 
 
 def said(fact: Any) -> tuple[bool, str]:
@@ -129,7 +129,7 @@ def test_old_ones_serve_while_a_change_fails_and_the_change_is_told_apart() -> N
         assert said(ready(found)) == (True, "AllReady")
         fact = updated(found)
         assert said(fact) == (False, "CrashLoop" if times >= CRASH_LOOP else "AllocationFailed")
-        assert "p-2 ended FAILED: ModelMissing: /nowhere is no folder" in fact.message
+        assert "p-2 ended FAILED: ModelMissing: /nowhere is not a folder" in fact.message
         assert fact.message.startswith("0 of 2 allocations are up to date and ready; failed")
     assert replicas(view(*old)).updated == 0
 

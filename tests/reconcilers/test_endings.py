@@ -11,7 +11,7 @@ from rollyard.reconcilers.endings import LONG_CHARS, SHORT_CHARS, End, Output, l
 from rollyard.reconcilers.workspace import last_output
 
 SAID = Output("INFO 200 OK", 2.2)
-MEANT = Output("ModelMissing: /m is no folder", 0.1, meant=True)
+MEANT = Output("ModelMissing: /m is not a folder", 0.1, meant=True)
 REPLACED = "replaced by demo-rp-3"
 
 
@@ -30,7 +30,7 @@ REPLACED = "replaced by demo-rp-3"
         ),
         # by its own exit code
         (End("FAILED", 1, "NonZeroExitCode"), "exit code 1"),
-        (End("FAILED", 1, output=MEANT), "exit code 1: ModelMissing: /m is no folder"),
+        (End("FAILED", 1, output=MEANT), "exit code 1: ModelMissing: /m is not a folder"),
         (End("FAILED", 200), "exit code 200"),
         (End("COMPLETED", 0), "exit code 0, cause unknown"),
         (End("FAILED", 0, "JobLaunchFailure"), "FAILED: JobLaunchFailure"),

@@ -90,5 +90,5 @@ async def test_what_is_no_image_is_named(sandboxes: Sandboxes, open_folder: Path
     (open_folder / "file.tar").write_text("x")
     with pytest.raises(ImageNotFound, match=r"neither a folder nor a \.sif"):
         await sandboxes.start(SandboxSpec(str(open_folder / "file.tar"), LIMITS))
-    with pytest.raises(ImageNotFound, match="no root file system"):
+    with pytest.raises(ImageNotFound, match="not a root file system"):
         await sandboxes.start(SandboxSpec(str(open_folder), LIMITS))

@@ -39,7 +39,7 @@ class Adapter:
         a, b = self._entries[stem + A].read(), self._entries[stem + B].read()
         if (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
             raise Invalid(
-                f"{self.folder}: {name} is {list(weight.shape)}, and the adapter has {b.shape} times {a.shape}"
+                f"{self.folder}: {name} is {list(weight.shape)}, but the adapter has {b.shape} times {a.shape}"
             )
         added: Array = weight + (b @ a) * weight.dtype.type(self.scale)
         return added
@@ -51,15 +51,15 @@ def read_adapter(folder: Path) -> Adapter:
         raw = json.loads((folder / "adapter_config.json").read_text())
         found = dict(entries(folder / FILE))
     except (OSError, ValueError) as error:
-        raise Invalid(f"{folder} holds no LoRA adapter (adapter_config.json, {FILE}): {error}") from None
+        raise Invalid(f"{folder} contains no LoRA adapter (adapter_config.json, {FILE}): {error}") from None
     for field, only in PLAIN.items():
         if raw.get(field) not in (only, None):
-            raise Invalid(f"{folder}: {field} must be {json.dumps(only)}, is {json.dumps(raw[field])}")
+            raise Invalid(f"{folder}: {field} must be {json.dumps(only)}, not {json.dumps(raw[field])}")
     targets = {name.removeprefix(PREFIX).removesuffix(A) for name in found if name.endswith(A)}
     strange = found.keys() - {PREFIX + target + end for target in targets for end in (A, B)}
     if strange or not targets or 2 * len(targets) != len(found):
         raise Invalid(
-            f"{folder}: {FILE} may hold pairs of lora_A and lora_B only, holds {sorted(strange)[:1] or 'none'}"
+            f"{folder}: {FILE} must contain only pairs of lora_A and lora_B; it contains {sorted(strange)[:1] or 'none'}"
         )
     rank = int(raw["r"])
     scale = float(raw["lora_alpha"]) / (math.sqrt(rank) if raw.get("use_rslora") else rank)

@@ -101,6 +101,6 @@ def _check_memory(wanted: int, slots: int, capacity: int) -> None:
     if wanted > installed:
         gib = 2**30
         raise Invalid(
-            f"{slots} slots of {capacity} tokens need up to {wanted / gib:.1f} GiB of keys and values and this machine "
+            f"{slots} slots of {capacity} tokens need up to {wanted / gib:.1f} GiB of keys and values, but this machine "
             f"has {installed / gib:.1f} GiB; lower --max-model-len or --max-sequences"
         )

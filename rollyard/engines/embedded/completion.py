@@ -86,7 +86,7 @@ class CompletionRequest(BaseModel):
     @classmethod
     def _stop(cls, stop: list[str]) -> list[str]:
         if "" in stop:
-            raise ValueError("`stop` cannot hold an empty string")
+            raise ValueError("`stop` must not contain an empty string")
         return stop
 
     @property
@@ -102,7 +102,7 @@ def read_request(body: bytes) -> CompletionRequest:
     except ValidationError as error:
         raise BadRequest(_complaint(error.errors(include_url=False)[0])) from None
     except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
 def _complaint(first: ErrorDetails) -> str:
@@ -157,7 +157,7 @@ class Served:
                 f"{len(prompt)} input tokens. Please reduce the length of the input."
             )
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
-            raise BadRequest(f"The prompt holds ids out of the vocabulary; they go from 0 to {self.vocab_size - 1}.")
+            raise BadRequest(f"The prompt has ids outside of the vocabulary; valid ids are 0 to {self.vocab_size - 1}.")
 
     def text_stream(self, request: CompletionRequest) -> TextStream:
         return TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)

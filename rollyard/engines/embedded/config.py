@@ -74,11 +74,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
-        raise Invalid(f"{path} is missing; a model folder in Hugging Face layout has one") from None
+        raise Invalid(f"{path} is missing; the model must be a folder in Hugging Face layout") from None
     except ValueError as error:
-        raise Invalid(f"{path} is not JSON: {error}") from None
+        raise Invalid(f"{path} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
-        raise Invalid(f"{path} must hold a JSON object")
+        raise Invalid(f"{path} must contain a JSON object")
     return data
 
 
@@ -87,10 +87,12 @@ def _unsupported(raw: dict[str, Any]) -> list[Cause]:
     for field, only in _ONLY.items():
         value = raw.get(field, None if field == "model_type" else only)
         if value != only and not (only is False and value is None):
-            causes.append(Cause(field, f"must be {json.dumps(only)}, is {json.dumps(value)}"))
+            causes.append(Cause(field, f"must be {json.dumps(only)}, not {json.dumps(value)}"))
     kinds = {kind for kind in raw.get("layer_types") or [] if kind != "full_attention"}
     if kinds:
-        causes.append(Cause("layer_types", f'may hold "full_attention" only, holds {json.dumps(sorted(kinds))}'))
+        causes.append(
+            Cause("layer_types", f'must contain "full_attention" only; it contains {json.dumps(sorted(kinds))}')
+        )
     return causes
 
 
@@ -106,7 +108,7 @@ def _rope_causes(raw: dict[str, Any]) -> list[Cause]:
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     rope = _rope(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    return [] if kind == "default" else [Cause(f"{field}.rope_type", f'must be "default", is {json.dumps(kind)}')]
+    return [] if kind == "default" else [Cause(f"{field}.rope_type", f'must be "default", not {json.dumps(kind)}')]
 
 
 def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
@@ -124,14 +126,14 @@ def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
     for ours, field in names.items():
         value = raw.get(field, _DEFAULTS.get(field))
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            causes.append(Cause(field, f"must be a positive integer, is {json.dumps(value)}"))
+            causes.append(Cause(field, f"must be a positive integer, not {json.dumps(value)}"))
             value = 1
         sizes[ours] = value
     if sizes["heads"] % sizes["kv_heads"]:
-        message = f"must divide num_attention_heads ({sizes['heads']}), is {sizes['kv_heads']}"
+        message = f"must divide num_attention_heads ({sizes['heads']}), but is {sizes['kv_heads']}"
         causes.append(Cause("num_key_value_heads", message))
     if sizes["head_dim"] % 2:
-        causes.append(Cause("head_dim", f"must be even, is {sizes['head_dim']}"))
+        causes.append(Cause("head_dim", f"must be even, but is {sizes['head_dim']}"))
     return sizes
 
 

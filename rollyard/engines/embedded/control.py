@@ -97,14 +97,14 @@ class Control:
 
     def _begun(self, request: web.Request) -> Staging:
         if self._staging is None:
-            raise Conflict(f"{request.path}: no transfer has begun; call /start_weight_update first")
+            raise Conflict(f"{request.path}: no transfer has started; call /start_weight_update first")
         return self._staging
 
     def _read_model(self, asked: Load) -> Model:
         """Raises Invalid when the folder holds a model of another shape, or none."""
         config = read_config(asked.path)
         if config.shape != self._model.config.shape:
-            raise Invalid(f"{asked.path} has another shape than the model that runs; start an engine on it instead")
+            raise Invalid(f"{asked.path} has another shape than the running model; start an engine on it instead")
         return Model(config, load_weights(asked.path, config, asked.adapter), self._model.capacity)
 
 

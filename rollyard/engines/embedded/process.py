@@ -46,10 +46,10 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rollyard.engines.embedded", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face layout")
-    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer; by default the model's")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer (default: the folder of the model)")
     parser.add_argument("--served-name", required=True, help="the model's name in requests")
     parser.add_argument("--uds", type=Path, required=True, help="Unix socket to listen on")
-    parser.add_argument("--max-model-len", type=int, help="longest sequence; by default what the model allows")
+    parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's limit)")
     parser.add_argument("--max-sequences", type=int, default=32, help="most sequences in a batch (%(default)s)")
     return parser.parse_args()
 
@@ -79,12 +79,12 @@ def _load(options: argparse.Namespace) -> tuple[Model, Served]:
     config = read_config(options.model)
     length = options.max_model_len or config.max_positions
     if not 2 <= length <= config.max_positions:
-        raise Invalid(f"--max-model-len must be between 2 and the model's {config.max_positions}, is {length}")
+        raise Invalid(f"--max-model-len must be between 2 and the model's {config.max_positions}, but is {length}")
     if options.max_sequences < 1:
-        raise Invalid(f"--max-sequences must be at least 1, is {options.max_sequences}")
+        raise Invalid(f"--max-sequences must be at least 1, but is {options.max_sequences}")
     path = (options.tokenizer or options.model) / "tokenizer.json"
     if not path.exists():
-        raise Invalid(f"{path} is missing; the embedded engine reads tokenizers in that form")
+        raise Invalid(f"{path} is missing; the embedded engine needs this file of a tokenizer")
     model = Model(config, load_weights(options.model, config), length)
     served = Served(options.served_name, Tokenizer.from_file(str(path)), config.vocab_size, length, config.eos_ids)
     return model, served

@@ -36,7 +36,7 @@ class Staging:
         try:
             size = int.from_bytes(await body.readexactly(8), "little")
             if size > MAX_HEADER_BYTES:
-                raise BadRequest("the body is no safetensors file")
+                raise BadRequest("the body is not a safetensors file")
             for name, tensor in self._checked(await body.readexactly(size)):
                 raw = await body.readexactly(_bytes(tensor))
                 numbers = np.frombuffer(raw, STORED[tensor["dtype"]])
@@ -49,7 +49,7 @@ class Staging:
         """All of them together. Raises Invalid where some have not come."""
         if missing := sorted(self._shapes.keys() - self._tensors.keys()):
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
-            raise Invalid(f"TransferIncomplete: {missing[0]}{more} did not come; send the rest and finish again")
+            raise Invalid(f"TransferIncomplete: {missing[0]}{more} did not arrive; send the rest and finish again")
         return lay_out(self._tensors.__getitem__, self._config)
 
     def _checked(self, header: bytes) -> list[tuple[str, Mapping[str, Any]]]:
@@ -61,9 +61,9 @@ class Staging:
             for name, tensor in ordered:
                 self._fits(name, tensor)
                 if list(tensor["data_offsets"]) != [at, at := at + _bytes(tensor)]:
-                    raise BadRequest(f"{name} does not lie where the one before it ends")
+                    raise BadRequest(f"{name} does not start where the tensor before it ends")
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise BadRequest("the body is no safetensors file") from None
+            raise BadRequest("the body is not a safetensors file") from None
         return ordered
 
     def _fits(self, name: str, tensor: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Staging:
         if wanted is None:
             raise Invalid(f"the model has no tensor {name}")
         if tuple(tensor["shape"]) != wanted:
-            raise Invalid(f"{name} is {tensor['shape']}, and the model's is {list(wanted)}")
+            raise Invalid(f"{name} has shape {tensor['shape']}, but the model's has {list(wanted)}")
         if tensor["dtype"] not in STORED:
             raise Invalid(f"{name}: tensors must be {DTYPES}, not {tensor['dtype']}")
 

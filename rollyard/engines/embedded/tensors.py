@@ -63,7 +63,7 @@ def entries(path: Path) -> Iterator[tuple[str, Entry]]:
         try:
             header: dict[str, dict[str, Any]] = json.loads(file.read(size))
         except ValueError:
-            raise Invalid(f"{path} is no safetensors file; copy it again") from None
+            raise Invalid(f"{path} is not a safetensors file; copy it again") from None
     for name, tensor in header.items():
         if name != "__metadata__":
             yield name, Entry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])

@@ -134,8 +134,10 @@ class _Tensors:
     def take(self, name: str) -> Array:
         entry, shape = self._found.get(name), self._shapes[name]
         if entry is None:
-            raise Invalid(f"{self._folder} has no tensor {name}; its config.json asks for one")
+            raise Invalid(f"{self._folder} has no tensor {name}, which its config.json requires")
         if entry.shape != shape:
-            raise Invalid(f"{self._folder}: {name} is {list(entry.shape)}; its config.json asks for {list(shape)}")
+            raise Invalid(
+                f"{self._folder}: {name} has shape {list(entry.shape)}, but its config.json requires {list(shape)}"
+            )
         weight = entry.read()
         return weight if self._adapter is None else self._adapter.added_to(name, weight)
