@@ -56,7 +56,7 @@ class Checkers:
                 if verdict["died"] == signal.SIGXCPU:
                     raise Overrun("timed_out")
             if "died" in await self._answer(self._harmless):
-                raise NodeFault(f"the processes that check answers ({self._module}) die here whatever they are asked")
+                raise NodeFault(f"the processes that check answers ({self._module}) die on this node at every request")
         raise Overrun("checker_killed")
 
     async def _answer(self, parts: Sequence[bytes]) -> dict[str, Any]:

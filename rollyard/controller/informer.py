@@ -65,7 +65,7 @@ class Informer(Generic[T]):
                 since = None
                 continue
             except ApiError as error:
-                log.warning("watching %s: %s; again in %g s", self._name, error, RETRY_SECONDS)
+                log.warning("watch of %s: %s; next try in %g s", self._name, error, RETRY_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _relist(self) -> str:

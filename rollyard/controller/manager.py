@@ -177,4 +177,4 @@ async def _say(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> 
     try:
         await reconciler.gave_up(key, error)
     except RollyardError as other:
-        log.warning("%s: the condition was not written: %s", key, other)
+        log.warning("%s: its condition was not written: %s", key, other)

@@ -98,7 +98,7 @@ def _limit(name: str) -> str:
     if what is None:
         return f"a limit of {whose} is reached"
     if re.match(r"(QOS|Assoc)Min", name):
-        return f"{whose} takes no job that asks for so few {what}"
+        return f"{whose} requires more {what} in each job"
     amount = f"minutes of {what}" if "Minutes" in name else what
     whom = next((words for part, words in _WHOM if part in name), "")
     return f"{whose} allows {whom}no more {amount}"

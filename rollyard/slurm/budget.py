@@ -64,10 +64,10 @@ class Budgeted:
         """What is turned away here was certainly not taken; nobody is left in doubt about it."""
         if self._failures:
             raise SlurmUnreachable(
-                f"Slurm does not answer ({self._why}); nothing is asked of it until a look-up succeeds"
+                f"Slurm does not answer ({self._why}); Rollyard makes no other calls until a look-up succeeds"
             )
         if (pause := self._closed_at - time.monotonic()) > 0:
-            raise SlurmUnreachable(f"Slurm is slow ({self._why}); nothing is asked of it for {pause:.0f} s")
+            raise SlurmUnreachable(f"Slurm is slow ({self._why}); Rollyard makes no calls for {pause:.0f} s")
 
     async def _call(self, word: str, call: Callable[[], Awaitable[T]]) -> T:
         await self._token()

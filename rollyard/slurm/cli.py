@@ -69,7 +69,7 @@ class CliDriver:
         id, words = _printed_id(out), _words(err)
         if id is None:
             if code == 0:
-                raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is no job id")
+                raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is not a job id")
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
         array = directives(script.text).get("array")
         ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])

@@ -68,7 +68,7 @@ class LocalDriver:
     def _submit(self, script: BatchScript) -> list[str]:
         if script.within is not None:
             raise SubmitRefused(
-                f"job {script.within}: steps of a job take Slurm; leave spec.allocation.within out here"
+                f"job {script.within}: steps of a job need Slurm; leave out spec.allocation.within on this machine"
             )
         options = directives(script.text)
         limit = _time_limit(options.get("time", "0"))
@@ -95,7 +95,7 @@ class LocalDriver:
                     kill_wait=self._kill_wait,
                 )
         except OSError as error:
-            raise SubmitRefused(f"Unable to write the job down: {error}") from None
+            raise SubmitRefused(f"Unable to record the job: {error}") from None
         for folder in folders:
             LocalJob(folder).start()
         return [folder.name for folder in folders]
@@ -172,7 +172,7 @@ def _tasks(array: str | None) -> int | None:
         return None
     if found := re.fullmatch(r"0-(\d+)", array):
         return int(found[1]) + 1
-    raise SubmitRefused(f"Invalid job array specification: {array}; this driver takes 0-N")
+    raise SubmitRefused(f"Invalid job array specification: {array}; write 0-N")
 
 
 def _time_limit(text: str) -> int:

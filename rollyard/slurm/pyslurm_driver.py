@@ -88,7 +88,7 @@ async def unfit(driver: PyslurmDriver, commands: Driver) -> str:
     except SlurmUnreachable as error:
         return str(error).removeprefix("pyslurm: ")
     if site.version != known.version or site.partitions != known.partitions or set(site.nodes) != set(known.nodes):
-        return f"what it reads of Slurm {known.version} differs from what scontrol says: is it built for that version?"
+        return f"it reads Slurm {known.version} differently from scontrol; use a pyslurm built for this version"
     return ""
 
 

@@ -159,7 +159,7 @@ class _Child:
             if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
                 raise ValueError
         except (ValueError, RecursionError):  # too long, no UTF-8, no JSON, or other JSON
-            raise _Broken("it printed what is no answer") from None
+            raise _Broken("it printed an invalid answer") from None
         return answer
 
     async def end(self) -> None:

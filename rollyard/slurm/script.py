@@ -132,7 +132,7 @@ def directive(option: str, value: str | None) -> str:
     if not value:
         return f"#SBATCH --{option}"
     if CONTROL.search(value):  # no template can hold one, but the path of the data folder can
-        raise Invalid(f"--{option}: {value!r} does not fit on one line of a batch script; choose another path")
+        raise Invalid(f"--{option}: {value!r} cannot stand on one line of a batch script; choose another path")
     return f"#SBATCH --{option}={_quoted(value)}"
 
 

@@ -31,7 +31,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
         ]
     partitions = _partitions(template, site)
     if not partitions:
-        return [_cause("partition", f"this site has no default; write one of {_some(site.partitions)}")]
+        return [_cause("partition", f"this site has no default partition; write one of {_some(site.partitions)}")]
     if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
         return wrong
     # A job may start in any of them, so it is wrong only where each refuses it.
@@ -45,14 +45,14 @@ def doubts(template: AllocationTemplate, site: Site) -> list[str]:
     up = [p for p in partitions if p.up]
     if partitions and not up:
         names = ", ".join(p.name for p in partitions)
-        return [f"partition {names} is not up: jobs wait, or are refused, until it is"]
+        return [f"partition {names} is not up: until it is, jobs wait or are refused"]
     bounds = [list(_bounds(template, p)) for p in up]
     if bounds and all(bounds):
         return min(bounds, key=len)
     nodes = {n.name: n for p in up for n in _nodes(template, p, site) if _fits(template, n)}
     if nodes and not any(n.usable for n in nodes.values()):
         named = _some(f"{n.name} is {n.state}{f' ({n.reason})' if n.reason else ''}" for n in nodes.values())
-        return [f"no node that could run it is usable now: {named}; jobs wait until one comes back"]
+        return [f"no suitable node is usable now: {named}; jobs wait until one comes back"]
     return []
 
 
@@ -74,7 +74,7 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
     for field, hosts in (("nodelist", template.nodelist), ("exclude", template.exclude)):
         names = [name for text in hosts for name in expand(text) if name not in site.nodes]
         if names:
-            yield _cause(field, f"there is no node {_some(names)}; there are {_some(site.nodes)}")
+            yield _cause(field, f"there is no node {_some(names)}; the site has {_some(site.nodes)}")
 
 
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
@@ -83,7 +83,7 @@ def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Caus
     asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
     names = [name for name in asked if name not in known]
     if known and names:
-        yield _cause("constraint", f"no node has the feature {_some(names)}; there are {_some(known)}")
+        yield _cause("constraint", f"no node has the feature {_some(names)}; known features: {_some(known)}")
 
 
 def _refusals(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
@@ -95,7 +95,7 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
     for field, allowed in (("account", partition.accounts), ("qos", partition.qos)):
         asked = getattr(template, field)
         if asked is not None and allowed is not None and asked not in allowed:
-            yield _cause(field, f"partition {name} takes {_some(allowed)}, not {asked}")
+            yield _cause(field, f"partition {name} allows {_some(allowed)}, not {asked}")
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
@@ -103,9 +103,9 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
     name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
         limit = walltime_text(partition.max_seconds)
-        yield f'spec.allocation.timeLimit: partition {name} allows at most "{limit}" unless the QOS lifts that'
+        yield f'spec.allocation.timeLimit: partition {name} allows at most "{limit}" unless the QOS lifts this limit'
     if partition.max_nodes is not None and template.nodes > partition.max_nodes:
-        yield f"spec.allocation.nodes: partition {name} allows at most {partition.max_nodes} unless the QOS lifts that"
+        yield f"spec.allocation.nodes: partition {name} allows at most {partition.max_nodes} unless the QOS lifts this limit"
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
@@ -117,7 +117,7 @@ def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> li
         return [_cause("nodelist", f"{_some(foreign)}: not in partition {partition.name}")]
     nodes = _nodes(template, partition, site)
     if not nodes:
-        return [_cause("exclude", f"names every node of partition {partition.name}; leave one out of it")]
+        return [_cause("exclude", f"excludes every node of partition {partition.name}; remove some nodes from it")]
     found = [
         _cause(field, f"the largest node of partition {partition.name} has {show(max(sizes))} {what}")
         for field, what, asked, sizes, show in _wanted(template, nodes)
@@ -127,7 +127,7 @@ def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> li
     if template.gpu_type is not None and types and template.gpu_type not in types:
         found.append(_cause("gpuType", f"partition {partition.name} has {_some(types)}, not {template.gpu_type}"))
     if not found and sum(_fits(template, n) for n in nodes) < template.nodes:
-        found.append(_cause("nodes", f"partition {partition.name} has {len(nodes)} nodes, and too few of this size"))
+        found.append(_cause("nodes", f"partition {partition.name} has {len(nodes)} nodes, but too few of this size"))
     return found
 
 

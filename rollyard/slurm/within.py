@@ -49,7 +49,7 @@ class Within:
         if script.within is None:
             return await self._driver.submit(script)
         if shutil.which("srun") is None:
-            raise SubmitRefused("there is no srun on the server's machine, and steps are started by it")
+            raise SubmitRefused("the server's machine has no srun, which starts the steps of a job")
         left = _left(script.within, await self._cli.show_job(script.within))
         wrapped = await asyncio.to_thread(_wrapped, script, left)
         return [PREFIX + id for id in await self._steps.submit(wrapped)]
@@ -76,7 +76,7 @@ def _left(id: str, facts: Mapping[str, str]) -> int:
     """Seconds that the held job has left. Raises SubmitRefused for one that does not run."""
     state = facts.get("JobState", "gone")
     if state != "RUNNING":
-        raise SubmitRefused(f"job {id} of spec.allocation.within is {state}: name one that runs")
+        raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")
     try:
         end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # which the driver asks for
     except (KeyError, ValueError):

@@ -102,7 +102,7 @@ def newest_epoch(folder: Path) -> int | None:
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
     """The bytes behind a reference, checked. Raises Unavailable when they are missing or damaged."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
-        raise Unavailable(f"{ref.pack!r} is no pack of this store")
+        raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:
         fd = os.open(folder / ref.pack, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

@@ -75,7 +75,7 @@ def _take(lock: FolderLock, folder: Path) -> None:
     with closing(_connect(folder / "rollyard.db")) as db:
         schema.begin_epoch(db)  # from here on the holder commits nothing
     if not lock.take_within(TAKE_OVER_SECONDS):
-        log.warning("going on without the lock of %s: a node that Slurm has given up still holds it", folder)
+        log.warning("continuing without the lock of %s: a node that Slurm has given up still holds it", folder)
 
 
 def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal, told_epoch: int) -> Database:
@@ -96,9 +96,9 @@ def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: J
     epoch, server_id = schema.begin_epoch(writing, newest)
     if newest > last:
         log.warning(
-            "%s is older than its folder: it knows epoch %s, and there are packs or an endpoint.json of epoch %s. It was "
-            "restored from a backup, it seems: going on with epoch %s; what happened since the backup is not known here, and "
-            "its packs stay where they are",
+            "%s is older than its folder: it has epoch %s, but there are packs or an endpoint.json of epoch %s. It seems to be "
+            "restored from a backup. Continuing with epoch %s. Everything since the backup is unknown, and its packs stay in "
+            "the folder",
             path, last, newest, epoch,
         )  # fmt: skip
     reading = [_connect(path) for _ in range(READERS)]
@@ -122,8 +122,8 @@ def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: J
 
 def _lost(path: Path, blobs: Path) -> Unavailable:
     return Unavailable(
-        f"{path} is missing or empty, but {blobs} holds trajectories: put the database back from a backup (rollyard.db with "
-        "its -wal file, if there is one), or move blobs/ away to begin anew without them"
+        f"{path} is missing or empty, but {blobs} contains trajectories: restore the database from a backup (rollyard.db with "
+        "its -wal file, if there is one), or move blobs/ away to start without them"
     )
 
 

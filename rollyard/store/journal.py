@@ -40,7 +40,9 @@ def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
                 return mode
         except sqlite3.Error as error:
             reason = str(error)
-    raise Unavailable(f"{folder} bears no SQLite database ({reason or 'its locks do not work'}); choose another folder")
+    raise Unavailable(
+        f"{folder} cannot hold an SQLite database ({reason or 'its locks do not work'}); choose another folder"
+    )
 
 
 def file_system_of(folder: Path) -> str:
@@ -74,7 +76,7 @@ def _probe_write(folder: Path) -> None:
     except OSError as error:
         raise Unavailable(f"cannot write to {folder}: {error.strerror}") from None
     if not whole:
-        raise Unavailable(f"{folder} does not give back what was written to it; choose another folder")
+        raise Unavailable(f"{folder} does not return the data that was written to it; choose another folder")
 
 
 def _probe_database(folder: Path, mode: Journal) -> bool:

@@ -111,7 +111,7 @@ def _get(db: sqlite3.Connection, key: ObjectKey) -> KindObject:
 def _check(current: KindObject, uid: str, version: str) -> None:
     if uid and uid != current.metadata.uid:
         raise Conflict(
-            f"{describe(current.key)} has uid {current.metadata.uid}, not {uid}: another of this name has taken its place"
+            f"{describe(current.key)} has uid {current.metadata.uid}, not {uid}: another object with this name has replaced it"
         )
     if version and version != current.metadata.resource_version:
         raise Conflict(

@@ -69,7 +69,7 @@ def migrate(db: sqlite3.Connection) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
         raise Unavailable(
-            f"the data folder has schema {version}, this Rollyard knows {len(MIGRATIONS)}; "
+            f"the data folder has schema {version}, but this release of Rollyard knows {len(MIGRATIONS)}; "
             "start the newer version that wrote it, or choose another folder"
         )
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
@@ -106,4 +106,6 @@ def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
     """
     newest = last_epoch(db)
     if newest != epoch:
-        raise Superseded(f"a newer server has this data folder (epoch {newest}, this one has {epoch})")
+        raise Superseded(
+            f"a newer server uses this data folder (its epoch is {newest}, the epoch of this server {epoch})"
+        )

@@ -87,7 +87,7 @@ class Watch:
 
     def __init__(self, feed: Feed, kind: str | None, since: str) -> None:
         if not since.isdecimal():
-            raise BadRequest(f"resourceVersion {since!r} is none; give back one that a list or an object had")
+            raise BadRequest(f"resourceVersion {since!r} is not a valid one; send one that a list or an object had")
         self._feed = feed
         self._kind = kind
         self._position = int(since)

@@ -92,7 +92,7 @@ class Answer:
         if ids is None or len(ids) != len(chunk.logprobs) or (chunk.named is not None and chunk.named != ids):
             self._refuse(
                 "does not send token ids with their logprobs",
-                "it must understand `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
+                "use an engine that supports `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
             )
         for logprob in chunk.logprobs:
             if not isinstance(logprob, int | float) or not NO_LOGPROB < logprob <= ROUNDING:  # NaN compares false
@@ -101,7 +101,10 @@ class Answer:
         self._logprobs += chunk.logprobs
         self._versions += [self._version] * len(ids)
         if len(self._ids) > self._asked.max_tokens:
-            self._refuse(f"sent more than the {self._asked.max_tokens} tokens asked for", "it must obey `max_tokens`")
+            self._refuse(
+                f"sent more than the {self._asked.max_tokens} tokens asked for",
+                "use an engine that supports `max_tokens`",
+            )
         if chunk.finish_reason is not None:
             self._end(chunk)
         if ids and self._on_progress:
@@ -125,7 +128,7 @@ class Answer:
             version = self._endpoint.weights_version if span["version"] == UNNAMED else str(span["version"])
             versions += [version] * (span["end"] - span["start"])
         if len(versions) != len(self._ids):
-            self._refuse(f"sent weight_versions that do not cover its {len(self._ids)} tokens", "mend the server")
+            self._refuse(f"sent weight_versions that do not cover its {len(self._ids)} tokens", "correct the server")
         return versions
 
     def _check_echo(self, chunk: Chunk) -> None:
@@ -135,8 +138,8 @@ class Answer:
             asked = self._asked.prompt_ids
             if told != (asked if self._dialect.echoes else len(asked)):
                 self._refuse(
-                    "answered another prompt than it was sent",
-                    "it must take the ids as they are, without truncation or tokens put before them",
+                    "answered another prompt than Rollyard sent",
+                    "use an engine that accepts ids unchanged, without truncation and without tokens before them",
                 )
 
     def fail(self, status: int, text: str) -> NoReturn:
@@ -166,18 +169,18 @@ class Answer:
 
     def _check_end(self) -> None:
         if not self._ids and self._finish_reason == "length":
-            raise ContextExceeded(f"no token fits behind the {len(self._asked.prompt_ids)} of the prompt")
+            raise ContextExceeded(f"no token fits after the {len(self._asked.prompt_ids)} tokens of the prompt")
         if not self._ids:
-            self._refuse("finished without a token", "it must send the token that ends a turn too")
+            self._refuse("finished without a token", "use an engine that also sends the token that ends a turn")
         if not self._echoed:
-            self._refuse("did not send the prompt's ids back", "it must understand `return_token_ids`")
+            self._refuse("did not return the prompt's ids", "use an engine that supports `return_token_ids`")
         if self._finish_reason != "stop":
             return
         last, why = self._ids[-1], self._stop_reason
         if (isinstance(why, int) and why != last) or (why is None and last not in self._asked.stop_ids):
             self._refuse(
-                f"stopped at token {last}, which ends no turn of this tokenizer",
-                "the pool's `tokenizer` must be the one of the model that is served",
+                f"stopped at token {last}, which does not end a turn in this tokenizer",
+                "set the pool's `tokenizer` to that of the served model",
             )
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:

@@ -55,16 +55,16 @@ def roles_in_parts(render: Render) -> frozenset[str]:
             parts = best
         elif forms:
             raise TemplateUnusable(
-                f"loses what a message of role {role!r} says where there are tools: it shows nothing of it, as text or as a "
-                "list of parts; show message.content there as it does without tools"
+                f"loses the content of a message of role {role!r} when there are tools, as text and as a "
+                "list of parts; write message.content there as without tools"
             )
         elif role == "user" and errors:
-            raise TemplateUnusable(f"fails at a conversation of one question: {errors[0]}")
+            raise TemplateUnusable(f"fails on a conversation of one question: {errors[0]}")
         elif not any(isinstance(error, TaskError) for error in errors):
-            how = f"fails: {errors[0]}" if errors else "shows nothing of it, as text or as a list of parts"
+            how = f"fails: {errors[0]}" if errors else "shows it neither as text nor as a list of parts"
             raise TemplateUnusable(
-                f"loses what a message of role {role!r} says: it {how}; show message.content there, or call "
-                "raise_exception where the model knows no such role"
+                f"loses the content of a message of role {role!r}: it {how}; write message.content there, or call "
+                "raise_exception if the model has no such role"
             )
     return frozenset(parts)
 

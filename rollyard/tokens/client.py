@@ -83,7 +83,7 @@ class TokenClient:
         """
         if sampling.logprobs != endpoint.logprobs:
             raise EndpointRefused(
-                f"endpoint {endpoint.id} gives {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
+                f"endpoint {endpoint.id} returns {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
                 f"{endpoint.logprobs}`, or set the pool's `engine.vllm.logprobsMode: {sampling.logprobs}`"
             )
         way = await self._ways.of(endpoint)
@@ -91,7 +91,7 @@ class TokenClient:
             max_tokens = min(max_tokens, way.context - len(prompt_ids))
             if max_tokens < 1:
                 raise ContextExceeded(
-                    f"the conversation has {len(prompt_ids)} tokens of {way.context}", context=way.context
+                    f"the conversation has {len(prompt_ids)} tokens, and the context {way.context}", context=way.context
                 )
         try:
             return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)

@@ -159,7 +159,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a file that it cannot read
-        raise TemplateUnusable(f"comes with no tokenizer that transformers can read: {error}") from None
+        raise TemplateUnusable(f"has no tokenizer that transformers can read: {error}") from None
     if not tokenizer.chat_template:
         raise TemplateUnusable("is missing; add chat_template.jinja to the folder")
     return tokenizer
@@ -175,8 +175,8 @@ def _check_size(tokenizer: Any, model: Path) -> None:
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if isinstance(rows, int) and largest >= rows:
         raise TemplateUnusable(
-            f"comes with a tokenizer that is larger than the model: {token!r} is {largest}, and {model}/config.json says "
-            f"vocab_size {rows}; take the model's own tokenizer, or one without the tokens that were added"
+            f"has a tokenizer larger than the model: {token!r} is {largest}, but {model}/config.json has "
+            f"vocab_size {rows}; use the model's own tokenizer, or one without the added tokens"
         )
 
 
@@ -186,6 +186,6 @@ def _stop_ids(folder: Path, eos: int | None) -> list[int]:
     try:
         more = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
     except (OSError, ValueError, AttributeError) as error:
-        raise TemplateUnusable(f"comes with a generation_config.json that cannot be read: {error}") from None
+        raise TemplateUnusable(f"has a generation_config.json that cannot be read: {error}") from None
     ids = [eos, *(more if isinstance(more, list) else [more])]
     return list(dict.fromkeys(i for i in ids if isinstance(i, int)))

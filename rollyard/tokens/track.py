@@ -106,7 +106,7 @@ class Track:
         old, new = then[same : same + QUOTED], rendered[same : same + QUOTED]
         where = f"{'in' if inside else 'before'} turn {number}, behind {then[max(same - QUOTED, 0) : same]!r}, "
         where += (
-            f"{old!r} was sampled, and the template has {new!r}" if inside else f"the template had {old!r}, now {new!r}"
+            f"{old!r} was sampled, but the template has {new!r}" if inside else f"the template had {old!r}, now {new!r}"
         )
         if marked is not None:
             had, shown = [placed.number for placed in self.turns], [seen.number for seen in marked.turns]

@@ -46,9 +46,9 @@ class Authority:
         try:
             loaded, certificate = load_pem_private_key(pem, None), x509.load_pem_x509_certificate(pem)
         except ValueError as error:
-            raise Unavailable(f"{path} is no key with its certificate: {error}") from None
+            raise Unavailable(f"{path} is not a key with its certificate: {error}") from None
         if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != certificate.public_key():
-            raise Unavailable(f"{path} must hold an elliptic-curve key and the certificate of that key")
+            raise Unavailable(f"{path} must contain an elliptic-curve key and its certificate")
         return cls(folder, loaded, certificate)
 
     @property
@@ -74,7 +74,7 @@ class Authority:
             raise Invalid("csr must be a signed certificate request in PEM") from None
         public = request.public_key()
         if not isinstance(public, ec.EllipticCurvePublicKey):
-            raise Invalid("csr must carry an elliptic-curve key")
+            raise Invalid("csr must contain an elliptic-curve key")
         return self._sign(public, hosts).public_bytes(Encoding.PEM).decode() + self.ca_pem
 
     def _still_good(self, path: Path, hosts: Sequence[str]) -> bool:

@@ -22,6 +22,6 @@ def write_endpoint(path: Path, endpoint: EndpointFile) -> None:
     there = read_endpoint(path)
     if there is not None and there.epoch > endpoint.epoch:
         raise Conflict(
-            f"{path} belongs to a newer server (epoch {there.epoch}, this one has {endpoint.epoch}); stop this one"
+            f"{path} belongs to a newer server (epoch {there.epoch}, this one has {endpoint.epoch}); stop this server"
         )
     write_secret(path, endpoint.model_dump_json())

@@ -58,7 +58,7 @@ class TokenSigner:
             return cls(path.read_bytes())
         except ValueError as error:
             # An empty file would be a key that anyone can sign with.
-            raise Unavailable(f"{path}: {error}; remove it and every token becomes void") from None
+            raise Unavailable(f"{path}: {error}. If you remove the file, all tokens become invalid") from None
 
     def issue(self, role: Role, subject: str, expires_at: float | None = None) -> str:
         """`expires_at` in Unix seconds; None for a token that lives as long as the key."""
@@ -74,7 +74,9 @@ class TokenSigner:
         except ValueError:
             genuine = False
         if not genuine:
-            raise Unauthorized("this token is not valid here; admin.kubeconfig in the data folder holds one that is")
+            raise Unauthorized(
+                "this token is not valid for this server; admin.kubeconfig in the data folder has a valid one"
+            )
         role, subject, expires_at = json.loads(_decode(body.removeprefix(f"{PREFIX}.")))
         if expires_at is not None and expires_at <= now:
             raise Unauthorized("this token has expired; ask for a new one")

@@ -113,7 +113,7 @@ async def test_a_child_that_does_not_start_is_a_fault_of_ours() -> None:
 async def test_children_that_always_die_are_a_fault_of_ours(checkers: Checkers) -> None:
     """Nothing is held against an answer where a harmless one fares no better."""
     checkers._harmless = [b"die"]
-    with pytest.raises(NodeFault, match="die here whatever they are asked"):
+    with pytest.raises(NodeFault, match="die on this node at every request"):
         await checkers.ask(b"die")
 
 

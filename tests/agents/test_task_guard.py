@@ -150,7 +150,7 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
     ],
 )  # fmt: skip
 async def test_an_answer_of_the_wrong_shape_is_told_with_the_right_one(name: str, wrong: Any) -> None:
-    with pytest.raises(HandlerFailed, match=rf"{name}\(\) of task kind 'quiz' must return .*, and returned "):
+    with pytest.raises(HandlerFailed, match=rf"{name}\(\) of task kind 'quiz' must return .*, but returned "):
         await call(name, **{name: wrong})
 
 
@@ -215,7 +215,7 @@ def test_a_plug_in_that_cannot_be_loaded_takes_away_its_own_kind_alone(monkeypat
     assert set(found.failed) == {"absent", "nameless", "unlike", "leaving"}
     assert found.failed["absent"].startswith("ModuleNotFoundError: No module named 'no_such_package'")
     assert "AttributeError" in found.failed["nameless"]
-    assert "is no task handler: it lacks image, tools, prompt, init, collect, evaluate" in found.failed["unlike"]
+    assert "is not a task handler: it lacks image, tools, prompt, init, collect, evaluate" in found.failed["unlike"]
 
 
 async def test_what_handlers_hold_is_let_go_of_though_one_of_them_fails_at_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -232,4 +232,4 @@ async def test_what_handlers_hold_is_let_go_of_though_one_of_them_fails_at_it(ca
     kinds = {"fails": Fails(), "plain": Handler(), "holds": Holds()}
     await installed.Handlers({kind: GuardedHandler(kind, made) for kind, made in kinds.items()}, {}).close()
     assert closed == ["holds"]
-    assert "the handler of task kind 'fails' does not close" in caplog.text
+    assert "the handler of task kind 'fails' failed to close" in caplog.text

@@ -283,7 +283,7 @@ async def test_an_answer_that_cannot_be_used_fails_the_call_and_not_the_session(
         api.serve("e", upstream.url)
         opened = await api.open()
         status, told = await post(opened, json.dumps(BODY).encode())
-        assert (status, "ends no turn" in told["error"]["message"]) == (500, True)
+        assert (status, "does not end a turn" in told["error"]["message"]) == (500, True)
         upstream.script = good
         assert (await post(opened, json.dumps(BODY).encode()))[0] == 200
         assert (await api.record(opened["id"])).session.calls == 1

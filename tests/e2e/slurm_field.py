@@ -132,7 +132,7 @@ class Field:
             return any(f"job {old.status.job_id} ended" in m and why in m for m in await self.said("JobEnded"))
 
         await self.yard.until(told)
-        assert f"job {old.status.job_id} was requeued, not by us" in " ".join(await self.said("Requeued"))
+        assert f"job {old.status.job_id} was requeued, not by Rollyard" in " ".join(await self.said("Requeued"))
 
     async def slurm(self, *argv: str) -> str:
         return await asyncio.to_thread(self.cluster.run, *argv)

@@ -123,7 +123,7 @@ def test_commands_on_suspended_pools(yard: Yard, tmp_path: Path) -> None:
     submit = ("submit", "-f", str(tasks), "--pool", "demo")
     assert "--n" in rollyard(yard, *submit, "--n", "0", code=2)[1]
     _, err = rollyard(yard, *submit, "--id-prefix", "a b", code=2)
-    assert "--id-prefix 'a b': write letters" in err
+    assert "--id-prefix 'a b': write only letters" in err
     assert "did you mean `temperature`?" in rollyard(yard, *submit, "--sampling", "temprature=1", code=1)[1]
 
     assert "KIND/NAME" in rollyard(yard, "suspend", "rp", code=2)[1], "it suspended nothing"

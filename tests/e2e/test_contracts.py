@@ -166,7 +166,7 @@ async def test_a_missing_image_fails_the_task_and_says_so(served: tuple[Yard, As
             "`min_p` is not supported by the embedded engine; leave it out",
         ),
         ({"sampling": {"logprobs": "processed"}}, "EndpointRefused", "ask for `sampling.logprobs: raw`"),
-        ({"agent": {"tool_parser": "klingon"}}, "TaskError", "there is no tool-call parser 'klingon'"),
+        ({"agent": {"tool_parser": "klingon"}}, "TaskError", "this node has no tool-call parser 'klingon'"),
     ],
 )
 async def test_what_the_model_server_cannot_do_fails_the_rollout_at_once(

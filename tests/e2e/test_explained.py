@@ -90,7 +90,7 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
 
     async def warned() -> bool:
         _, err = await rollyard(field, "apply", "--dry-run=server", "-f", "-", text=waits)
-        return err.startswith("Warning: no node that could run it is usable now: n3 is ")
+        return err.startswith("Warning: no suitable node is usable now: n3 is ")
 
     await field.yard.until(warned)
     await rollyard(field, "apply", "-f", "-", text=waits)

@@ -226,7 +226,7 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
             return not alive(old) and yard.server_pid() not in (0, old)
 
         await yard.until(gone)
-        assert "error: a newer server has this data folder" in yard.place.log.read_text()
+        assert "error: a newer server uses this data folder" in yard.place.log.read_text()
         assert yard.endpoint()["job"] == successor
         await yard.gather(client, await client.submit(requests(2, 0, prefix="after")))
     await asyncio.to_thread(yard.slurm.start_daemon, "slurmd-n1")

@@ -155,7 +155,7 @@ async def test_a_template_that_will_not_do_is_said_in_the_pools_condition_before
         async def told() -> str | None:
             status = (await pool(client)).status
             served.extend(e.url for e in status.endpoints if e.ready)
-            words = "TemplateUnusable: the chat template fails at a conversation of one question"
+            words = "TemplateUnusable: the chat template fails on a conversation of one question"
             return next((c.message for c in status.conditions if c.type == "Ready" and words in c.message), None)
 
         await yard.until(told)

@@ -40,7 +40,7 @@ def folder(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         (lambda f: (f / "chat_template.jinja").write_text("{{ m.content }"), "line 1: unexpected '}'"),
         (lambda f: (f / "chat_template.jinja").unlink(), "is missing; add chat_template.jinja"),
-        (edited("config.json", vocab_size=1000), "a tokenizer that is larger than the model: .* says vocab_size 1000"),
+        (edited("config.json", vocab_size=1000), "a tokenizer larger than the model: .* has vocab_size 1000"),
         (other_end, "never ends a turn with <tool_call>, .* name the token that it ends turns with as eos_token"),
     ],
     ids=["syntax", "no template", "size", "end"],
@@ -60,7 +60,7 @@ async def test_a_good_template_is_looked_at_once_and_again_when_it_changes(
         patch.setattr(sys, "executable", "/no/python")
         await check_template(model)
     (folder / "chat_template.jinja").write_text("{{ nothing.at.all }}")
-    with pytest.raises(EngineFailed, match="fails at a conversation of one question"):
+    with pytest.raises(EngineFailed, match="fails on a conversation of one question"):
         await check_template(model)
 
 

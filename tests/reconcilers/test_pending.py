@@ -78,7 +78,7 @@ def test_a_word_that_nobody_knows_stands_for_itself() -> None:
         ("QOSMaxGRESPerUser", "the QOS allows a user no more GPUs or other gres"),
         ("QOSMaxJobsPerUserLimit", "the QOS allows a user no more running jobs"),
         ("QOSGrpGRESMinutes", "the QOS allows all its jobs together no more minutes of GPUs or other gres"),
-        ("QOSMinCpuNotSatisfied", "the QOS takes no job that asks for so few CPUs"),
+        ("QOSMinCpuNotSatisfied", "the QOS requires more CPUs in each job"),
         ("AssocMaxWallDurationPerJobLimit", "the account allows one job no more walltime"),
         ("AssocGrpNodeLimit", "the account allows all its jobs together no more nodes"),
         (

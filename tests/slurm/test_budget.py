@@ -59,9 +59,9 @@ async def test_after_one_failure_nothing_but_the_look_up_is_tried(monkeypatch: p
     with pytest.raises(SlurmUnreachable, match="Unable to contact"):
         await driver.submit(SCRIPT)
     for _ in range(3):
-        with pytest.raises(SlurmUnreachable, match="nothing is asked of it until a look-up succeeds"):
+        with pytest.raises(SlurmUnreachable, match="Rollyard makes no other calls until a look-up succeeds"):
             await driver.submit(SCRIPT)
-        with pytest.raises(SlurmUnreachable, match="nothing is asked"):
+        with pytest.raises(SlurmUnreachable, match="makes no other calls"):
             await driver.cancel(["1"])
     assert slurm.calls == ["submit"]
     slurm.down = False

@@ -31,7 +31,7 @@ def script(folder: Path, *, tasks: int | None = None) -> BatchScript:
         ("echo '7;other'", 2, ["7_0", "7_1"], ""),
         ("echo 7; echo 'sbatch: error: no X11' >&2; exit 1", 2, ["7_0", "7_1"], "exit code 1: no X11"),
         ("echo 7; echo 'sbatch: error: Socket timed out' >&2; exit 1", None, ["7"], "exit code 1: Socket timed out"),
-        ("echo 'site: welcome'; echo 7; exit 3", None, ["7"], "exit code 3: it said nothing"),
+        ("echo 'site: welcome'; echo 7; exit 3", None, ["7"], "exit code 3: it printed nothing"),
     ],
 )
 async def test_an_id_that_sbatch_printed_counts_whatever_its_exit_code(
@@ -48,8 +48,8 @@ async def test_an_id_that_sbatch_printed_counts_whatever_its_exit_code(
     [
         ("echo 'sbatch: error: Invalid qos' >&2; exit 1", SubmitRefused, "Invalid qos"),
         ("echo 'sbatch: error: Socket timed out' >&2; exit 1", SlurmUnreachable, "Socket timed out"),
-        ("exit 0", SlurmUnreachable, "no job id"),
-        ("echo '<html>502</html>'; exit 0", SlurmUnreachable, "no job id"),
+        ("exit 0", SlurmUnreachable, "not a job id"),
+        ("echo '<html>502</html>'; exit 0", SlurmUnreachable, "not a job id"),
     ],
 )
 async def test_without_an_id_the_exit_code_decides(

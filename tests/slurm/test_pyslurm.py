@@ -62,9 +62,9 @@ def test_what_the_child_cannot_have_meant_is_no_empty_queue(answer: object) -> N
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo hello; exec cat >/dev/null", "what is no answer"),
-        ("echo '{}'; exec cat >/dev/null", "what is no answer"),
-        ("printf '\\377\\n'; exec cat >/dev/null", "what is no answer"),
+        ("echo hello; exec cat >/dev/null", "an invalid answer"),
+        ("echo '{}'; exec cat >/dev/null", "an invalid answer"),
+        ("printf '\\377\\n'; exec cat >/dev/null", "an invalid answer"),
         ("echo 'no configuration' >&2; exit 3", "status 3: no configuration"),
         ("kill -9 $$", "status -9"),
         ("exec sleep 1000", "did not answer within 2 s"),
@@ -162,7 +162,7 @@ async def test_garbage_from_the_child_is_no_answer(driver: PyslurmDriver) -> Non
     )
     with open(f"/proc/{first}/fd/{answers}", "w") as pipe:
         pipe.write("slurm: error: something\n")
-    with pytest.raises(SlurmUnreachable, match="what is no answer"):
+    with pytest.raises(SlurmUnreachable, match="an invalid answer"):
         await driver.snapshot()
     assert await pid_of(driver) != first
 

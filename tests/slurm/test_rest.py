@@ -118,7 +118,7 @@ async def test_it_is_chosen_by_name_and_where_there_are_no_commands(
 ) -> None:
     cluster = clusters(**HERE)
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    with pytest.raises(Invalid, match=f"set {URL_VARIABLE} to where slurmrestd listens"):
+    with pytest.raises(Invalid, match=f"set {URL_VARIABLE} to the address of slurmrestd"):
         await choose_driver("rest", tmp_path)
     token = tmp_path / "token"
     token.write_text(cluster.token())
@@ -159,7 +159,7 @@ JOBS = b'{"jobs": [], "errors": []}'
             b"HTTP/1.1 502 Bad Gateway\r\nA: %d%.0b\r\n\r\n<html>no</html>",
             "answered 502 to /openapi/v3: '<html>no</html>'",
         ),
-        (b"SSH-2.0-%d%.0b\r\n", "is no HTTP"),
+        (b"SSH-2.0-%d%.0b\r\n", "is not HTTP"),
         (b"%.0d%.0b", "bytes read"),
     ],
 )
@@ -217,7 +217,7 @@ async def test_an_option_that_the_server_would_pass_over_in_silence_is_refused()
     ).codec
     script = "#!/bin/bash\n#SBATCH --job-name=a\n"
     assert codec.job(BatchScript("a", "", script, "/d"), {})["job"]["name"] == "a"
-    with pytest.raises(SubmitRefused, match=r"--qos cannot be said to slurmrestd v0.0.40.*--cluster cli"):
+    with pytest.raises(SubmitRefused, match=r"slurmrestd v0.0.40 does not support --qos.*--cluster cli"):
         codec.job(BatchScript("a", "", f"{script}#SBATCH --qos=high\n", "/d"), {})
 
 

@@ -70,7 +70,7 @@ def test_bash_can_read_it() -> None:
 
 
 def test_a_path_that_does_not_fit_on_its_line_is_refused() -> None:
-    with pytest.raises(Invalid, match="does not fit on one line of a batch script; choose another path"):
+    with pytest.raises(Invalid, match="cannot stand on one line of a batch script; choose another path"):
         batch_script(
             AllocationTemplate(), name="n", comment="c", log_path="/a\nb/job.log", directory="/a\nb", command=["x"]
         )

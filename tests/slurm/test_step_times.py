@@ -29,5 +29,5 @@ def test_slurms_times_are_read_as_what_was_asked_for() -> None:
 
 
 def test_a_job_that_does_not_run_is_refused() -> None:
-    with pytest.raises(SubmitRefused, match="is gone: name one that runs"):
+    with pytest.raises(SubmitRefused, match="is gone; name a running job"):
         _left("7", {})

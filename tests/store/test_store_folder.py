@@ -210,7 +210,7 @@ async def test_a_pack_that_cannot_be_closed_undoes_nothing(tmp_path: Path, monke
 
 @pytest.mark.parametrize("name", ["../rollyard.db", "/etc/passwd", "1-1.pack/../x", "1-1.pack\n", "", "1-1.packs"])
 def test_a_reference_reaches_no_other_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unavailable, match="is no pack"):
+    with pytest.raises(Unavailable, match="is not a pack"):
         read_blob(tmp_path, BlobRef(name, 0, 1, ""))
     (tmp_path / "1-1.pack").symlink_to("/etc/passwd")
     with pytest.raises(Unavailable, match="cannot be read"):
@@ -224,7 +224,7 @@ async def test_a_later_run_of_a_job_takes_the_folder_from_one_that_lives_on(tmp_
     opening = asyncio.create_task(SqliteStore.open(tmp_path, run=JobRun("server", 8)))
     with pytest.raises(Superseded):
         await _confirm_for_ever(old)
-    with pytest.raises(Superseded, match="a newer server has this data folder"):
+    with pytest.raises(Superseded, match="a newer server uses this data folder"):
         await old.create(pool("two"))
     await old.close()
     new = await opening

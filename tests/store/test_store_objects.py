@@ -104,9 +104,9 @@ async def test_another_objects_uid_is_refused(store: SqliteStore) -> None:
     await store.delete(KEY)
     await store.create(pool())
     stale = with_metadata(first, resource_version="")
-    with pytest.raises(Conflict, match="has taken its place"):
+    with pytest.raises(Conflict, match="has replaced it"):
         await store.update(stale, "status")
-    with pytest.raises(Conflict, match="has taken its place"):
+    with pytest.raises(Conflict, match="has replaced it"):
         await store.delete(KEY, uid=first.metadata.uid)
 
 

@@ -45,7 +45,7 @@ async def test_results_are_accepted_by_a_database_from_a_backup(
     with caplog.at_level(logging.WARNING):
         store = await SqliteStore.open(tmp_path)
     (told,) = [r.getMessage() for r in caplog.records if r.name == "rollyard.store.database"]
-    assert "it knows epoch 1, and there are packs or an endpoint.json of epoch 4" in told
+    assert "it has epoch 1, but there are packs or an endpoint.json of epoch 4" in told
     assert store.epoch == 5
     ref = await store.transact(lambda tx: tx.add_blob(b"after"))
     assert await store.read_blob(ref) == b"after"
@@ -101,7 +101,7 @@ async def test_packs_without_their_database_are_an_error_that_says_what_to_do(
         (tmp_path / "rollyard.db").write_bytes(left)
     for _ in range(2):
         with pytest.raises(
-            Unavailable, match=r"missing or empty, but .*/blobs holds trajectories: put the database back"
+            Unavailable, match=r"missing or empty, but .*/blobs contains trajectories: restore the database"
         ):
             await SqliteStore.open(tmp_path)
     assert (tmp_path / "rollyard.db").exists() == (left is not None)

@@ -112,7 +112,7 @@ async def test_a_watch_from_too_long_ago_is_expired(tmp_path: Path) -> None:
 
 
 async def test_versions_that_the_store_never_gave_are_refused(store: SqliteStore) -> None:
-    with pytest.raises(BadRequest, match="resourceVersion 'abc' is none"):
+    with pytest.raises(BadRequest, match="resourceVersion 'abc' is not a valid one"):
         store.watch(None, "abc")
     with pytest.raises(Expired, match="list again"):
         store.watch(None, "7")

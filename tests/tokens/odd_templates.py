@@ -133,19 +133,21 @@ UNUSABLE = {
     "a syntax error": ("{% for m in messages %}{{ m.content }", "line 1: unexpected '}'"),
     "an unknown filter": (chatml("c | nonsense"), "No filter named 'nonsense'"),
     "never ends a turn": ("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", r"never ends a turn"),
-    "fails at every question": (chatml("c + nothing.at_all"), "fails at a conversation of one question: UndefinedError"),
-    "says nothing": ("{{ '<|im_end|>' }}", "loses what a message of role 'user' says"),
-    "shows pictures": (chatml("c | selectattr('type', 'equalto', 'image') | join"), "loses what a message of role 'user'"),
+    "fails at every question": (chatml("c + nothing.at_all"), "fails on a conversation of one question: UndefinedError"),
+    "says nothing": ("{{ '<|im_end|>' }}", "loses the content of a message of role 'user'"),
+    "shows pictures": (
+        chatml("c | selectattr('type', 'equalto', 'image') | join"), "loses the content of a message of role 'user'"
+    ),
     "loses results": (
         chatml("c if m.role != 'tool' else ''"),
-        "role 'tool' says: it shows nothing of it, as text or as a list of parts; show message.content there, or call raise_",
+        "role 'tool': it shows it neither as text nor as a list of parts; write message.content there, or call raise_",
     ),
-    "loses answers": (chatml("c if m.role != 'assistant' else '-'"), "loses what a message of role 'assistant' says"),
-    "loses instructions": (chatml("c if m.role != 'system' else '-'"), "loses what a message of role 'system' says"),
+    "loses answers": (chatml("c if m.role != 'assistant' else '-'"), "loses the content of a message of role 'assistant'"),
+    "loses instructions": (chatml("c if m.role != 'system' else '-'"), "loses the content of a message of role 'system'"),
     "loses questions beside tools": (
         chatml("c if not (tools and m.role == 'user') else c | selectattr('type', 'equalto', 'image') | join"),
-        "role 'user' says where there are tools: it shows nothing of it",
+        "role 'user' when there are tools, as text",
     ),
-    "fails at results": (chatml("c if m.role != 'tool' else m.call.id.x"), "role 'tool' says: it fails: UndefinedError"),
+    "fails at results": (chatml("c if m.role != 'tool' else m.call.id.x"), "role 'tool': it fails: UndefinedError"),
 }  # fmt: skip
 """And what is said of them."""

@@ -247,7 +247,7 @@ def logprobs(*values: Any) -> dict[str, Any]:
     [
         ([chunk([5, 2], "stop", prompt_token_ids=[1, 2])], "another prompt"),
         ([chunk([5, 2], "stop", prompt_token_ids=[0, 1, 2, 3])], "another prompt"),
-        ([chunk([5, 2], "stop", prompt_token_ids=None)], "prompt's ids back"),
+        ([chunk([5, 2], "stop", prompt_token_ids=None)], "did not return the prompt's ids"),
         ([chunk([5], **logprobs(float("nan")))], "nan"),
         ([chunk([5], **logprobs(float("-inf")))], "-inf"),
         ([chunk([5], **logprobs(-9999.0))], "-9999.0"),
@@ -255,8 +255,8 @@ def logprobs(*values: Any) -> dict[str, Any]:
         ([chunk([5], **logprobs(None))], "None"),
         ([chunk([5, 6], **logprobs(-0.5))], "token ids with their logprobs"),
         ([chunk([5] * 9, "length")], "more than the 8"),
-        ([chunk([5, 6], "stop")], "token 6, which ends no turn"),
-        ([chunk([5, 6], "stop", stop_reason=7)], "token 6, which ends no turn"),
+        ([chunk([5, 6], "stop")], "token 6, which does not end a turn"),
+        ([chunk([5, 6], "stop", stop_reason=7)], "token 6, which does not end a turn"),
         ([chunk([], "stop")], "without a token"),
     ],
 )
@@ -366,7 +366,7 @@ async def test_sampling_passes_through_whole(client: TokenClient, endpoint: Endp
 async def test_the_other_logprobs_are_refused_before_anything_is_asked(
     client: TokenClient, endpoint: Endpoint, server: Server
 ) -> None:
-    with pytest.raises(EndpointRefused, match=r"gives raw logprobs.*`engine.vllm.logprobsMode: processed`"):
+    with pytest.raises(EndpointRefused, match=r"returns raw logprobs.*`engine.vllm.logprobsMode: processed`"):
         await client.complete(endpoint, PROMPT, Sampling(logprobs="processed"), 8, [2])
     server.scripts = [stream(chunk([2], "stop"))]
     processed = endpoint.model_copy(update={"logprobs": "processed"})
@@ -448,7 +448,7 @@ async def test_a_server_of_others_without_generate_is_asked_for_completions(
     ("fields", "says"),
     [
         ({"min_tokens": 9, "max_tokens": 8}, "at most `max_tokens`"),
-        ({"extra": {"min_p": 0.1}}, "set `min_p` beside it"),
+        ({"extra": {"min_p": 0.1}}, "set `min_p` as a field of its own"),
         ({"extra": {"n": 2}}, "cannot hold `n`"),
         ({"logit_bias": {"5": 101}}, "less than or equal to 100"),
         ({"temperature": float("inf")}, "finite number"),

@@ -219,7 +219,7 @@ def test_a_name_wins_over_the_template(template: Any, model_dir: Path) -> None:
     plain = template("{{ messages[0].content }}")
     assert parser_for(plain).parse('<tool_call>{"name": "stop"}</tool_call>') == ParsedTurn("", (STOP,))
     assert parser_for(plain, "llama3_json").parse('{"name": "stop"}').calls == (STOP,)
-    with pytest.raises(TaskError, match=r"there is no tool-call parser 'llama'.*hermes, llama3_json"):
+    with pytest.raises(TaskError, match=r"this node has no tool-call parser 'llama'.*hermes, llama3_json"):
         parser_for(plain, "llama")
 
 
@@ -249,6 +249,6 @@ def test_an_installed_parser_is_found_by_its_name(
     importlib.invalidate_caches()
     found = parser_for(template("{{ 1 }}"), "shouting", TOOLS)
     assert found.parse("STOP").calls == (STOP,)
-    with pytest.raises(TaskError, match="'broken' cannot be made: ModuleNotFoundError"):
+    with pytest.raises(TaskError, match="'broken' cannot be created: ModuleNotFoundError"):
         parser_for(template("{{ 1 }}"), "broken", TOOLS)
     assert parse("STOP").calls == ()

@@ -84,10 +84,10 @@ def test_an_authority_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     Authority.open(tmp_path / "b")
     key, ours = ((tmp_path / name / "ca.pem").read_text().partition("-----BEGIN CERT") for name in "ab")
     (tmp_path / "a" / "ca.pem").write_text(key[0] + ours[1] + ours[2])
-    with pytest.raises(Unavailable, match="the certificate of that key"):
+    with pytest.raises(Unavailable, match="an elliptic-curve key and its certificate"):
         Authority.open(tmp_path / "a")
     (tmp_path / "b" / "ca.pem").write_text("")
-    with pytest.raises(Unavailable, match="is no key"):
+    with pytest.raises(Unavailable, match="is not a key"):
         Authority.open(tmp_path / "b")
 
 

@@ -117,7 +117,7 @@ class Daemons:
             lines = self.place.log(name).read_text(errors="replace").splitlines()
         except OSError:
             lines = []
-        return "\n".join(f"  {line}" for line in lines[-12:]) or "  (it said nothing)"
+        return "\n".join(f"  {line}" for line in lines[-12:]) or "  (it printed nothing)"
 
 
 def _boot() -> str:

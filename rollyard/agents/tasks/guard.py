@@ -38,7 +38,7 @@ class GuardedHandler:
         if not isinstance(getattr(handler, "eval_needs_sandbox", None), bool):
             lacking.append("eval_needs_sandbox (True or False)")
         if lacking:
-            raise TypeError(f"{type(handler).__name__} is no task handler: it lacks {', '.join(lacking)}")
+            raise TypeError(f"{type(handler).__name__} is not a task handler: it lacks {', '.join(lacking)}")
         self._kind = kind
         self._handler = handler
         self.eval_needs_sandbox = handler.eval_needs_sandbox
@@ -114,7 +114,7 @@ class GuardedHandler:
 
     def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
         if not right:
-            shown = f"{call}() of task kind {self._kind!r} must return {expected}, and returned {reprlib.repr(found)}"
+            shown = f"{call}() of task kind {self._kind!r} must return {expected}, but returned {reprlib.repr(found)}"
             raise HandlerFailed(shown)
 
 

@@ -32,7 +32,7 @@ class Handlers:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await handler.close()
             except (HandlerFailed, TimeoutError) as error:
-                log.warning("the handler of task kind %r does not close: %s", kind, failure_text(error))
+                log.warning("the handler of task kind %r failed to close: %s", kind, failure_text(error))
 
 
 def load_handlers() -> Handlers:

@@ -45,8 +45,8 @@ class Address:
         text = env.get(URL_VARIABLE, "")
         if not text:
             raise Invalid(
-                f"--cluster rest: set {URL_VARIABLE} to where slurmrestd listens, such as unix:/run/slurmrestd.socket or "
-                f"http://host:6820; its token is read from the file that {TOKEN_FILE_VARIABLE} names, or from SLURM_JWT"
+                f"--cluster rest: set {URL_VARIABLE} to the address of slurmrestd, such as unix:/run/slurmrestd.socket or "
+                f"http://host:6820. Put its token into the file that {TOKEN_FILE_VARIABLE} names, or into SLURM_JWT"
             )
         return cls.parse(text)
 
@@ -87,12 +87,10 @@ class Identity:
     def renewal(self) -> str:
         """What to do about a token that is no longer good."""
         if self.token_file is not None:
-            return (
-                f"write a new one to {self.token_file} (scontrol token lifespan=SECONDS prints one): it is read again"
-            )
+            return f"write a new one to {self.token_file} (scontrol token lifespan=SECONDS prints one); Rollyard reads it again"
         return (
-            f"get another (scontrol token lifespan=SECONDS), write it to a file and name that in {TOKEN_FILE_VARIABLE}: "
-            f"{TOKEN_VARIABLE} is read once, a file for each request"
+            f"get another one (scontrol token lifespan=SECONDS), write it to a file and name it in {TOKEN_FILE_VARIABLE}: "
+            f"Rollyard reads {TOKEN_VARIABLE} once, but the file at each request"
         )
 
     @staticmethod

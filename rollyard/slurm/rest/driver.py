@@ -70,7 +70,7 @@ class RestDriver:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
         if last is None:  # an empty list in an answer to no such question is none either
-            raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they are of no time")
+            raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 
     async def submit(self, script: BatchScript) -> list[str]:
@@ -156,7 +156,9 @@ class RestDriver:
 
     def _silence(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
         """slurmrestd speaks, and what it asked does not: it says next to nothing of why."""
-        return SlurmUnreachable(f"slurmrestd: {_words(wrong) or 'no job and no complaint'}{self._link.doubt()}")
+        return SlurmUnreachable(
+            f"slurmrestd: {_words(wrong) or 'it sent neither a job nor an error'}{self._link.doubt()}"
+        )
 
     def _variables(self, script: BatchScript) -> Mapping[str, str]:
         """The job's environment, as sbatch would make it. Raises SubmitRefused."""

@@ -57,7 +57,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
     """The status, and the header's fields by their small names."""
     version, _, rest = (await _line(reader)).partition(" ")
     if not version.startswith("HTTP/1."):
-        raise ValueError(f"{version[:40]!r} is no HTTP")
+        raise ValueError(f"{version[:40]!r} is not HTTP")
     found = {}
     while line := await _line(reader):
         name, _, value = line.partition(":")

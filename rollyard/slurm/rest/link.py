@@ -66,8 +66,8 @@ class Link:
         """To add to a complaint that may be about our token: slurmrestd passes it on, and does not say what came of it."""
         if not self._presented:
             return ""
-        return f" (if slurmctld is well, it does not take this token of {self._presented}; {self._identity.renewal()})"
+        return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal()})"
 
     def _unwanted(self) -> str:
-        what = f"does not take the token of {self._presented}" if self._presented else "wants a token"
+        what = f"refuses the token of {self._presented}" if self._presented else "needs a token"
         return f"slurmrestd at {self._address} {what}; {self._identity.renewal()}"

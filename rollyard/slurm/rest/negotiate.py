@@ -28,9 +28,9 @@ def negotiated(openapi: Body) -> Dialect:
     served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
     version = _best(served)
     if version is None:
-        there = ", ".join(f"v0.0.{v}" for v in sorted(served)) or "nothing of slurmctld's"
+        there = ", ".join(f"v0.0.{v}" for v in sorted(served)) or "no version of slurmctld's API"
         raise SlurmUnreachable(
-            f"slurmrestd serves {there}; Rollyard speaks v0.0.{OLDEST} and v0.0.{FIRST_OF_NOW} or later: use --cluster cli"
+            f"slurmrestd serves {there}; Rollyard supports v0.0.{OLDEST} and v0.0.{FIRST_OF_NOW} or later; use --cluster cli"
         )
     name = f"v0.0.{version}"
     accounted = version in _served(paths, r"/slurmdb/v0\.0\.(\d+)/job/\{job_id\}/?")

@@ -32,7 +32,7 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
         said = _fields_of(option, value, column, version)
         if said is None or (known is not None and not said.keys() <= known):
             raise SubmitRefused(
-                f"--{option} cannot be said to slurmrestd {version}; leave it out, or run the server with --cluster cli"
+                f"slurmrestd {version} does not support --{option}; leave it out, or run the server with --cluster cli"
             )
         for key, field in said.items():
             fields[key] = _joined(fields[key], field) if key in fields else field
@@ -94,7 +94,7 @@ def flag(**fields: object) -> Write:
 
     def write(value: str) -> Fields:
         if value:
-            raise ValueError("it takes no value")
+            raise ValueError("write it without a value")
         return fields
 
     return write
@@ -138,7 +138,7 @@ def warning_signal(value: str) -> Fields:
         raise ValueError("write [B:]SIGNAL[@SECONDS], such as B:USR1@120")
     letters, name, seconds = found[1] or "", found[2], int(found[3] or 60)
     if "R" in letters:
-        raise ValueError("R: cannot be said to slurmrestd; leave it out")
+        raise ValueError("slurmrestd does not support R:; leave it out")
     fields: Fields = {"kill_warning_signal": name, "kill_warning_delay": number("", _int)(str(seconds))[""]}
     return fields | ({"kill_warning_flags": ["BATCH_JOB"]} if "B" in letters else {})
 
@@ -146,7 +146,7 @@ def warning_signal(value: str) -> Fields:
 def old_warning_signal(value: str) -> Fields:
     """v0.0.38 takes no letters."""
     if ":" in value:
-        raise ValueError("it can be sent to the job's steps alone, not to its script; use --cluster cli for that")
+        raise ValueError("slurmrestd sends it only to the job's steps, not to its script; use --cluster cli for that")
     return {"signal": value}
 
 

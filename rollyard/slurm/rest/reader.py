@@ -44,7 +44,9 @@ class Reader:
                 raise SlurmUnreachable(f"{len(raw)} bytes of jobs were not read within {self._limit:g} s") from None
             except (OSError, EOFError) as error:
                 await self.close()
-                raise SlurmUnreachable(f"who reads slurmrestd's jobs has ended: {type(error).__name__}") from None
+                raise SlurmUnreachable(
+                    f"the process that reads slurmrestd's jobs has ended: {type(error).__name__}"
+                ) from None
             except asyncio.CancelledError:
                 await self.close()  # half an exchange is of no use to the next
                 raise

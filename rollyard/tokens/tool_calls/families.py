@@ -44,9 +44,9 @@ def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[
     installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in installed:
         known = ", ".join(sorted([*BUILT_IN, *installed]))
-        raise TaskError(f"there is no tool-call parser {name!r} on this node; there are {known}")
+        raise TaskError(f"this node has no tool-call parser {name!r}; it has {known}")
     try:
         made: ToolCallParser = installed[name].load()(tools)
     except Exception as error:  # it may be anyone's
-        raise TaskError(f"the tool-call parser {name!r} cannot be made: {error!r}") from error
+        raise TaskError(f"the tool-call parser {name!r} cannot be created: {error!r}") from error
     return made
