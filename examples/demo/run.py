@@ -47,10 +47,10 @@ ENOUGH = 0.6
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument(
-        "--seed", type=int, default=None, help="of the tasks and the sampling; another one each time by default"
+        "--seed", type=int, default=None, help="seed of the tasks and the sampling (default: a new one)"
     )
-    options.add_argument("--slurm", action="store_true", help="on a throwaway Slurm cluster instead of local processes")
-    options.add_argument("--engine", choices=("embedded", "vllm"), default="embedded", help="what serves the policy")
+    options.add_argument("--slurm", action="store_true", help="run on a throwaway Slurm cluster instead of local processes")
+    options.add_argument("--engine", choices=("embedded", "vllm"), default="embedded", help="engine that serves the policy")
     given = options.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     seed = given.seed if given.seed is not None else random.randrange(1 << 30)
