@@ -30,6 +30,15 @@ from rollyard.api import (
 from rollyard.api.services import SERVICES, Services
 from rollyard.gateway.incoming import asked_later
 
+FAMILIES = (
+    discovery, logs, script, endpoints, top, weights, transfer, kinds, rollouts, sessions, node, engine, metrics,
+)  # fmt: skip
+
+
+def routes() -> list[web.RouteDef]:
+    """Every route; the gateway's APIs are mounted beside them (`sessions.set_up`)."""
+    return [*(route for family in FAMILIES for route in family.routes()), web.get("/healthz", _healthz)]
+
 
 def build(services: Services) -> web.Application:
     """An aiohttp application; who runs it brings TLS."""
@@ -38,14 +47,10 @@ def build(services: Services) -> web.Application:
     app[SERVICES] = services
     listener.set_up(app)
     streams.set_up(app)
-    for family in (
-        discovery, logs, script, endpoints, top, weights, transfer, kinds, rollouts, sessions, node, engine, metrics,
-    ):  # fmt: skip
-        app.add_routes(_asked_later(family.routes()))
+    app.add_routes(_asked_later(routes()))
     sessions.set_up(app, services)
     submits.set_up(app)
     transfer.set_up(app)
-    app.add_routes(_asked_later([web.get("/healthz", _healthz)]))
     return app
 
 
@@ -54,4 +59,5 @@ def _asked_later(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
 
 
 async def _healthz(_: web.Request) -> web.Response:
+    """`ok` while the server answers."""
     return web.Response(text="ok")

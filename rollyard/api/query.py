@@ -33,6 +33,12 @@ def takes(*names: str) -> Callable[[H], H]:
     return named
 
 
+def parameters(handler: object) -> tuple[str, ...]:
+    """Query parameters that a handler's route takes."""
+    names: tuple[str, ...] = getattr(handler, _TAKEN, ())
+    return names
+
+
 @web.middleware
 async def known_parameters(request: web.Request, handler: Handler) -> web.StreamResponse:
     """400 for a parameter that the route does not take. The gateway's APIs are others' and have their own."""
@@ -42,7 +48,7 @@ async def known_parameters(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _check(request: web.Request) -> None:
-    own: tuple[str, ...] = getattr(request.match_info.handler, _TAKEN, ())
+    own = parameters(request.match_info.handler)
     if ANY in own:
         return
     kubernetes = request.path.startswith("/api")

@@ -1,0 +1,150 @@
+"""Every block of code in README and docs does what it says: commands and Python on a real server, YAML by the real loader.
+
+A block that cannot run here says why in a comment before it (`<!-- not run: REASON -->`); `-rs` lists them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from e2e_yard import Yard, end
+
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.yaml import load_manifests
+from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
+
+RUN_SECONDS = 1200.0
+"""They take less than one minute on a machine of one's own."""
+RUN = [b for b in BLOCKS if b.language in (*SHELL, "python") and not b.left_out]
+LEFT_OUT = [b for b in BLOCKS if b.left_out]
+
+
+@pytest.fixture
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    made = Yard(tmp_path_factory.mktemp("docs"))
+    yield made
+    await end(made)
+
+
+def test_every_block_runs_in_the_order_of_the_pages(yard: Yard) -> None:
+    script = yard.folder / "all.sh"
+    script.write_text("\n".join(_lines(yard.folder)))
+    with (yard.folder / "out.txt").open("w") as out:
+        shell = subprocess.Popen(
+            ["bash", script], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
+            env=_environment(yard.folder), start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = shell.wait(RUN_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the server too, where a command before the last one failed
+                os.killpg(shell.pid, signal.SIGTERM)
+            shell.wait(60)
+    said = (yard.folder / "out.txt").read_text()
+    print(said)
+    assert code == 0, f"{said.rpartition('=== ')[2].splitlines()[0]} failed:\n{said[-4000:]}"
+    for block, command, shown in _shown(yard.folder):
+        got = command.read_text()
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        assert doctest.OutputChecker().check_output(shown, got, flags), f"{block.name} shows\n{shown}\nand not\n{got}"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "PYTEST", "ROLLYARD_KUBECONFIG"))}
+    return {
+        **own,
+        "HOME": str(folder),
+        "ROLLYARD_CACHE": os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard")),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SSL_CERT_FILE": str(folder / "data" / "ca.pem"),
+        "COLUMNS": "200",
+    }
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    """One script: the tour of README in the shell itself, for its server stays; each other block in a shell of its own."""
+    yield "set -euo pipefail"
+    for block in sorted(RUN, key=lambda b: b.last):
+        yield f'echo "=== {block.name} after $SECONDS s"'
+        own_shell = block.page != ROOT / "README.md" or block.language == "python"
+        yield "(" if own_shell else ""
+        yield from _commands(block, folder)
+        yield ")" if own_shell else ""
+
+
+def _commands(block: Block, folder: Path) -> Iterator[str]:
+    text = _here(block.text, folder)
+    if block.language == "python":
+        file = folder / f"{block.page.stem}-{block.line}.py"
+        file.write_text(text)
+        yield f"python -W error::SyntaxWarning {file}"
+    elif block.language == "console":
+        for command, path, _ in _exchanges(block, folder):
+            yield f"{{ {_here(command, folder)}; }} 2>&1 | tee {path}"
+    else:
+        yield text
+
+
+def _here(text: str, folder: Path) -> str:
+    """What the pages keep in /tmp lies in the test's folder; jobs are processes, also where there is a Slurm."""
+    text = re.sub("/tmp/(yard)?", lambda m: f"{folder}/data" if m[1] else f"{folder}/", text)
+    return text.replace("rollyard serve ", "rollyard serve --cluster local ")
+
+
+def _exchanges(block: Block, folder: Path) -> Iterator[tuple[str, Path, str]]:
+    """(command, file of its output, output that the page shows)"""
+    for i, part in enumerate(("\n" + block.text).split("\n$ ")[1:]):
+        command, _, shown = part.partition("\n")
+        yield command, folder / f"{block.page.stem}-{block.line}-{i}.txt", shown
+
+
+def _shown(folder: Path) -> Iterator[tuple[Block, Path, str]]:
+    for block in RUN:
+        if block.language == "console":
+            for _, path, shown in _exchanges(block, folder):
+                yield block, path, _here(shown if shown.endswith("\n") else f"{shown}\n", folder)
+
+
+@pytest.mark.parametrize("block", LEFT_OUT, ids=lambda block: block.name)
+def test_a_block_that_is_not_run_says_why(block: Block) -> None:
+    assert len(block.left_out.split()) > 2
+    pytest.skip(f"{block.name}: {block.left_out}")
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language not in (*SHELL, "python")], ids=lambda b: b.name)
+def test_what_is_shown_can_be_read(block: Block) -> None:
+    assert block.language in LANGUAGES, f"mark the block as one of {LANGUAGES}"
+    match block.language:
+        case "yaml" if block.note.startswith("another program's file: "):
+            yaml.safe_load(block.text)
+        case "yaml":
+            load_manifests(_whole(block), block.name, ROOT)
+        case "json":
+            RolloutRequest.model_validate(json.loads(block.text))
+        case "toml":
+            tomllib.loads(block.text)
+
+
+def _whole(block: Block) -> str:
+    """A fragment in the place that its comment names, with what the demo's pool of that kind has beside it."""
+    if not block.part_of:
+        return block.text
+    kind, field = block.part_of.split()
+    pools = yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text())
+    pool = next(p for p in pools if p["kind"] == kind)
+    sizes = ("replicas", "autoscaling") if "autoscaling" in yaml.safe_load(block.text) else ()
+    kept = {k: v for k, v in pool.pop(field).items() if k not in (*yaml.safe_load(block.text), *sizes)}
+    return f"{yaml.safe_dump(pool)}{field}:\n{textwrap.indent(yaml.safe_dump(kept) + block.text, '  ')}"
