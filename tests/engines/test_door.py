@@ -302,7 +302,7 @@ async def test_a_request_waits_for_the_engine_and_is_refused_when_that_takes_too
     async with found.client.post("/v1/completions", json={}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert engine.seen == []
-    async with found.client.get("/health") as answer:
+    async with found.client.get("/v1/models") as answer:
         assert answer.status == 200, "it can be looked at all the same"
     generations.shut(WAIT_SECONDS)
     waiting = asyncio.create_task(ask(found, b"late"))
