@@ -10,14 +10,46 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 
 # Where people work Python keeps what it compiles, beside the sources.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Processes of ours that a test starts find no torch.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "support/without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+# Threads of torch and numpy wait for each other busily, on cores that other tests want.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules marked `slow` come first, the longest before the others: no worker may meet one when the rest are done."""
+
+    def seconds(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("slow")
+        return float(mark.args[0]) if mark else 0.0
+
+    items.sort(key=seconds, reverse=True)
+
+
+class ByModule(LoadFileScheduling):
+    """Workers take whole modules, in their order. Those with a vLLM count as one: there is memory for one at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = str(super()._split_scope(nodeid))
+        return "vllm" if "vllm" in module else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | None:
+    return ByModule(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,8 @@ class Yard:
             spec = text["spec"]
             if text["kind"] == "InferencePool":
                 spec["model"]["path"] = str(MODEL)
+            else:  # each that works beside another is a process with an algebra system
+                spec["stages"]["eval"]["workers"] = {"min": 1, "max": 2}
             merge(spec, changes.get(text["metadata"]["name"], {}))
             text["metadata"]["namespace"] = "default"
             await client.apply(parse_object(text))
