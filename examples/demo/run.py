@@ -49,8 +49,12 @@ def main() -> int:
     options.add_argument(
         "--seed", type=int, default=None, help="seed of the tasks and the sampling (default: a new one)"
     )
-    options.add_argument("--slurm", action="store_true", help="run on a throwaway Slurm cluster instead of local processes")
-    options.add_argument("--engine", choices=("embedded", "vllm"), default="embedded", help="engine that serves the policy")
+    options.add_argument(
+        "--slurm", action="store_true", help="run on a throwaway Slurm cluster instead of local processes"
+    )
+    options.add_argument(
+        "--engine", choices=("embedded", "vllm"), default="embedded", help="engine that serves the policy"
+    )
     given = options.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     seed = given.seed if given.seed is not None else random.randrange(1 << 30)
