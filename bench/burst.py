@@ -23,11 +23,11 @@ from pathlib import Path
 from throwaway.cluster import down, up
 from throwaway.options import Options
 
-from rollyard.client.client import AsyncClient
-from rollyard.errors import NotFound
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import NotFound
 from rollyard.kinds.base import ObjectKey, ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
-from rollyard.slurm.cli import CliDriver
+from rollyard.slurm.cli_driver import CliDriver
 
 ROOT = Path(__file__).resolve().parents[1]
 CPUS = 8

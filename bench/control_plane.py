@@ -28,18 +28,18 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from rollyard.client.client import AsyncClient
-from rollyard.client.link import Link
-from rollyard.client.node import NodeLine
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.node_connection import NodeLine
+from rollyard.client.server_link import Link
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
-from rollyard.kinds.wire import Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Want, Welcome
-from rollyard.node_agent.uploads import Uploads
+from rollyard.node.result_uploads import Uploads
 from rollyard.trust.ca import Authority
-from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.node import Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Want, Welcome
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 100

@@ -27,7 +27,7 @@ async def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder, "engine")
-        command = [sys.executable, "-m", "rollyard.engines.embedded", "--model", str(options.model)]
+        command = [sys.executable, "-m", "rollyard.engine.embedded", "--model", str(options.model)]
         process = await asyncio.create_subprocess_exec(
             *command,
             "--served-name",

@@ -27,13 +27,13 @@ from aiohttp import web
 
 from bench.upstream import Upstream
 from rollyard.gateway.app import build
-from rollyard.gateway.session import Session
-from rollyard.gateway.terms import Terms
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.client import TokenClient
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
 
 MODEL = Path(__file__).parents[1] / "examples" / "tiny_policy" / "model"
 ANSWER = "The answer is written in the file, and so the next thing to do is to look at it once more. "

@@ -28,16 +28,16 @@ from typing import Any, cast
 import aiohttp
 from aiohttp import web
 
-from rollyard.agents.loop import AgentRun, run_agent
-from rollyard.agents.tools import Tools
-from rollyard.agents.toolset import SCHEMAS
 from rollyard.kinds.rollout import AgentSpec, Sampling
-from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.client import TokenClient
+from rollyard.node.agents.agent_loop import AgentRun, run_agent
+from rollyard.node.agents.tool_execution import Tools
+from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import parser_for
+from rollyard.wire.endpoint import Endpoint
 
 MODEL = Path(__file__).parents[1] / "examples/tiny_policy/model"
 CALL = '{"name": "ipython", "arguments": {"code": "print(sum(range(100)))"}}'

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.engines.prepare import Preparation
-from rollyard.engines.process import end_engine, start_engine
+from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.process.child_process import end_engine, start_engine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 ROOT = Path(__file__).parents[1]

@@ -18,18 +18,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rollyard.clock import SystemClock
+from rollyard.core.clock import SystemClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
-from rollyard.kinds.wire import Identity
-from rollyard.reconcilers.snapshots import INTERVAL_SECONDS
-from rollyard.rollouts.agents import NodeAgent
+from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import Parts
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
-from rollyard.slurm.cli import MARK, QUEUE, read_queue
-from rollyard.slurm.script import directives
-from rollyard.store.sqlite import SqliteStore
-from rollyard.wiring import Parts
+from rollyard.slurm.batch_script import directives
+from rollyard.slurm.cli_driver import MARK, QUEUE, read_queue
+from rollyard.wire.base import Identity
 
 PER_POOL = 10
 CHANGES = 40

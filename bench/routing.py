@@ -23,11 +23,13 @@ from dataclasses import dataclass, replace
 from bench.routing_policies import BASELINES, POLICIES
 from bench.routing_sim import Fleet, Result, Sim
 from bench.routing_traces import TRACES
-from rollyard.clock import ManualClock
-from rollyard.inference.state import SLOW_START_SECONDS
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
-from rollyard.store.base import RolloutRecord
-from rollyard.wiring import Routing
+from rollyard.core.clock import ManualClock
+from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
+from rollyard.server.store.base import RolloutRecord
+from rollyard.server.wiring import Routing
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat
 
 EQUAL = Fleet((1.0,) * 5)
 MIXED = Fleet((1.0, 1.0, 2.0))

@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from bench.routing_sim import Policy, Rollout, Sim
-from rollyard.inference.state import SLOW_START_SECONDS
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity, Repin, ToNode
-from rollyard.rollouts.agents import NodeAgent
-from rollyard.store.base import RolloutRecord
-from rollyard.wiring import Routing
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
+from rollyard.server.store.base import RolloutRecord
+from rollyard.server.wiring import Routing
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.node import Repin, ToNode
 
 POOL = ("default", "policy")
 PROBE_SECONDS = 0.1

@@ -16,19 +16,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rollyard.clock import as_datetime
+from rollyard.core.clock import as_datetime
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import set_condition
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.quantity import walltime_seconds
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.quantity import walltime_seconds
+from rollyard.reconcilers.autoscaler import FLAP_WINDOW_SECONDS, Memory, Metric
 from rollyard.reconcilers.demand import Report, inference_metrics, rollout_metrics, sessions, widest
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool
 from rollyard.reconcilers.pool import new_allocation
-from rollyard.reconcilers.scaling import FLAP_WINDOW_SECONDS, Memory, Metric
-from rollyard.reconcilers.sizing import reckon, size
+from rollyard.reconcilers.pool_size import reckon, size
 
 START = 1_700_000_000.0
 ACT_SECONDS = 0.5

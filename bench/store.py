@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.store.base import RolloutRecord, Transaction
-from rollyard.store.blobs import PackWriter
-from rollyard.store.journal import Journal
-from rollyard.store.rollouts import RolloutTransaction
-from rollyard.store.schema import migrate
-from rollyard.store.sqlite import SqliteStore
-from rollyard.store.writer import Unit
+from rollyard.server.store.base import RolloutRecord, Transaction
+from rollyard.server.store.blobs import PackWriter
+from rollyard.server.store.journal_mode import Journal
+from rollyard.server.store.rollout_transaction import RolloutTransaction
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.tables import migrate
+from rollyard.server.store.writer import Unit
 
 T = TypeVar("T")
 TASK = '{"pool":"p","task":{"kind":"math","question":"' + "x" * 1000 + '"}}'

@@ -19,13 +19,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from rollyard.errors import SandboxStartFailed
-from rollyard.sandbox.account import node_cache, sandbox_account
-from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.images import default_root
-from rollyard.sandbox.python import own_python
-from rollyard.sandbox.runtimes import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import Sandboxes
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.node_cache import node_cache
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
+from rollyard.node.sandbox.images import default_root
+from rollyard.node.sandbox.sandbox import Sandboxes
 
 LIMITS = Limits(cpus=os.cpu_count() or 1, memory_bytes=2 << 30, disk_bytes=256 << 20)
 WARM_UP = 20

@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from rollyard.gateway.speech import Detokenizer
-from rollyard.tokens.template import ChatTemplate
+from rollyard.gateway.session.streaming_text import Detokenizer
+from rollyard.tokens.chat_template import ChatTemplate
 
 LOGPROB = -0.5
 Script = Callable[[int, Sequence[int]], Sequence[int]]

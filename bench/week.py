@@ -22,7 +22,7 @@ from typing import Any
 from bench.simulation import START, Demand, SimulatedPool, Yard
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.scaling import FLAP_BUDGET
+from rollyard.reconcilers.autoscaler import FLAP_BUDGET
 
 HOUR, DAY = 3600.0, 86400.0
 SERVED_DAYS = 3.0

@@ -19,10 +19,10 @@ from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
 from rollyard.api import app
-from rollyard.api.query import ANY, parameters
-from rollyard.kinds.fields import Shape, fields_of
+from rollyard.api.query_parameters import ANY, parameters
 from rollyard.kinds.registry import KINDS
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.schema.fields import Shape, fields_of
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import Top
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate

@@ -81,7 +81,7 @@ def start_engine(model_dir: Path) -> Iterator[StartEngine]:
 
         def start(*options: str, model: Path = model_dir) -> EngineProcess:
             socket = Path(folder, f"engine{len(started)}")
-            command = [sys.executable, "-m", "rollyard.engines.embedded", "--model", str(model)]
+            command = [sys.executable, "-m", "rollyard.engine.embedded", "--model", str(model)]
             process = subprocess.Popen([*command, "--served-name", "policy", "--uds", str(socket), *options], cwd=ROOT)
             started.append(EngineProcess(process, socket))
             deadline = time.monotonic() + 120

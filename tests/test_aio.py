@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollyard.aio import Signal, Waker, running, wait_or_timeout
+from rollyard.core.aio import Signal, Waker, running, wait_or_timeout
 
 LONG = 3600.0
 

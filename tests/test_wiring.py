@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.aio import Signal
-from rollyard.clock import ManualClock
-from rollyard.slurm.local import LocalDriver
-from rollyard.store.sqlite import SqliteStore
-from rollyard.wiring import Parts
+from rollyard.core.aio import Signal
+from rollyard.core.clock import ManualClock
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import Parts
+from rollyard.slurm.local_driver import LocalDriver
 
 
 async def test_every_event_of_every_part_wakes_somebody(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from examples.tiny_policy.families import Task, sample_code, sample_math
 from examples.tiny_policy.offline import Toolbox
 from examples.tiny_policy.template import Setting
 from examples.tiny_policy.trajectories import CODE, MATH
-from rollyard.agents import toolset
+from rollyard.node.agents import tool_schemas
 
 MAX_TURNS = 6
 MAX_TURN_TOKENS = 160
@@ -62,7 +62,7 @@ class Attempt:
     def _call(self, reply: str) -> str:
         match = CALL.search(reply)
         if match is None:
-            return toolset.bad_call("the closing tag </tool_call> is missing")
+            return tool_schemas.bad_call("the closing tag </tool_call> is missing")
         try:
             call = json.loads(match[1])
             name, arguments = call["name"], call["arguments"]
@@ -71,8 +71,8 @@ class Attempt:
             if name == "bash":
                 return self.box.bash(str(arguments["command"]))
         except (ValueError, KeyError, TypeError) as error:
-            return toolset.bad_call(str(error))
-        return toolset.unknown_tool(name, ["bash", "ipython"])
+            return tool_schemas.bad_call(str(error))
+        return tool_schemas.unknown_tool(name, ["bash", "ipython"])
 
     def succeeded(self) -> bool:
         if not self.done:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollyard.agents import toolset
+from rollyard.node.agents import tool_schemas
 
 WRITE = re.compile(r"cat > (\S+) <<'EOF'\n(.*)\nEOF\n?", re.DOTALL)
 CHECK = re.compile(r"python3 -m py_compile (\S+) && echo OK")
@@ -86,32 +86,32 @@ class Toolbox:
     def ipython(self, code: str) -> str:
         self.cells += 1
         try:
-            return toolset.ipython_result(repr(evaluate(code)))
+            return tool_schemas.ipython_result(repr(evaluate(code)))
         except SyntaxError as error:
-            return toolset.ipython_result(f"  Cell In[{self.cells}], line {_where(error)}")
+            return tool_schemas.ipython_result(f"  Cell In[{self.cells}], line {_where(error)}")
         except (ArithmeticError, LookupError, NameError, TypeError, ValueError, NotOffline) as error:
             place = f"  Cell In[{self.cells}], line 1\n    {code}"
-            return toolset.ipython_result(
+            return tool_schemas.ipython_result(
                 f"Traceback (most recent call last):\n{place}\n{type(error).__name__}: {error}"
             )
 
     def bash(self, command: str) -> str:
         if write := WRITE.fullmatch(command):
             self.files[write[1]] = write[2] + "\n"
-            return toolset.bash_result("", 0)
+            return tool_schemas.bash_result("", 0)
         if check := CHECK.fullmatch(command):
             return self._check(check[1])
         word = (command.split() or [""])[0]
-        return toolset.bash_result(f"bash: {word}: command not found", 127)
+        return tool_schemas.bash_result(f"bash: {word}: command not found", 127)
 
     def _check(self, path: str) -> str:
         if path not in self.files:
-            return toolset.bash_result(f"[Errno 2] No such file or directory: {path!r}", 1)
+            return tool_schemas.bash_result(f"[Errno 2] No such file or directory: {path!r}", 1)
         try:
             ast.parse(self.files[path])
         except SyntaxError as error:
-            return toolset.bash_result(f'  File "{path}", line {_where(error)}\n', 1)
-        return toolset.bash_result("OK", 0)
+            return tool_schemas.bash_result(f'  File "{path}", line {_where(error)}\n', 1)
+        return tool_schemas.bash_result("OK", 0)
 
     def passes(self, path: str, cases: Sequence[Mapping[str, str]]) -> bool:
         """Whether the file at `path` gives what every case expects."""

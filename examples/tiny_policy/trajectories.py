@@ -14,34 +14,34 @@ from collections.abc import Callable
 from examples.tiny_policy.families import CodeProblem, MathProblem, Problem, draw_code, draw_math
 from examples.tiny_policy.offline import Toolbox
 from examples.tiny_policy.template import TURN_END, Message, Part, Setting, tool_call
-from rollyard.agents import prompts, toolset
+from rollyard.node.agents import system_prompts, tool_schemas
 
-MATH = Setting(prompts.MATH, (toolset.IPYTHON,))
-CODE = Setting(prompts.CODE, (toolset.BASH, toolset.EDITOR))
+MATH = Setting(system_prompts.MATH, (tool_schemas.IPYTHON,))
+CODE = Setting(system_prompts.CODE, (tool_schemas.BASH, tool_schemas.EDITOR))
 OTHER_SHARE = 0.1
 REFUSED_SHARE = 0.03
 FAILED_SHARE = 0.03
 
-OTHER_PROMPTS = ["", "You solve tasks with tools.", "Use the tools.", prompts.MATH, prompts.CODE]
+OTHER_PROMPTS = ["", "You solve tasks with tools.", "Use the tools.", system_prompts.MATH, system_prompts.CODE]
 NOISE = "0123456789+-*() :,x"
 
 
 def draw_setting(rng: random.Random) -> Setting:
     if rng.random() >= OTHER_SHARE:
         return rng.choice([MATH, CODE])
-    tools = list(toolset.SCHEMAS.values())
+    tools = list(tool_schemas.SCHEMAS.values())
     chosen = rng.sample(tools, rng.randint(1, len(tools)))
-    if toolset.EDITOR in chosen and len(chosen) == 1:
-        chosen.append(toolset.BASH)
+    if tool_schemas.EDITOR in chosen and len(chosen) == 1:
+        chosen.append(tool_schemas.BASH)
     return Setting(rng.choice(OTHER_PROMPTS), tuple(chosen))
 
 
 def draw_problem(rng: random.Random, setting: Setting) -> Problem:
     """A problem of the training part that the setting's tools can solve."""
     solvable: list[Callable[[random.Random, bool], Problem]] = []
-    if toolset.IPYTHON in setting.tools:
+    if tool_schemas.IPYTHON in setting.tools:
         solvable.append(draw_math)
-    if toolset.BASH in setting.tools:
+    if tool_schemas.BASH in setting.tools:
         solvable.append(draw_code)
     return rng.choice(solvable)(rng, False)
 
@@ -117,7 +117,7 @@ def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[M
     bad, error = _spoil(good, json.loads, rng)
     return [
         Message("assistant", tool_call(tool, arguments).replace(good, bad)),
-        Message("tool", toolset.bad_call(str(error))),
+        Message("tool", tool_schemas.bad_call(str(error))),
     ]
 
 

@@ -11,27 +11,27 @@ from rollyard.api import (
     discovery,
     endpoints,
     engine,
-    kinds,
+    error_status,
     listener,
     logs,
+    long_responses,
     metrics,
     node,
-    query,
+    objects,
+    preview,
+    query_parameters,
     rollouts,
-    script,
     sessions,
-    status,
-    streams,
-    submits,
+    submit_body,
     top,
-    transfer,
     weights,
+    weights_transfer,
 )
 from rollyard.api.services import SERVICES, Services
-from rollyard.gateway.incoming import asked_later
+from rollyard.core.http_body import asked_later
 
 FAMILIES = (
-    discovery, logs, script, endpoints, top, weights, transfer, kinds, rollouts, sessions, node, engine, metrics,
+    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, engine, metrics,
 )  # fmt: skip
 
 
@@ -43,14 +43,14 @@ def routes() -> list[web.RouteDef]:
 def build(services: Services) -> web.Application:
     """An aiohttp application; who runs it brings TLS."""
     check = auth.authenticate(services.signer, services.clock)
-    app = web.Application(middlewares=[status.errors_as_status, check, query.known_parameters])
+    app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
     app[SERVICES] = services
     listener.set_up(app)
-    streams.set_up(app)
+    long_responses.set_up(app)
     app.add_routes(_asked_later(routes()))
     sessions.set_up(app, services)
-    submits.set_up(app)
-    transfer.set_up(app)
+    submit_body.set_up(app)
+    weights_transfer.set_up(app)
     return app
 
 

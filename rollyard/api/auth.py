@@ -5,11 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from rollyard.api.error_status import Handler
 from rollyard.api.listener import known
-from rollyard.api.status import Handler
-from rollyard.clock import Clock
-from rollyard.errors import Forbidden, Unauthorized
-from rollyard.trust.tokens import Claims, Role, TokenSigner
+from rollyard.core.clock import Clock
+from rollyard.core.errors import Forbidden, Unauthorized
+from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
 
 CLAIMS: web.RequestKey[Claims] = web.RequestKey("claims", Claims)
 GATEWAY = "/gateway/"

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rollyard.api.query import takes
+from rollyard.api.query_parameters import takes
 from rollyard.kinds.base import API_VERSION, GROUP, VERSION
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS

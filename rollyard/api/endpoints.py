@@ -12,16 +12,16 @@ import pydantic
 from aiohttp import web
 from pydantic import BaseModel
 
-from rollyard.api.kinds import BASE, change, merge_patch, object_key, parse_pool, read_body
-from rollyard.api.query import takes
+from rollyard.api.error_status import invalid
+from rollyard.api.objects import BASE, change, merge_patch, object_key, parse_pool, read_body
+from rollyard.api.query_parameters import takes
 from rollyard.api.services import SERVICES
-from rollyard.api.status import invalid
-from rollyard.errors import BadRequest, Invalid, NotFound
-from rollyard.inference.prober import external_id
+from rollyard.core.errors import BadRequest, Invalid, NotFound
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.engine import ExternalEndpoint, base_url
+from rollyard.kinds.engine_spec import ExternalEndpoint, base_url
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.registry import Pool
+from rollyard.server.routing.probe_loop import external_id
 
 
 def routes() -> list[web.RouteDef]:

@@ -7,20 +7,21 @@ from urllib.parse import urlsplit
 import pydantic
 from aiohttp import web
 
-from rollyard.api import bodies
+from rollyard.api import request_bodies
+from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import subject
-from rollyard.api.binding import bind
+from rollyard.api.error_status import invalid
 from rollyard.api.services import SERVICES
-from rollyard.api.status import invalid
-from rollyard.errors import Invalid
-from rollyard.inference.endpoints import HEARTBEAT_SECONDS
-from rollyard.inference.orders import order_for
-from rollyard.inference.state import endpoint_id
+from rollyard.core.errors import Invalid
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
-from rollyard.trust.tokens import Role
+from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
+from rollyard.server.routing.endpoint_state import endpoint_id
+from rollyard.server.weights.engine_target import order_for
+from rollyard.trust.bearer_tokens import Role
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
 
 
 def routes() -> list[web.RouteDef]:
@@ -30,7 +31,7 @@ def routes() -> list[web.RouteDef]:
 async def _register(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
-        hello = EngineHello.model_validate(await bodies.read_message(request))
+        hello = EngineHello.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
         raise invalid(error, EngineHello, "the registration") from None
     identity = hello.identity
@@ -73,7 +74,7 @@ def _order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = 
 async def _heartbeat(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
-        beat = EngineHeartbeat.model_validate(await bodies.read_message(request))
+        beat = EngineHeartbeat.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
         raise invalid(error, EngineHeartbeat, "the heartbeat") from None
     subject(request, beat.identity.uid)

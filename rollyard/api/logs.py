@@ -7,12 +7,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rollyard.api import query
-from rollyard.api.kinds import BASE
-from rollyard.api.query import takes
+from rollyard.api import query_parameters
+from rollyard.api.long_responses import lasts
+from rollyard.api.objects import BASE
+from rollyard.api.query_parameters import takes
 from rollyard.api.services import SERVICES
-from rollyard.api.streams import lasts
-from rollyard.errors import NotFound
+from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import LOG_OFFSET, Allocation
 from rollyard.kinds.base import ObjectKey
 
@@ -29,7 +29,11 @@ def routes() -> list[web.RouteDef]:
 async def _log(request: web.Request) -> web.StreamResponse:
     """text/plain from byte `offset` or with the last `tail` lines; `follow=1` waits for its start and goes on to its end."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
-    follow, offset, tail = query.flag(request, "follow"), _number(request, "offset"), _number(request, "tail")
+    follow, offset, tail = (
+        query_parameters.flag(request, "follow"),
+        _number(request, "offset"),
+        _number(request, "tail"),
+    )
     path = request.app[SERVICES].log_file(namespace, name)
     lasts(request)
     await _begun(request, path, follow)
@@ -86,7 +90,7 @@ def _silence(allocation: Allocation) -> str:
 
 
 def _number(request: web.Request, name: str) -> int | None:
-    return query.whole(request, name, 0) if request.query.get(name) else None
+    return query_parameters.whole(request, name, 0) if request.query.get(name) else None
 
 
 def _read(path: Path, position: int) -> bytes:

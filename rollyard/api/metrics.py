@@ -15,11 +15,11 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from rollyard.api.services import SERVICES
-from rollyard.inference.figures import figures, status
-from rollyard.inference.state import EndpointState
+from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.inference_pool import EndpointStatus
-from rollyard.kinds.wire import EngineLoad
-from rollyard.telemetry import REGISTRY
+from rollyard.server.routing.endpoint_metrics import figures, status
+from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.wire.engine import EngineLoad
 
 GAUGES: dict[str, tuple[str, Callable[[EndpointStatus], float | None]]] = {
     "ready": ("1 if the endpoint accepts work, else 0.", lambda e: int(e.ready)),

@@ -8,22 +8,26 @@ from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 
-from rollyard.api import bodies
+from rollyard.api import request_bodies
+from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import CLAIMS, subject
-from rollyard.api.binding import bind
-from rollyard.api.query import takes
+from rollyard.api.long_responses import lasts
+from rollyard.api.query_parameters import takes
 from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.streams import lasts
-from rollyard.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
+from rollyard.core.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, places
-from rollyard.kinds.wire import (
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.results import split_upload
+from rollyard.server.routing.staleness import POLICY
+from rollyard.server.store.base import RolloutRecord
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.node import (
     MAX_RESULT_BYTES,
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE,
-    Endpoint,
     HandBack,
     Heartbeat,
     Hello,
@@ -35,10 +39,6 @@ from rollyard.kinds.wire import (
     Welcome,
     from_node,
 )
-from rollyard.rollouts.agents import NodeAgent
-from rollyard.rollouts.freshness import POLICY
-from rollyard.rollouts.results import split_upload
-from rollyard.store.base import RolloutRecord
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
 
 async def _put_run(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    header, frame = split_upload(bytes(await bodies.read(request, MAX_RESULT_BYTES)))
+    header, frame = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
     versions = frozenset(header.weights_versions)
     await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame, versions)
     return web.Response(status=204)
@@ -178,7 +178,7 @@ async def _put_run(request: web.Request) -> web.Response:
 
 async def _put_result(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    header, frame = split_upload(bytes(await bodies.read(request, MAX_RESULT_BYTES)))
+    header, frame = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
     await services.rollouts.finish(header, request[CLAIMS].subject, frame, await _max_attempts(services, header.lease))
     return web.Response(status=204)
 
@@ -211,7 +211,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     """
     services = request.app[SERVICES]
     try:
-        wanted = NewEndpoint.model_validate(await bodies.read_message(request))
+        wanted = NewEndpoint.model_validate(await request_bodies.read_message(request))
     except ValueError as error:
         raise BadRequest(f"the body is not a NewEndpoint: {error}") from None
     uid = request[CLAIMS].subject

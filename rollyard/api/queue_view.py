@@ -1,18 +1,19 @@
-"""The facts that `rollouts.waiting` explains from: a pool's queue, put together from the store and from who is connected."""
+"""The facts that `server.rollouts.waiting_reason` explains from: a pool's queue, put together from the store and
+from who is connected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rollyard.api.services import Services
-from rollyard.errors import NotFound
+from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.rollouts.dispatch import served_in
-from rollyard.rollouts.waiting import LOOK_AHEAD, QueueView, Supply
-from rollyard.store.base import GroupVersions, RolloutRecord
+from rollyard.server.rollouts.dispatch import served_in
+from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD, QueueView, Supply
+from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:

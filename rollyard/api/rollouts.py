@@ -10,24 +10,24 @@ from typing import Any
 
 from aiohttp import web
 
-from rollyard.api import bodies
-from rollyard.api.named_pool import rollout_pool
-from rollyard.api.query import cursor, flag, seconds, takes, whole
+from rollyard.api import request_bodies
+from rollyard.api.long_responses import lasts
+from rollyard.api.pool_lookup import rollout_pool
+from rollyard.api.query_parameters import cursor, flag, seconds, takes, whole
 from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.streams import lasts
-from rollyard.api.submits import read_requests
-from rollyard.errors import BadRequest, Cause, Expired, Invalid, NotFound
+from rollyard.api.submit_body import read_requests
+from rollyard.core.errors import BadRequest, Cause, Expired, Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.tasks import BUILT_IN, check_task
-from rollyard.rollouts.agents import NodeAgent
-from rollyard.rollouts.freshness import POLICY
-from rollyard.rollouts.results import decompress, trajectory, view
-from rollyard.rollouts.waiting import explain, explain_parked, unknown_kind
-from rollyard.store.base import RolloutFilter, RolloutRecord
+from rollyard.kinds.task_fields import BUILT_IN, check_task
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.results import decompress, trajectory, view
+from rollyard.server.rollouts.waiting_reason import explain, explain_parked, unknown_kind
+from rollyard.server.routing.staleness import POLICY
+from rollyard.server.store.base import RolloutFilter, RolloutRecord
 
 MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
@@ -55,10 +55,10 @@ async def _submit(request: web.Request) -> web.Response:
     requests = await read_requests(request)
     pools = await _check_pools(services, namespace, requests)
     _check_kinds(services, requests, pools)
-    if bodies.short(request):
+    if request_bodies.short(request):
         _check_tasks(requests)
     else:
-        await bodies.beside(_check_tasks, requests)
+        await request_bodies.beside(_check_tasks, requests)
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.event import Event
 

@@ -1,4 +1,4 @@
-"""What the handlers work on; put together by `serve`."""
+"""What the handlers work on; put together by `server.main`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rollyard.clock import Clock
-from rollyard.errors import Cause
-from rollyard.gateway.outside import OutsideSessions
-from rollyard.inference.endpoints import Endpoints
+from rollyard.core.clock import Clock
+from rollyard.core.errors import Cause
+from rollyard.gateway.external.external_sessions import OutsideSessions
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
-from rollyard.kinds.submission import Submission
-from rollyard.rollouts.agents import Agents
-from rollyard.rollouts.service import Rollouts
-from rollyard.store.base import Store
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.store.base import Store
+from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
-from rollyard.trust.tokens import TokenSigner
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pydantic
 from aiohttp import web
 
-from rollyard.api import bodies
+from rollyard.api import request_bodies
 from rollyard.api.auth import GATEWAY
+from rollyard.api.error_status import invalid
 from rollyard.api.listener import known
-from rollyard.api.named_pool import inference_pool
-from rollyard.api.query import takes
+from rollyard.api.pool_lookup import inference_pool
+from rollyard.api.query_parameters import takes
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.status import invalid
-from rollyard.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
+from rollyard.core.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
 from rollyard.gateway.app import build
-from rollyard.gateway.outside import Outside
-from rollyard.gateway.refusal import Refusal, no_session
-from rollyard.gateway.session import Session
+from rollyard.gateway.external.external_sessions import Outside
+from rollyard.gateway.requests.call_errors import Refusal, no_session
+from rollyard.gateway.session.session import Session
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.session import SessionOpened, SessionRequest
-from rollyard.trust.tokens import Claims, Role
+from rollyard.trust.bearer_tokens import Claims, Role
 
 
 def routes() -> list[web.RouteDef]:
@@ -50,7 +50,7 @@ async def _open(request: web.Request) -> web.Response:
     """201 with a new session, 200 with the one that there is."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     try:
-        wanted = SessionRequest.model_validate(await bodies.read_message(request))
+        wanted = SessionRequest.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
         raise invalid(error, SessionRequest, "the session") from None
     pool = await _pool(services, namespace, wanted)

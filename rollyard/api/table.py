@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.columns import columns
+from rollyard.kinds.schema.columns import columns
 
 
 def wanted(request: web.Request) -> bool:

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
-from rollyard.api.kinds import BASE
+from rollyard.api.objects import BASE
 from rollyard.api.services import SERVICES, Services
-from rollyard.inference.figures import figures, status, total
-from rollyard.inference.state import EndpointState, PoolKey
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, Top
+from rollyard.server.routing.endpoint_metrics import figures, status, total
+from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
 
 
 def routes() -> list[web.RouteDef]:

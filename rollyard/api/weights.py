@@ -9,15 +9,15 @@ from __future__ import annotations
 import pydantic
 from aiohttp import web
 
-from rollyard.api.kinds import BASE, answer, read_body
+from rollyard.api.error_status import invalid
+from rollyard.api.objects import BASE, answer, read_body
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.status import invalid
-from rollyard.clock import as_exact_datetime
-from rollyard.errors import Conflict, Invalid
-from rollyard.inference.weights import begin
+from rollyard.core.clock import as_exact_datetime
+from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+from rollyard.server.weights.pool_update import begin
 
 WRITE_RETRIES = 20
 

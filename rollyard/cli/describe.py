@@ -13,14 +13,14 @@ import yaml
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, table
 from rollyard.cli.weights import weights_lines
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, KindObject
-from rollyard.kinds.columns import age
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.schema.columns import age
 
 
 @click.command()

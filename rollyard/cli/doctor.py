@@ -36,7 +36,7 @@ def doctor(
     report: Path | None,
 ) -> None:
     """Check this machine and its cluster. Exit code 1: something is missing."""
-    from rollyard.doctor import node as compute
+    from rollyard.doctor import compute_node as compute
     from rollyard.doctor.finding import findings
     from rollyard.kinds.allocation import AllocationTemplate
 
@@ -55,12 +55,12 @@ def doctor(
 
 
 def _here(scratch: Path, data: Path | None) -> Iterator[Finding]:
-    from rollyard.doctor import cluster, machine, shared
+    from rollyard.doctor import data_folder, slurm_cluster, this_machine
     from rollyard.doctor.finding import findings
 
-    yield from findings([*machine.probes(scratch), ("cluster", cluster.cluster)])
+    yield from findings([*this_machine.probes(scratch), ("cluster", slurm_cluster.cluster)])
     if data is not None:
-        yield from findings([("data", lambda: shared.data(data))])
+        yield from findings([("data", lambda: data_folder.data(data))])
 
 
 def _show(found: Iterator[Finding]) -> bool:

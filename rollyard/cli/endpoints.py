@@ -6,10 +6,10 @@ import click
 
 from rollyard.cli.describe import endpoint_lines
 from rollyard.cli.options import with_client
-from rollyard.client.client import AsyncClient
-from rollyard.errors import BadRequest
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import BadRequest
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.engine import ExternalEndpoint
+from rollyard.kinds.engine_spec import ExternalEndpoint
 
 
 @click.group()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 from pydantic import BaseModel
 
-from rollyard.errors import NotFound
-from rollyard.kinds.fields import fields_of, find
+from rollyard.core.errors import NotFound
 from rollyard.kinds.registry import find_kind
+from rollyard.kinds.schema.fields import fields_of, find
 
 
 @click.command()

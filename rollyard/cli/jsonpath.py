@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 
 Step = Callable[[list[Any]], list[Any]]
 """One step of a path: the nodes before it -> the nodes behind it."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import click
 
 from rollyard.cli.options import kind_and_names, with_client
-from rollyard.client.client import AsyncClient
-from rollyard.errors import NotFound
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 

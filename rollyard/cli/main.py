@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from rollyard.errors import RollyardError
+from rollyard.core.errors import RollyardError
 
 COMMANDS = {
     "api-resources": "objects",

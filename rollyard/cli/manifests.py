@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollyard.cli.text_files import read_text
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.yaml import load_manifests
+from rollyard.kinds.schema.yaml import load_manifests
 
 ENDINGS = {".yaml", ".yml", ".json"}
 

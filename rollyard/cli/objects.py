@@ -14,8 +14,8 @@ import yaml
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.options import kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
-from rollyard.client.client import AsyncClient, manifest_of
-from rollyard.errors import NotFound, Standstill
+from rollyard.client.async_client import AsyncClient, manifest_of
+from rollyard.core.errors import NotFound, Standstill
 from rollyard.kinds.base import API_VERSION, Condition, KindObject, ObjectKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.pool import STANDSTILL

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from rollyard.client.client import AsyncClient
-from rollyard.errors import BadRequest, Unavailable
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import BadRequest, Unavailable
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.registry import KINDS, find_kind
 

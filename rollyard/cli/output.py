@@ -12,7 +12,7 @@ import yaml
 
 from rollyard.cli.jsonpath import jsonpath
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.columns import columns
+from rollyard.kinds.schema.columns import columns
 
 GAP = "   "
 

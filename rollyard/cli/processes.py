@@ -14,7 +14,7 @@ import click
 from rollyard import __version__
 
 if TYPE_CHECKING:
-    from rollyard.in_slurm.start import Request
+    from rollyard.server.job.submit_job import Request
 
 
 @click.command()
@@ -70,14 +70,14 @@ def serve(
 ) -> None:
     """Run the server, in this process or (with --in-slurm) as a Slurm job."""
     if not in_slurm:
-        from rollyard.serve import Options, run
+        from rollyard.server.main import Options, run
 
         if stop:
             raise click.UsageError("--stop works with --in-slurm only; stop a server in a shell with Ctrl-C or TERM")
         sys.exit(run(Options(data, listen or "127.0.0.1:0", advertise, cluster, lease_seconds, in_job)))
 
-    from rollyard.in_slurm.script import JobOptions
-    from rollyard.in_slurm.start import Request
+    from rollyard.server.job.job_script import JobOptions
+    from rollyard.server.job.submit_job import Request
 
     further = {option: value for option, _, value in (word.partition("=") for word in sbatch)}
     directives = {option.replace("_", "-"): value for option, value in job.items() if value is not None}
@@ -87,7 +87,7 @@ def serve(
 
 
 def _in_slurm(request: Request, stop: bool) -> None:
-    from rollyard.in_slurm import start as front
+    from rollyard.server.job import submit_job as front
 
     if stop:
         ended = asyncio.run(front.stop(request))
@@ -102,8 +102,8 @@ def _in_slurm(request: Request, stop: bool) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server_job(data: Path, arguments: tuple[str, ...]) -> None:
     """Run the server in its own job; the job's batch script calls this."""
-    from rollyard.in_slurm.place import Place
-    from rollyard.in_slurm.supervisor import run
+    from rollyard.server.job.job_folder import Place
+    from rollyard.server.job.server_supervisor import run
 
     command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-job", "--data", str(data), *arguments]
     sys.exit(run(Place(data), command))
@@ -113,7 +113,7 @@ def server_job(data: Path, arguments: tuple[str, ...]) -> None:
 @click.option("--allocation", type=click.Path(path_type=Path), required=True)
 def node_agent(allocation: Path) -> None:
     """Run a node agent; the batch script of a RolloutPool's allocation calls this."""
-    from rollyard.node_agent.main import main
+    from rollyard.node.main import main
 
     sys.exit(main(allocation))
 
@@ -122,7 +122,7 @@ def node_agent(allocation: Path) -> None:
 @click.option("--allocation", type=click.Path(path_type=Path), required=True)
 def inference_server(allocation: Path) -> None:
     """Run an engine; the batch script of an InferencePool's allocation calls this."""
-    from rollyard.engines.main import main
+    from rollyard.engine.main import main
 
     sys.exit(main(allocation))
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import click
 
-from rollyard.aio import running
-from rollyard.client.client import AsyncClient
-from rollyard.errors import RollyardError, Unavailable
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.aio import running
+from rollyard.core.errors import RollyardError, Unavailable
 from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 
 LOOK_SECONDS = 1.0

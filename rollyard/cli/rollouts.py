@@ -14,8 +14,8 @@ import click
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.progress import Progress, follow_one
-from rollyard.cli.submission import read_task, read_tasks, sampling_of, send
-from rollyard.client.client import AsyncClient
+from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, send
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
 
 STATUSES = [status.value for status in Status]

@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 
 
 def read_text(name: str) -> str:

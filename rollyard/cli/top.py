@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from rollyard.aio import running
 from rollyard.cli.options import with_client
-from rollyard.cli.top_lines import Line, lines
-from rollyard.client.client import AsyncClient
-from rollyard.errors import NotFound, Unavailable
+from rollyard.cli.top_table import Line, lines
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.aio import running
+from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.top import Top
 
 REFRESH_SECONDS = 2.0

@@ -12,10 +12,10 @@ import pydantic
 
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
-from rollyard.client.client import AsyncClient
-from rollyard.errors import Invalid
-from rollyard.kinds.columns import age
-from rollyard.kinds.validation import problems_of
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import Invalid
+from rollyard.kinds.schema.columns import age
+from rollyard.kinds.schema.validation import problems_of
 from rollyard.kinds.weights import WeightsOperation, WeightsStatus, WeightsUpdate
 
 SHOWN = 5

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from rollyard.errors import BadRequest
-from rollyard.kinds.wire import EndpointFile
+from rollyard.core.errors import BadRequest
+from rollyard.wire.files import EndpointFile
 
 VARIABLE = "ROLLYARD_KUBECONFIG"
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rollyard.clock import Clock
+from rollyard.core.clock import Clock
 
 TIMEOUT_SECONDS = 30.0
 Change = tuple[Literal["created", "deleted"], Hashable]

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from rollyard.errors import ApiError, Expired
+from rollyard.core.errors import ApiError, Expired
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.store.base import Store
+from rollyard.server.store.base import Store
 
 log = logging.getLogger(__name__)
 

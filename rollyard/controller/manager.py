@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from rollyard.controller.informer import Informer
 from rollyard.controller.work_queue import WorkQueue
-from rollyard.errors import BadRequest, Conflict, Forbidden, Invalid, RollyardError, TooLarge
+from rollyard.core.errors import BadRequest, Conflict, Forbidden, Invalid, RollyardError, TooLarge
+from rollyard.core.telemetry import RECONCILES
 from rollyard.kinds.base import ObjectKey
-from rollyard.telemetry import RECONCILES
 
 log = logging.getLogger(__name__)
 

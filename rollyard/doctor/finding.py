@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rollyard.errors import RollyardError
+from rollyard.core.errors import RollyardError
 
 Level = Literal["OK", "WARN", "FAIL"]
 

@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic_core import from_json
 
-from rollyard.errors import ApiError, TooLarge
-from rollyard.gateway.asked import Said
-from rollyard.gateway.chat import ChatExchange
-from rollyard.gateway.completions import CompletionExchange
-from rollyard.gateway.dialect import Exchange, openai_error
-from rollyard.gateway.incoming import ask, asked_later, encoding_of, inflate
-from rollyard.gateway.messages import MessagesExchange
-from rollyard.gateway.refusal import Refusal, bad_request, no_model, too_slow
-from rollyard.gateway.responses import ResponsesExchange
-from rollyard.gateway.session import Session, Tell
+from rollyard.core.errors import ApiError, TooLarge
+from rollyard.core.http_body import ask, asked_later, encoding_of, inflate
+from rollyard.gateway.apis.base import Exchange, openai_error
+from rollyard.gateway.apis.chat import ChatExchange
+from rollyard.gateway.apis.completions import CompletionExchange
+from rollyard.gateway.apis.messages import MessagesExchange
+from rollyard.gateway.apis.responses import ResponsesExchange
+from rollyard.gateway.requests.call_errors import Refusal, bad_request, no_model, too_slow
+from rollyard.gateway.requests.chat_request import Said
+from rollyard.gateway.session.session import Session, Tell
 
 log = logging.getLogger(__name__)
 

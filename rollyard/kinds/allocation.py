@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
-from rollyard.kinds.directives import (
+from rollyard.kinds.values.hostlist import expand
+from rollyard.kinds.values.quantity import Walltime, size_bytes
+from rollyard.kinds.values.sbatch_directives import (
     Folder,
     Gres,
     Hosts,
@@ -23,9 +25,7 @@ from rollyard.kinds.directives import (
     Word,
     gpus_in,
 )
-from rollyard.kinds.hostlist import expand
-from rollyard.kinds.quantity import Walltime, size_bytes
-from rollyard.kinds.reasons import explained
+from rollyard.kinds.values.slurm_reasons import explained
 
 LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 LOG_OFFSET = "Rollyard-Log-Offset"

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, InferenceAutoscaling
 from rollyard.kinds.base import Kinded, KindObject
-from rollyard.kinds.engine import EngineSpec, ModelSpec, Patience, VllmEngine
-from rollyard.kinds.figures import Figures
+from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.engine_spec import EngineSpec, ModelSpec, Patience, VllmEngine
 from rollyard.kinds.pool import PoolStatus, Renewal, gpus_to_count, one_node, one_size, short_name
 from rollyard.kinds.weights import WeightsStatus
 

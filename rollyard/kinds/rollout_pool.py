@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling
 from rollyard.kinds.base import Kinded, KindObject, Observed
-from rollyard.kinds.paths import AbsolutePath
 from rollyard.kinds.pool import PoolStatus, Renewal, gpus_to_count, one_node, one_size, short_name
-from rollyard.kinds.quantity import Size, size_bytes, walltime_seconds, walltime_text
+from rollyard.kinds.values.paths import AbsolutePath
+from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
 SPARE_SECONDS = 5
 """Part of a walltime kept for work outside of the stages' budgets, such as the upload."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rollyard.kinds.base import API_VERSION, Observed
-from rollyard.kinds.figures import Figures
+from rollyard.kinds.endpoint_metrics import Figures
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.rollout_pool import StageStatus

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rollyard.kinds.base import Kinded, Observed
-from rollyard.kinds.paths import AbsolutePath
+from rollyard.kinds.values.paths import AbsolutePath
 
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$"
 KEPT_VERSIONS = 100

@@ -8,25 +8,25 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rollyard.clock import Clock, as_datetime
-from rollyard.controller.crash_points import crash_point
+from rollyard.controller.event_recorder import Recorder
+from rollyard.controller.failpoints import crash_point
 from rollyard.controller.manager import Again, Done
-from rollyard.controller.recorder import Recorder
-from rollyard.errors import NotFound, RollyardError, SlurmUnreachable
-from rollyard.inference.endpoints import Endpoints
+from rollyard.core.clock import Clock, as_datetime
+from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, get_condition, set_condition
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.endings import End, long, short, why_ended
-from rollyard.reconcilers.failures import GONE
-from rollyard.reconcilers.missing import LOOKS, why_not_gone
+from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.failure_backoff import GONE
+from rollyard.reconcilers.job_endings import End, long, short, why_ended
+from rollyard.reconcilers.job_submitter import SUBMITTED, Submitter
+from rollyard.reconcilers.missing_jobs import LOOKS, why_not_gone
 from rollyard.reconcilers.plan import COMPLETING, MISSES, AllocationPlan, plan_allocation
-from rollyard.reconcilers.snapshots import SnapshotFeed
-from rollyard.reconcilers.submitter import SUBMITTED, Submitter
-from rollyard.reconcilers.workspace import Workspace
-from rollyard.rollouts.agents import Agents
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver, Job, JobState, Snapshot
-from rollyard.store.base import Store
 
 log = logging.getLogger(__name__)
 

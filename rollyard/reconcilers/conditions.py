@@ -11,20 +11,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollyard.clock import time_of_day
+from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import Replicas
-from rollyard.kinds.reasons import UNKNOWN, is_passing, word
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
-from rollyard.reconcilers.failures import FAILURES, INTERRUPTIONS, Ends, last_ended
-from rollyard.reconcilers.pending import waiting
+from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_passing, word
+from rollyard.reconcilers.autoscaler import Scale
+from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, Ends, last_ended
+from rollyard.reconcilers.job_submitter import SUBMITTED
+from rollyard.reconcilers.pending_jobs import waiting
 from rollyard.reconcilers.plan import Member, blocked
-from rollyard.reconcilers.scaling import Scale
-from rollyard.reconcilers.sizing import SPENT
-from rollyard.reconcilers.submitter import SUBMITTED
-from rollyard.reconcilers.trade import Fact, Look
+from rollyard.reconcilers.pool_observation import Fact, Look
+from rollyard.reconcilers.pool_size import SPENT
 
 CRASH_LOOP = 3
 """Failures in a row that are no accident any more."""

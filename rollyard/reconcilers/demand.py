@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rollyard.kinds.autoscaling import InferenceAutoscaling
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPoolSpec, places
-from rollyard.reconcilers.scaling import Metric
+from rollyard.reconcilers.autoscaler import Metric
 
 Counts = Mapping[Stage, int]
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollyard.clock import Clock, as_exact_datetime
-from rollyard.inference.endpoints import Endpoints
-from rollyard.inference.figures import status
-from rollyard.inference.orders import Serving, denial, has
-from rollyard.inference.state import EndpointState, PoolKey
-from rollyard.inference.weights import Step, advance
+from rollyard.core.clock import Clock, as_exact_datetime
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.figures import Figures
+from rollyard.kinds.endpoint_metrics import Figures
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.reconcilers.coarse import Coarse, CoarseFigures
 from rollyard.reconcilers.demand import Report, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
-from rollyard.reconcilers.trade import Fact, Look
-from rollyard.rollouts.service import Rollouts
+from rollyard.reconcilers.pool_observation import Fact, Look
+from rollyard.reconcilers.status_metrics import Coarse, CoarseFigures
+from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.routing.endpoint_metrics import status
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
+from rollyard.server.weights.engine_target import Serving, denial, has
+from rollyard.server.weights.pool_update import Step, advance
 
 
 class InferenceTrade:

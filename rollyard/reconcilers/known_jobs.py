@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollyard.clock import Clock
 from rollyard.controller.informer import Informer
-from rollyard.inference.endpoints import Endpoints
+from rollyard.core.clock import Clock
 from rollyard.kinds.allocation import Allocation
-from rollyard.reconcilers.missing import Known
-from rollyard.rollouts.agents import Agents
+from rollyard.reconcilers.missing_jobs import Known
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.routing.endpoint_registry import Endpoints
 
 
 class KnownJobs:

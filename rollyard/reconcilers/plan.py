@@ -11,14 +11,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rollyard.clock import time_of_day
+from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.reasons import explained, is_limit, is_passing, word
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.failures import Ends, count_ends
+from rollyard.kinds.values.slurm_reasons import explained, is_limit, is_passing, word
+from rollyard.reconcilers.failure_backoff import Ends, count_ends
 from rollyard.reconcilers.renewal import Turn, learn, startup, turns, usable
 from rollyard.slurm.base import Job, JobState, Snapshot
 

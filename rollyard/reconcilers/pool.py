@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rollyard.clock import Clock, as_datetime, as_text
-from rollyard.controller.crash_points import crash_point
+from rollyard.controller.event_recorder import Recorder
 from rollyard.controller.expectations import Expectations
+from rollyard.controller.failpoints import crash_point
 from rollyard.controller.informer import Informer
 from rollyard.controller.manager import Again, Done
-from rollyard.controller.recorder import Recorder
-from rollyard.errors import AlreadyExists, Conflict, NotFound, RollyardError
+from rollyard.core.clock import Clock, as_datetime, as_text
+from rollyard.core.errors import AlreadyExists, Conflict, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
 from rollyard.kinds.autoscaling import GpuLedger, ScalingDecision
 from rollyard.kinds.base import (
@@ -29,13 +29,13 @@ from rollyard.kinds.base import (
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.registry import Pool
+from rollyard.reconcilers.autoscaler import Memory, Metric, Scale
 from rollyard.reconcilers.conditions import NO_WARNING, PoolView, ready, renewal_blocked, replicas, updated
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
-from rollyard.reconcilers.scaling import Memory, Metric, Scale
-from rollyard.reconcilers.sizing import reckon, shown_hours, size
-from rollyard.reconcilers.snapshots import SnapshotFeed
-from rollyard.reconcilers.trade import Look, Trade
-from rollyard.store.base import Store
+from rollyard.reconcilers.pool_observation import Look, Trade
+from rollyard.reconcilers.pool_size import reckon, shown_hours, size
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.server.store.base import Store
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollyard.clock import as_datetime
-from rollyard.errors import Cause
+from rollyard.core.clock import as_datetime
+from rollyard.core.errors import Cause
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
-from rollyard.kinds.submission import Submission
+from rollyard.reconcilers.allocation_folder import Workspace
 from rollyard.reconcilers.plan import template_hash
 from rollyard.reconcilers.pool import new_allocation
-from rollyard.reconcilers.snapshots import SnapshotFeed
-from rollyard.reconcilers.workspace import Workspace
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, doubts
 
 PLACE = "UID"

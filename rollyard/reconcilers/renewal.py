@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rollyard.kinds.quantity import walltime_seconds
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.quantity import walltime_seconds
 
 BEFORE_EXPIRY_SECONDS = 900
 MARGIN_SECONDS = 10

@@ -12,10 +12,10 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, StageStatus
 from rollyard.reconcilers.demand import rollout_metrics
 from rollyard.reconcilers.plan import Member
-from rollyard.reconcilers.trade import Look
-from rollyard.rollouts.agents import Agents
-from rollyard.rollouts.freshness import POLICY
-from rollyard.rollouts.service import Rollouts
+from rollyard.reconcilers.pool_observation import Look
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.routing.staleness import POLICY
 
 
 class RolloutTrade:

@@ -15,15 +15,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollyard.sandbox_agent.children import Children
-from rollyard.sandbox_agent.editor import edit
-from rollyard.sandbox_agent.files import read_file, write_file
+from rollyard.sandbox_agent.bash_tool import Shell
+from rollyard.sandbox_agent.child_processes import Children
+from rollyard.sandbox_agent.editor_tool import edit
 from rollyard.sandbox_agent.frames import PROTOCOL, Header, Stream
-from rollyard.sandbox_agent.gate import listen, take_gate
-from rollyard.sandbox_agent.lane import Call, Lane
-from rollyard.sandbox_agent.python import Python
+from rollyard.sandbox_agent.inside_listener import listen, take_gate
+from rollyard.sandbox_agent.ipython_tool import Python
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
-from rollyard.sandbox_agent.shell import Shell
+from rollyard.sandbox_agent.tool_thread import Call, Lane
+from rollyard.sandbox_agent.whole_files import read_file, write_file
 
 Answer = tuple[Header, bytes]
 _PR_SET_DUMPABLE = 4

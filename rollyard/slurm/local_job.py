@@ -19,7 +19,7 @@ from typing import Any
 
 from rollyard.slurm import local_step
 from rollyard.slurm.base import Job, JobState
-from rollyard.slurm.process import ProcessProof, with_variable
+from rollyard.slurm.process_proof import ProcessProof, with_variable
 
 START_SECONDS = 30.0
 """A job that no step has taken up by then never starts."""

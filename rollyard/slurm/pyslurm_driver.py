@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollyard.errors import SlurmUnreachable
+from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.base import BatchScript, Driver, Job, JobState, Node, Partition, Site, Snapshot
-from rollyard.slurm.cli import LIMIT_SECONDS, CliDriver
+from rollyard.slurm.batch_script import JOB_PREFIX
+from rollyard.slurm.cli_driver import LIMIT_SECONDS, CliDriver
 from rollyard.slurm.pyslurm_process import PyslurmProcess
-from rollyard.slurm.script import JOB_PREFIX
-from rollyard.slurm.users import known_user
+from rollyard.slurm.user_names import known_user
 
 PYTHON_VARIABLE = "ROLLYARD_PYSLURM_PYTHON"
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollyard.errors import SlurmUnreachable
+from rollyard.core.errors import SlurmUnreachable
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
 """Between the starts of two children, doubled by each failure in a row. It is part of a call's time."""

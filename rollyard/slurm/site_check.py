@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rollyard.errors import Cause
+from rollyard.core.errors import Cause
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.kinds.hostlist import expand
-from rollyard.kinds.quantity import walltime_seconds, walltime_text
+from rollyard.kinds.values.hostlist import expand
+from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 from rollyard.slurm.base import Node, Partition, Site
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rollyard.errors import TemplateUnusable
-from rollyard.tokens.template import ChatTemplate
+from rollyard.core.errors import TemplateUnusable
+from rollyard.tokens.chat_template import ChatTemplate
 
 
 def main(folders: list[str]) -> int:

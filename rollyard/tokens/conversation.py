@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
-from rollyard.tokens.rendering import Answer, Renderer
-from rollyard.tokens.template import ChatTemplate, Message
+from rollyard.tokens.chat_template import ChatTemplate, Message
+from rollyard.tokens.sampled_turn import SampledTurn, sampled_turn
+from rollyard.tokens.segment_builder import Break, Cause, Placed, Track, located
+from rollyard.tokens.template_rendering import Answer, Renderer
 from rollyard.tokens.tool_calls import ToolCall
-from rollyard.tokens.track import Break, Cause, Placed, Track, located
-from rollyard.tokens.turn import SampledTurn, sampled_turn
 
 __all__ = ["Break", "Cause", "Conversation"]
 

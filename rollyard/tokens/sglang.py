@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollyard.errors import EndpointRefused
+from rollyard.core.errors import EndpointRefused
 from rollyard.kinds.rollout import Sampling
 
 PATH = "/generate"

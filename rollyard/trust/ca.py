@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rollyard.errors import Invalid, Unavailable
+from rollyard.core.errors import Invalid, Unavailable
 from rollyard.trust.csr import private_pem
-from rollyard.trust.secrets import write_secret
+from rollyard.trust.secret_files import write_secret
 
 CA_DAYS, CERTIFICATE_DAYS = 3650, 365
 RENEW_BEFORE_DAYS = 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.errors import Conflict
-from rollyard.kinds.wire import EndpointFile
-from rollyard.trust.secrets import write_secret
+from rollyard.core.errors import Conflict
+from rollyard.trust.secret_files import write_secret
+from rollyard.wire.files import EndpointFile
 
 
 def read_endpoint(path: Path) -> EndpointFile | None:

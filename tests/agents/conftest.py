@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 LIMITS = Limits(cpus=1, memory_bytes=512 << 20, disk_bytes=32 << 20, processes=64)
 

@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from rollyard.agents.loop import AgentRun, run_agent
-from rollyard.agents.tools import Tools
-from rollyard.agents.toolset import SCHEMAS
-from rollyard.errors import ContextExceeded
+from rollyard.core.errors import ContextExceeded
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.agents.agent_loop import AgentRun, run_agent
+from rollyard.node.agents.tool_execution import Tools
+from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, families, parser_for
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, parser_choice, parser_for
 
 QUESTION = [{"role": "user", "content": "What is there?"}]
 OFFERED = ["bash"]
@@ -240,7 +240,9 @@ class Careless:
 async def test_a_parser_that_fails_is_a_malformed_call_and_the_turn_is_kept(
     model_dir: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(families, "BUILT_IN", {**families.BUILT_IN, "careless": (lambda tools: Careless(), ())})
+    monkeypatch.setattr(
+        parser_choice, "BUILT_IN", {**parser_choice.BUILT_IN, "careless": (lambda tools: Careless(), ())}
+    )
     template = ChatTemplate.load(model_dir)
     done, policy = await run(template, sandbox, "careless", "raise", "none", "odd", bash("echo on"), "Done.")
     assert done.status is Status.COMPLETED

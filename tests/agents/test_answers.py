@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.agents.answers import BadReference, right
+from rollyard.node.agents.scoring.math_answers import BadReference, right
 
 RULE: list[tuple[str, list[str], list[str]]] = [
     ("15", ["15 miles"], ["15 thousand", r"15\text{ million}", "1 5", "2x = 30", "x - 1 = 14"]),

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.agents.checkers import Checkers, Overrun
-from rollyard.errors import NodeFault
+from rollyard.core.errors import NodeFault
+from rollyard.node.agents.scoring.checker_pool import Checkers, Overrun
 from tests.support.until import until
 
 CHILD = """
 import os, resource, signal
-from rollyard.agents.checker_child import serve
+from rollyard.node.agents.scoring.checker_process import serve
 kept = bytearray()
 def check(what, *more):
     if what == b"burn":

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rollyard.agents.tasks.base import Score
-from rollyard.agents.tasks.case_driver import encode
-from rollyard.agents.tasks.code import CodeHandler
-from rollyard.agents.values import passed
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import Task
-from rollyard.sandbox.sandbox import Sandbox
+from rollyard.node.agents.scoring.case_driver import encode
+from rollyard.node.agents.scoring.case_results import passed
+from rollyard.node.agents.tasks.base import Score
+from rollyard.node.agents.tasks.code import CodeHandler
+from rollyard.node.sandbox.sandbox import Sandbox
 
 HANDLER = CodeHandler()
 SECONDS = 60.0

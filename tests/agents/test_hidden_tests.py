@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.agents.tasks.code import CodeHandler
 from rollyard.kinds.rollout import Task
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandboxes
+from rollyard.node.agents.tasks.code import CodeHandler
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandboxes
 from tests.support.until import until
 
 SPEC = SandboxSpec(image=None, limits=Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20))

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rollyard.agents.tasks.base import Score
-from rollyard.agents.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
-from rollyard.errors import TaskError
+from rollyard.core.errors import TaskError
 from rollyard.kinds.rollout import Task, Turn
+from rollyard.node.agents.tasks.base import Score
+from rollyard.node.agents.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 
 HANGS = r"x^{9^{9^{9^{9}}}}"
 """Against a reference with variables, where any form is worked out."""

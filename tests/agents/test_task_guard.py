@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from rollyard.agents.tasks import installed
-from rollyard.agents.tasks.base import Score
-from rollyard.agents.tasks.guard import GuardedHandler
-from rollyard.agents.tasks.installed import load_handlers
-from rollyard.errors import HandlerFailed, Invalid, NodeFault, SandboxLost, TaskError
+from rollyard.core.errors import HandlerFailed, Invalid, NodeFault, SandboxLost, TaskError
 from rollyard.kinds.rollout import Stage, Task, Turn
-from rollyard.node_agent.outcome import failed
+from rollyard.node.agents.tasks import installed_handlers
+from rollyard.node.agents.tasks.base import Score
+from rollyard.node.agents.tasks.guarded_handler import GuardedHandler
+from rollyard.node.agents.tasks.installed_handlers import load_handlers
+from rollyard.node.failure_status import failed
 
 TASK, SANDBOX = Task(kind="quiz"), cast(Any, None)
 
@@ -209,7 +209,7 @@ def test_a_plug_in_that_cannot_be_loaded_takes_away_its_own_kind_alone(monkeypat
         "leaving": f"{__name__}:Leaving",
     }
     points = [EntryPoint(kind, value, "rollyard.tasks") for kind, value in given.items()]
-    monkeypatch.setattr(installed, "entry_points", lambda group: points)
+    monkeypatch.setattr(installed_handlers, "entry_points", lambda group: points)
     found = load_handlers()
     assert set(found.loaded) == {"good"}
     assert set(found.failed) == {"absent", "nameless", "unlike", "leaving"}
@@ -230,6 +230,6 @@ async def test_what_handlers_hold_is_let_go_of_though_one_of_them_fails_at_it(ca
             raise KeyError("lost")
 
     kinds = {"fails": Fails(), "plain": Handler(), "holds": Holds()}
-    await installed.Handlers({kind: GuardedHandler(kind, made) for kind, made in kinds.items()}, {}).close()
+    await installed_handlers.Handlers({kind: GuardedHandler(kind, made) for kind, made in kinds.items()}, {}).close()
     assert closed == ["holds"]
     assert "the handler of task kind 'fails' failed to close" in caplog.text

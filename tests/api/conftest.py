@@ -16,13 +16,13 @@ from outside_api import Api, Serve
 
 from bench.upstream import Upstream
 from rollyard.api.app import build
-from rollyard.clock import SystemClock
+from rollyard.core.clock import SystemClock
 from rollyard.kinds.registry import parse_object
-from rollyard.slurm.local import LocalDriver
-from rollyard.store.sqlite import SqliteStore
-from rollyard.tokens.template import ChatTemplate
-from rollyard.trust.tokens import Role
-from rollyard.wiring import Parts
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import Parts
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.trust.bearer_tokens import Role
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import aiohttp
 import openai
 
 from rollyard.kinds.session import SessionRecord
-from rollyard.kinds.wire import Endpoint
-from rollyard.wiring import Parts
+from rollyard.server.wiring import Parts
+from rollyard.wire.endpoint import Endpoint
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},

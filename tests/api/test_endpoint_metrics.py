@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.api.metrics import endpoint_metrics
-from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import Endpoints
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineLoad, Identity
+from rollyard.core.clock import ManualClock
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 
 KEY = ("default", "policy")
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollyard.api.status import Handler, errors_as_status
+from rollyard.api.error_status import Handler, errors_as_status
 
 
 @asynccontextmanager

@@ -20,23 +20,23 @@ from rollyard.api import (
     discovery,
     endpoints,
     engine,
-    kinds,
     logs,
     metrics,
     node,
-    query,
+    objects,
+    preview,
+    query_parameters,
     rollouts,
-    script,
     sessions,
     top,
-    transfer,
     weights,
+    weights_transfer,
 )
 from rollyard.kinds.registry import parse_object
-from rollyard.trust.tokens import Role, TokenSigner
+from rollyard.trust.bearer_tokens import Role, TokenSigner
 
 FAMILIES = (
-    discovery, logs, script, endpoints, top, weights, transfer, kinds, rollouts, sessions, node, engine, metrics,
+    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, engine, metrics,
 )  # fmt: skip
 ROUTES = [(r.method, r.path, r.handler) for family in FAMILIES for r in family.routes()]
 # fmt: off
@@ -96,7 +96,7 @@ class Fuzzer:
         chance = self._random
         method, path, handler = chance.choice(ROUTES)
         path = re.sub(r"{(\w+)(?::(\w+))?}", lambda found: found[2] or self._name(found[1]), path)
-        taken = [*getattr(handler, "query_parameters", ()), *query.KUBERNETES, "odd"]
+        taken = [*getattr(handler, "query_parameters", ()), *query_parameters.KUBERNETES, "odd"]
         asked = "&".join(
             f"{chance.choice(taken)}={chance.choice(WORDS)}" for _ in range(chance.choice((0, 0, 1, 1, 2, 3)))
         )

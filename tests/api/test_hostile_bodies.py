@@ -19,10 +19,10 @@ import pytest
 from aiohttp import web
 from outside_api import Api, Serve
 
-from rollyard.api import bodies, listener
+from rollyard.api import listener, request_bodies
+from rollyard.trust.bearer_tokens import Role, TokenSigner
 from rollyard.trust.ca import Authority
-from rollyard.trust.tls import client_ssl_context, server_ssl_context
-from rollyard.trust.tokens import Role, TokenSigner
+from rollyard.trust.tls_contexts import client_ssl_context, server_ssl_context
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/inferencepools"
 DEEP = b"[" * 60_000
@@ -194,7 +194,7 @@ async def test_a_caller_with_a_token_is_told_to_go_on(serving: Serve) -> None:
 
 
 async def test_a_body_that_stops_arriving_is_given_up(serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(request_bodies, "IDLE_SECONDS", 0.2)
     async with serving() as api:
         lines = ("POST /v1/rollouts HTTP/1.1", f"Authorization: Bearer {api.admin}", "Content-Length: 100")
         said = await taken(half_sent(api, *lines, body=b"["))
@@ -202,7 +202,7 @@ async def test_a_body_that_stops_arriving_is_given_up(serving: Serve, monkeypatc
 
 
 async def test_a_slow_and_steady_body_is_taken(serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(request_bodies, "IDLE_SECONDS", 2.0)
 
     async def slowly() -> AsyncIterator[bytes]:
         for byte in b'{"pool": "policy"} ' + b" " * 11:

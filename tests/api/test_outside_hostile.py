@@ -19,10 +19,13 @@ import aiohttp
 import pytest
 from outside_api import POOL, QUESTION, Api, Serve, client
 
-from rollyard.gateway import app, asked, chat, outside, routed
-from rollyard.gateway import session as session_module
+from rollyard.gateway import app
+from rollyard.gateway.apis import chat
+from rollyard.gateway.external import external_sessions, routed_sampler
+from rollyard.gateway.requests import chat_request
+from rollyard.gateway.session import session as session_module
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.trust.tokens import Role, TokenSigner
+from rollyard.trust.bearer_tokens import Role, TokenSigner
 from tests.support.until import until
 
 BODY = {"model": "m", "messages": QUESTION}
@@ -130,7 +133,7 @@ async def test_the_requests_in_memory_are_bounded_and_who_waits_is_answered(
 async def test_no_more_calls_at_once_than_a_server_has_connections_for(
     serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(external_sessions, "MAX_AT_ONCE", 3)
     async with serving() as api, saying("word " * 400, pace=0.02).serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
@@ -218,7 +221,7 @@ async def test_a_long_request_is_read_where_it_does_not_stop_the_loop(
 
     def objects(value: Any, where: str) -> Any:
         readers.append(threading.current_thread())
-        return asked.objects(value, where)
+        return chat_request.objects(value, where)
 
     monkeypatch.setattr(chat, "objects", objects)
     async with serving() as api, saying("Hi.").serving() as upstream:
@@ -292,7 +295,7 @@ async def test_an_answer_that_cannot_be_used_fails_the_call_and_not_the_session(
 async def test_calls_at_once_wait_for_an_endpoint_together(
     serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routed, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(routed_sampler, "WAIT_SECONDS", 1.0)
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
@@ -349,7 +352,7 @@ async def test_who_cannot_get_in_is_demand_until_it_does(
         assert api.sessions.demand(POOL) == 2, "an open session needs an endpoint whatever has become of its own"
         await api.record("one", close=True)
         assert api.sessions.demand(POOL) == 1
-        monkeypatch.setattr(outside, "WISH_SECONDS", 0.0)
+        monkeypatch.setattr(external_sessions, "WISH_SECONDS", 0.0)
         await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "two"})
         assert api.sessions.demand(POOL) == 0, "it did not come again"
         for _ in range(300):
@@ -418,7 +421,7 @@ async def test_who_cannot_get_in_is_told_what_to_do(serving: Serve, spec: dict[s
 async def test_closed_sessions_are_kept_up_to_a_bound(
     serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "MAX_KEPT", 2)
+    monkeypatch.setattr(external_sessions, "MAX_KEPT", 2)
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
         for id in ("a", "b"):

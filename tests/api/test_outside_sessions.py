@@ -17,8 +17,8 @@ import pytest
 from outside_api import POOL, QUESTION, Serve, client, messages
 
 from bench.upstream import Upstream
-from rollyard.gateway import outside
-from rollyard.tokens.template import ChatTemplate
+from rollyard.gateway.external import external_sessions
+from rollyard.tokens.chat_template import ChatTemplate
 from tests.support.until import until
 
 
@@ -141,16 +141,16 @@ async def test_requests_that_cannot_be_met_are_refused_in_words(serving: Serve, 
             status, again = await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "a", "max_calls": 3})
             assert (status, again["key"]) == (200, first["key"])
             assert (await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "a"}))[0] == 409
-            monkeypatch.setattr(outside, "MAX_OPEN", 1)
+            monkeypatch.setattr(external_sessions, "MAX_OPEN", 1)
             assert (await api.ask("POST", "/v1/sessions", {"pool": "policy"}))[0] == 429
-            monkeypatch.setattr(outside, "MAX_OPEN", 256)
+            monkeypatch.setattr(external_sessions, "MAX_OPEN", 256)
             async with client(first) as ai:
                 await ai.chat.completions.create(model="m", messages=QUESTION)
-                monkeypatch.setattr(outside, "MAX_TOKENS", 10)
+                monkeypatch.setattr(external_sessions, "MAX_TOKENS", 10)
                 with pytest.raises(openai.RateLimitError, match="have 10 tokens"):
                     await ai.chat.completions.create(model="m", messages=QUESTION)
-            monkeypatch.setattr(outside, "MAX_TOKENS", 4_000_000)
-            monkeypatch.setattr(outside, "MAX_SESSION_TOKENS", 10)
+            monkeypatch.setattr(external_sessions, "MAX_TOKENS", 4_000_000)
+            monkeypatch.setattr(external_sessions, "MAX_SESSION_TOKENS", 10)
             async with client(await api.open(id="small")) as ai:
                 await ai.chat.completions.create(model="m", messages=QUESTION)
                 with pytest.raises(openai.PermissionDeniedError, match="reached 10 tokens"):
@@ -261,7 +261,7 @@ async def test_an_endpoint_that_dies_is_replaced_inside_the_call(
 
 def test_a_server_starts_without_what_only_sessions_need() -> None:
     heavy = {"transformers", "tokenizers", "torch", "numpy", "jinja2"}
-    code = f"import sys, rollyard.serve; print(sorted({heavy} & sys.modules.keys()))"
+    code = f"import sys, rollyard.server.main; print(sorted({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -11,8 +11,8 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.wire import Identity
-from rollyard.rollouts.agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.wire.base import Identity
 
 KEY = ("default", "swe")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.api.selectors import selector
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.event import Event
 from rollyard.kinds.rollout_pool import RolloutPool

@@ -7,7 +7,7 @@ import pytest
 
 from rollyard.cli.options import kind_and_names, named
 from rollyard.cli.weights import _update
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
 
 
 def test_a_command_without_a_name_does_not_look_done() -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from rollyard.cli.jsonpath import jsonpath
 from rollyard.cli.output import Table, align, show, table
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 

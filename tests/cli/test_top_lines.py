@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rollyard.cli.top import chosen
-from rollyard.cli.top_lines import lines
-from rollyard.errors import NotFound
+from rollyard.cli.top_table import lines
+from rollyard.core.errors import NotFound
 from rollyard.kinds.top import Top
 
 BUSY: dict[str, Any] = {

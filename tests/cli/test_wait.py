@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.cli.objects import condition_holds, what_it_waits_for
-from rollyard.errors import NotFound, Standstill
+from rollyard.core.errors import NotFound, Standstill
 from rollyard.kinds.rollout_pool import RolloutPool
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rollyard.client.kubeconfig import VARIABLE, load_context
-from rollyard.errors import BadRequest
+from rollyard.core.errors import BadRequest
 
 
 def config(**cluster: str) -> dict[str, Any]:

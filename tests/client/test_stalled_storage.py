@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import Context
-from rollyard.client.link import Link
-from rollyard.client.node import NodeLine
+from rollyard.client.node_connection import NodeLine
+from rollyard.client.server_link import Link
 from rollyard.kinds.rollout import Outcome, Stage, Status
-from rollyard.kinds.wire import AllocationFile, Hello, LeaseRef, ToNode
-from rollyard.node_agent.uploads import Uploads
+from rollyard.node.result_uploads import Uploads
+from rollyard.wire.files import AllocationFile
+from rollyard.wire.node import Hello, LeaseRef, ToNode
 
 LIMIT_SECONDS = 60.0
 REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.sqlite_store import SqliteStore
 
 MakePool = Callable[[str], RolloutPool]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollyard.clock import ManualClock
 from rollyard.controller.expectations import Expectations
+from rollyard.core.clock import ManualClock
 
 
 def test_an_owner_waits_until_everything_was_seen() -> None:

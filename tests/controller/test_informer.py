@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rollyard.controller.informer import Informer
-from rollyard.errors import Expired
+from rollyard.core.errors import Expired
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.store.base import WatchEvent
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.base import WatchEvent
+from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.until import until
 
 

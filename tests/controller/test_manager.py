@@ -11,11 +11,11 @@ import pytest
 from rollyard.controller.informer import Informer
 from rollyard.controller.manager import Again, Controller, Done, Manager
 from rollyard.controller.work_queue import WorkQueue
-from rollyard.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable
+from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable
+from rollyard.core.telemetry import RECONCILES
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.store.sqlite import SqliteStore
-from rollyard.telemetry import RECONCILES
+from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.until import until
 
 

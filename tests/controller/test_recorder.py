@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.clock import ManualClock, as_datetime
-from rollyard.controller.recorder import MAX_MESSAGE, Recorder
+from rollyard.controller.event_recorder import MAX_MESSAGE, Recorder
+from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.kinds.event import Event
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.sqlite_store import SqliteStore
 
 
 async def events(store: SqliteStore) -> list[Event]:

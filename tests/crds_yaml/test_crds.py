@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.crds_yaml.generate import FOLDER, KINDS, crd, text
 from rollyard.kinds.base import KindObject
-from rollyard.kinds.yaml import load_manifests
+from rollyard.kinds.schema.yaml import load_manifests
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,7 +23,7 @@ import yaml
 from e2e_yard import Yard, end
 
 from rollyard.kinds.rollout import RolloutRequest
-from rollyard.kinds.yaml import load_manifests
+from rollyard.kinds.schema.yaml import load_manifests
 from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
 
 RUN_SECONDS = 1200.0

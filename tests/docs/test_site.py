@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rollyard.api import app
-from rollyard.kinds.fields import walk
 from rollyard.kinds.registry import KINDS
+from rollyard.kinds.schema.fields import walk
 from scripts.site_pages import BODIES, INTERNAL, ROOT, kinds_page, routes_page, site_links
 
 

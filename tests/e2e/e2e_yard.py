@@ -19,15 +19,15 @@ import yaml
 from cluster import Cluster
 
 from examples.tiny_policy.families import sample_code, sample_math
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 from rollyard.slurm.base import Driver, Job
-from rollyard.slurm.cli import CliDriver
-from rollyard.slurm.local import LocalDriver
-from rollyard.slurm.process import start_time
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.slurm.process_proof import start_time
 from tests.support.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ class Yard:
     def engines(self, endpoint: str) -> list[int]:
         """Pids of this embedded endpoint's engine; the endpoint is called after its allocation."""
         found, allocation = [], endpoint.rpartition("/")[2].encode()
-        for pid in self.processes("rollyard.engines.embedded"):
+        for pid in self.processes("rollyard.engine.embedded"):
             with contextlib.suppress(OSError):
                 told = [(Path("/proc") / str(pid) / name).read_bytes() for name in ("cmdline", "environ")]
                 if allocation in b"".join(told):

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollyard.agents.tasks.base import Artifact, Message, Score
 from rollyard.kinds.rollout import Task, Turn
-from rollyard.sandbox.sandbox import Sandbox
+from rollyard.node.agents.tasks.base import Artifact, Message, Score
+from rollyard.node.sandbox.sandbox import Sandbox
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\n",

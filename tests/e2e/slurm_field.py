@@ -12,7 +12,7 @@ from cluster import Cluster
 from e2e_yard import Yard, end, merge, requests
 from shims import Shims
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.event import Event

@@ -15,7 +15,7 @@ from recompute import differences
 from slowness import slowness
 from standstill import freeze
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -19,16 +19,16 @@ import pytest
 import pytest_asyncio
 from e2e_yard import MODEL, ROOT, Yard, requests
 
-from rollyard.agents.tools import Tools
-from rollyard.client.client import AsyncClient
-from rollyard.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, from_reason
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, from_reason
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandboxes
-from rollyard.trust.tokens import Role, TokenSigner
+from rollyard.node.agents.tool_execution import Tools
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.trust.bearer_tokens import Role, TokenSigner
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

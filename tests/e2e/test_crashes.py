@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from e2e_yard import Yard, alive, endpoint, kill, requests
 
-from rollyard.client.client import AsyncClient
-from rollyard.controller.crash_points import CRASH_POINTS
-from rollyard.errors import NotFound, Unavailable
+from rollyard.client.async_client import AsyncClient
+from rollyard.controller.failpoints import CRASH_POINTS
+from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Status, Trajectory
 
@@ -98,7 +98,7 @@ async def test_a_killed_engine_is_restarted_by_its_supervisor(yard: Yard) -> Non
         ids = await client.submit(requests(6, 6, n=1))
         await some_done(yard, client, 2)
         jobs = {job.id for job in await yard.jobs()}
-        kill(yard.processes("rollyard.engines.embedded")[0])
+        kill(yard.processes("rollyard.engine.embedded")[0])
         assert_scored(await yard.gather(client, ids))
         assert {job.id for job in await yard.jobs()} == jobs
 

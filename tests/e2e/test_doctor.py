@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, NewCluster
 
-from rollyard.doctor import node
-from rollyard.doctor.cluster import cluster as look_at_cluster
-from rollyard.doctor.cluster import judge
+from rollyard.doctor import compute_node
+from rollyard.doctor.compute_node import Question, ask
+from rollyard.doctor.data_folder import clocks
 from rollyard.doctor.finding import Finding, findings
-from rollyard.doctor.node import Question, ask
-from rollyard.doctor.shared import clocks
+from rollyard.doctor.slurm_cluster import cluster as look_at_cluster
+from rollyard.doctor.slurm_cluster import judge
 from rollyard.kinds.allocation import AllocationTemplate
 
 
@@ -112,7 +112,7 @@ def test_a_job_that_ends_at_once_is_waited_for_until_its_report_must_be_seen(
     assert list(ask(question(tmp_path))) == [Finding("OK", "n1: network", "fine")]
     late.join()
 
-    monkeypatch.setattr(node, "LATE_SECONDS", 0.5)
+    monkeypatch.setattr(compute_node, "LATE_SECONDS", 0.5)
     (silent,) = ask(question(tmp_path))
     assert silent.level == "FAIL"
     assert "ended COMPLETED without a report" in silent.detail

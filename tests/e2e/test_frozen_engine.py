@@ -14,7 +14,7 @@ from e2e_yard import MODEL, Yard, requests
 from recompute import differences
 from standstill import freeze
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Sampling, Stage

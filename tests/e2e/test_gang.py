@@ -12,7 +12,7 @@ from cluster import Cluster
 from e2e_yard import kill
 from slurm_field import Field, field_on
 
-from rollyard.engines.vllm_build import MARK
+from rollyard.engine.vllm.installed_vllm import MARK
 
 # In vLLM's place: the first rank serves the tiny policy once the second has come to the address that it was told.
 PYTHON = """#!{python}
@@ -29,7 +29,7 @@ rank, at = int(option("--node-rank")), (option("--master-addr"), int(option("--m
 if rank == 0:
     with socket.create_server(at) as server:
         other, _ = server.accept()
-        engine = ["-m", "rollyard.engines.embedded", "--model", words[words.index("serve") + 1], "--uds", option("--uds")]
+        engine = ["-m", "rollyard.engine.embedded", "--model", words[words.index("serve") + 1], "--uds", option("--uds")]
         sys.exit(subprocess.call([{python!r}, *engine, "--served-name", option("--served-model-name")]))
 assert "--headless" in words
 while True:

@@ -18,10 +18,10 @@ from cluster import Cluster, NewCluster
 from e2e_yard import ROOT, Yard, alive, end, kill, requests
 from standstill import freeze
 
-from rollyard.client.client import AsyncClient
-from rollyard.in_slurm.place import Place
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
-from rollyard.store.lock import FolderLock, JobRun
+from rollyard.server.job.job_folder import Place
+from rollyard.server.store.folder_lock import FolderLock, JobRun
 
 ROLLOUTS = 16
 

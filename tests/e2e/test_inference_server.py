@@ -19,7 +19,7 @@ import pytest
 import yaml
 from e2e_yard import MODEL, ROOT, Yard, alive, endpoint
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
@@ -94,7 +94,7 @@ async def test_a_second_copy_of_the_allocation_is_refused_and_exits(serving: Ser
 
 async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, tmp_path: Path) -> None:
     server = serving.server()
-    (engine,) = serving.yard.processes("rollyard.engines.embedded")
+    (engine,) = serving.yard.processes("rollyard.engine.embedded")
     scratch = Path(Path(f"/proc/{engine}/cmdline").read_bytes().split(b"\0--uds\0")[1].split(b"\0")[0].decode()).parent
     assert scratch.stat().st_mode & 0o077 == 0
     assert {f.name for f in scratch.iterdir()} == {"lock", "engine.sock"}  # the door's key is in memory alone

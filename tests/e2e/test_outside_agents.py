@@ -7,8 +7,8 @@ import pytest
 from e2e_yard import MODEL, Yard, kill
 from recompute import differences
 
-from rollyard.client.client import AsyncClient
-from rollyard.errors import NotFound
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Sampling

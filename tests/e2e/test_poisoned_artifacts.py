@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e_yard import Yard, requests
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 
 HARNESS = """python3 - <<'EOF'

@@ -6,7 +6,7 @@ from collections import Counter
 
 from e2e_yard import Yard, kill, requests
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Status
@@ -32,7 +32,7 @@ async def test_an_endpoint_that_drains_is_empty_soon_and_one_that_is_killed_cost
         await yard.until(one_left)
         await client.scale(KEY, 2)
         await yard.ready(client)
-        kill(yard.processes("rollyard.engines.embedded")[0])
+        kill(yard.processes("rollyard.engine.embedded")[0])
         ended = await yard.gather(client, ids)
         assert Counter(t.status for t in ended).keys() <= {Status.COMPLETED, Status.TRUNCATED}
         assert all(t.reward is not None for t in ended)

@@ -11,7 +11,7 @@ from cluster import NewCluster
 from e2e_yard import alive
 from slurm_field import Field, field_on
 
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from e2e_yard import ROOT, Yard, end
 
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 
 PLUGINS = {

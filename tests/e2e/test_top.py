@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 from e2e_yard import ROOT, Yard, requests
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.top import Top

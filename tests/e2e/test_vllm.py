@@ -11,7 +11,7 @@ from e2e_yard import MODEL, Yard, requests
 from live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from recompute import differences
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
 

@@ -16,10 +16,10 @@ from e2e_yard import MODEL, ROOT, Yard, kill, requests
 from live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from recompute import differences
 
-from rollyard.client.client import AsyncClient
-from rollyard.client.receiver import Receiver
-from rollyard.client.sync import BlockingReceiver, Client
-from rollyard.errors import Conflict, NotFound
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.sync_client import BlockingReceiver, Client
+from rollyard.client.weights_receiver import Receiver
+from rollyard.core.errors import Conflict, NotFound
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
 
@@ -63,7 +63,7 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         wrong = {old: MODEL, "v2": MODEL}
         assert max(await asyncio.to_thread(differences, ended, wrong, kept)) > CLOSE, "it would be seen"
 
-        for pid in yard.processes("rollyard.engines.embedded"):
+        for pid in yard.processes("rollyard.engine.embedded"):
             kill(pid)
 
         async def gone() -> bool:
@@ -116,7 +116,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
                 for number, half in enumerate(halves(folder)):
                     await receiver.call("update_weights", half)
                     if len(groups) == 1 and number == 0:
-                        kill(yard.processes("rollyard.engines.embedded")[0])
+                        kill(yard.processes("rollyard.engine.embedded")[0])
                 await receiver.call("finish_weight_update")
 
         update = WeightsUpdate(version="v2", path=str(folder), mode="Pause", transfer=True)

@@ -13,7 +13,7 @@ import gated_tasks
 import pytest
 from e2e_yard import Yard, end
 
-from rollyard.client.client import AsyncClient
+from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task

@@ -17,14 +17,14 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from rollyard.engines import door as module
-from rollyard.engines.door import Door
-from rollyard.engines.process import EngineCommand
-from rollyard.engines.supervisor import Supervisor
-from rollyard.engines.transfer import ROUTES
+from rollyard.engine.process.child_process import EngineCommand
+from rollyard.engine.process.engine_supervisor import Supervisor
+from rollyard.engine.proxy import reverse_proxy as module
+from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.proxy.weights_transfer import ROUTES
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
-from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tls_contexts import server_ssl_context
 from tests.support.until import until
 
 TOKEN = "door-token"

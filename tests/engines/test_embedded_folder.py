@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rollyard.engines.embedded.cache import KVCache
-from rollyard.engines.embedded.config import read_config
-from rollyard.engines.embedded.weights import load_weights
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
+from rollyard.engine.embedded.kv_cache import KVCache
+from rollyard.engine.embedded.model_config import read_config
+from rollyard.engine.embedded.model_weights import load_weights
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_cache_larger_than_the_memory_is_refused(folder: Path) -> None:
     ],
 )
 def test_the_process_says_why_and_exits_2(folder: Path, tmp_path: Path, options: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "rollyard.engines.embedded", "--model", str(folder), "--served-name", "policy"]
+    command = [sys.executable, "-m", "rollyard.engine.embedded", "--model", str(folder), "--served-name", "policy"]
     done = subprocess.run(
         [*command, "--uds", str(tmp_path / "socket"), *options], capture_output=True, text=True, timeout=120
     )

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollyard.engines.embedded import product
-from rollyard.engines.embedded.cache import KVCache
-from rollyard.engines.embedded.config import read_config
-from rollyard.engines.embedded.model import Model, Span
-from rollyard.engines.embedded.tensors import Array
-from rollyard.engines.embedded.weights import load_weights
+from rollyard.engine.embedded import matrix_product
+from rollyard.engine.embedded.kv_cache import KVCache
+from rollyard.engine.embedded.model import Model, Span
+from rollyard.engine.embedded.model_config import read_config
+from rollyard.engine.embedded.model_weights import load_weights
+from rollyard.engine.embedded.safetensors_files import Array
 
 CAPACITY = 512
 PROVEN_ANEW = "test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them"
@@ -122,7 +122,7 @@ def test_rope_theta_is_read_in_the_older_spelling(random_model: Build) -> None:
 @pytest.mark.parametrize("alone", [False, True], ids=["blocks", "row-by-row"])
 def test_batch_mates_change_no_bit(policy: Model, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     if alone:  # as on a machine on which no height of blocks holds
-        monkeypatch.setattr(product, "block_heights", lambda inputs, outputs: (1,))
+        monkeypatch.setattr(matrix_product, "block_heights", lambda inputs, outputs: (1,))
     lengths = [5, 60, 200, 17, 129, 33, 90, 8, 300, 2, 71, 44, 16]
     cache = KVCache(policy.config, len(lengths), CAPACITY)
     prompts = [ids(n, policy.config.vocab_size, seed=n) for n in lengths]
@@ -147,9 +147,9 @@ def test_blocks_in_which_a_place_shows_are_not_used(monkeypatch: pytest.MonkeyPa
             whole[..., -2:, :] = matmul(rows[..., -2:, ::-1], matrix[::-1])
         return whole
 
-    assert product.block_heights.__wrapped__(128, 96)[-1] > 1
+    assert matrix_product.block_heights.__wrapped__(128, 96)[-1] > 1
     monkeypatch.setattr(np, "matmul", uneven)
-    assert product.block_heights.__wrapped__(128, 96) == (1,)
+    assert matrix_product.block_heights.__wrapped__(128, 96) == (1,)
 
 
 @pytest.mark.parametrize("kernels", ["Haswell", "Prescott", "Sandybridge"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollyard.engines.embedded.sampling import Draw, SamplingParams, sample
+from rollyard.engine.embedded.sampling import Draw, SamplingParams, sample
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.06, 0.04], np.float32)) + 3
 N = 20_000

@@ -346,7 +346,7 @@ async def test_sigterm_ends_what_runs_with_abort_and_the_process_with_0(start_en
 
 async def test_the_engine_ends_when_its_parent_is_killed(model_dir: Path, tmp_path: Path) -> None:
     socket = tmp_path / "socket"
-    command = [sys.executable, "-m", "rollyard.engines.embedded", "--model", str(model_dir), "--served-name", "policy"]
+    command = [sys.executable, "-m", "rollyard.engine.embedded", "--model", str(model_dir), "--served-name", "policy"]
     code = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", code, *command, "--uds", str(socket)], stdout=subprocess.PIPE, text=True

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollyard.engines.command import Host, engine_command
-from rollyard.engines.gang import Place
-from rollyard.engines.process import EngineCommand, EngineFailed
-from rollyard.engines.vllm_build import UNDER_ANOTHER_NAME, VllmBuild
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
+from rollyard.engine.launch.command_line import Host, engine_command
+from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed
+from rollyard.engine.vllm.installed_vllm import UNDER_ANOTHER_NAME, VllmBuild
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 UDS = Path("/scratch/ry-1/engine.sock")
@@ -151,7 +151,7 @@ def test_what_vllm_knows_best_is_left_to_it() -> None:
 def test_the_embedded_engine_runs_in_our_own_python() -> None:
     made = command({"embedded": {"maxModelLen": 512, "maxSequences": 8}})
     assert made.argv == [
-        *(sys.executable, "-m", "rollyard.engines.embedded", "--model", "/models/m", "--served-name", "policy"),
+        *(sys.executable, "-m", "rollyard.engine.embedded", "--model", "/models/m", "--served-name", "policy"),
         *("--uds", str(UDS), "--max-sequences", "8", "--max-model-len", "512"),
     ]
     assert "--max-model-len" not in command({"embedded": {}}).argv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.engines.last_words import MAX_CHARS, last_words, out_of_memory
+from rollyard.engine.process.crash_reason import MAX_CHARS, last_words, out_of_memory
 
 TOO_LONG = """
 (APIServer pid=26097) INFO 11-21 11:42:24 [model.py:733] Resolved architecture: Qwen3ForCausalLM

@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rollyard.aio import running
-from rollyard.engines.load import Load, read_load
-from rollyard.engines.prepare import Preparation
-from rollyard.engines.supervisor import Supervisor
+from rollyard.core.aio import running
+from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.process.engine_supervisor import Supervisor
+from rollyard.engine.process.metrics_scrape import Load, read_load
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.kinds.wire import EngineLoad
+from rollyard.wire.engine import EngineLoad
 from tests.support.until import until
 
 PAGE = Path(__file__).with_name("vllm-0.32-metrics.txt")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.engines.scratch import scratch_folder
+from rollyard.engine.process.scratch_folder import scratch_folder
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from rollyard.engines.scratch import scratch_folder
+from rollyard.engine.process.scratch_folder import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(300)

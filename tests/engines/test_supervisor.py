@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from standstill import freeze
 
-from rollyard.aio import running
-from rollyard.client.link import Backoff
-from rollyard.engines import process
-from rollyard.engines import supervisor as module
-from rollyard.engines.command import engine_command
-from rollyard.engines.process import EngineCommand
-from rollyard.engines.supervisor import EngineFailed, Prepare, Supervisor
+from rollyard.client.server_link import Backoff
+from rollyard.core.aio import running
+from rollyard.engine.launch.command_line import engine_command
+from rollyard.engine.process import child_process
+from rollyard.engine.process import engine_supervisor as module
+from rollyard.engine.process.child_process import EngineCommand
+from rollyard.engine.process.engine_supervisor import EngineFailed, Prepare, Supervisor
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from tests.support.until import until
 
@@ -139,7 +139,7 @@ async def test_an_engine_that_hangs_is_replaced(
 ) -> None:
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.05)
     monkeypatch.setattr(module, "PROBE_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(process, "STOP_SECONDS", 0.2)  # TERM does not reach what is stopped
+    monkeypatch.setattr(child_process, "STOP_SECONDS", 0.2)  # TERM does not reach what is stopped
     uds = tmp_path / "e"
     supervisor = Supervisor(embedded(model_dir, uds), uds)
     async with running(supervisor.run()):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.engines.process import EngineFailed
-from rollyard.engines.template_check import check_template
-from rollyard.kinds.engine import ModelSpec
+from rollyard.engine.launch.template_check import check_template
+from rollyard.engine.process.child_process import EngineFailed
+from rollyard.kinds.engine_spec import ModelSpec
 
 
 def edited(name: str, **fields: object) -> Callable[[Path], None]:

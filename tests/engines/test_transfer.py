@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, other_weights, pid_of, recomputed, shown, yard
 
-from rollyard.engines import transfer
-from rollyard.engines.embedded.tensors import STORED, entries
-from rollyard.engines.embedded_control import EmbeddedControl
-from rollyard.engines.source import Contents
-from rollyard.engines.vllm_control import VllmControl
-from rollyard.kinds.wire import WeightsOrder
+from rollyard.engine.embedded.safetensors_files import STORED, entries
+from rollyard.engine.proxy import weights_transfer
+from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.engine.weights.embedded_control import EmbeddedControl
+from rollyard.engine.weights.source import Contents
+from rollyard.wire.engine import WeightsOrder
 
 __all__ = ["certified", "other_dir"]  # fixtures
 
@@ -184,7 +184,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
             if begun:
                 assert (await call(made, "/start_weight_update"))[0] == 200
                 assert (await call(made, "/update_weights", parts_of(other_dir)[0]))[0] == 200
-            monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.0)
+            monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
             await done(made, "v2")
         anew = begun and not control.stages
         assert "TransferLost: the trainer was silent" in made.weights.note
@@ -201,7 +201,7 @@ async def test_a_call_that_hangs_is_given_up(made: Yard, other_dir: Path, monkey
 
     async def half() -> AsyncIterator[bytes]:
         yield parts_of(other_dir)[0][:1000]
-        monkeypatch.setattr(transfer, "CALL_SECONDS", 0.0)
+        monkeypatch.setattr(weights_transfer, "CALL_SECONDS", 0.0)
         await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
@@ -214,7 +214,7 @@ async def test_a_call_that_hangs_is_given_up(made: Yard, other_dir: Path, monkey
 async def test_calls_that_are_refused_keep_nobody_waiting(
     made: Yard, other_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.5)
     await transferring(made, WeightsOrder(version="v2", path=str(other_dir), transfer=True))
     while made.weights.phase == "Transferring":
         assert (await call(made, "/update_weights", b"too early"))[0] == 409

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.engines.process import EngineCommand, EngineFailed, _environment
-from rollyard.engines.vllm_build import VllmBuild, vllm_build
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed, _environment
+from rollyard.engine.vllm.installed_vllm import VllmBuild, vllm_build
 
 PACKAGE = {
     "vllm/__init__.py": '__version__ = "9.8.7"\n',

@@ -15,15 +15,15 @@ import aiohttp
 import pytest
 from vllm_env import vllm_python
 
-from rollyard.engines.gang import Place
-from rollyard.engines.prepare import Preparation
-from rollyard.engines.process import EngineFailed, end_engine, start_engine
-from rollyard.engines.supervisor import Supervisor
-from rollyard.errors import SandboxStartFailed
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.node_cache import node_cache
+from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.process.child_process import EngineFailed, end_engine, start_engine
+from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.sandbox.account import node_cache
-from rollyard.sandbox.images import default_root
-from rollyard.sandbox.runtimes import find_runtime
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.images import default_root
 
 __all__ = ["vllm_python"]
 pytestmark = pytest.mark.heavy

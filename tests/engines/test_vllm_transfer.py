@@ -19,9 +19,9 @@ from test_vllm_weights import ARGS, CLOSE, START_SECONDS
 from vllm_env import vllm_python
 from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, yard
 
-from rollyard.engines import transfer
-from rollyard.engines.vllm_control import VllmControl
-from rollyard.kinds.wire import WeightsOrder
+from rollyard.engine.proxy import weights_transfer
+from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.wire.engine import WeightsOrder
 
 __all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
 
@@ -135,7 +135,7 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
         # A trainer that goes in the middle leaves nobody knows what: a new process reads the folder.
         await transferring(made, WeightsOrder(version="v3", mode="Pause", path=str(model_dir), transfer=True))
         await begin(made, parts_of(model_dir)[0])
-        monkeypatch.setattr(transfer, "SILENCE_SECONDS", 0.0)
+        monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
         await done(made, "v3")
         assert made.supervisor.life == 2
         assert "TransferLost: the trainer was silent" in made.weights.note

@@ -11,8 +11,8 @@ import pytest
 from vllm_env import vllm_python
 from weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, shown, yard
 
-from rollyard.engines.vllm_control import VllmControl
-from rollyard.kinds.wire import WeightsOrder
+from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.wire.engine import WeightsOrder
 
 __all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
 ARGS = ["--dtype", "float32"]

@@ -29,12 +29,12 @@ from weights_yard import (
     yard,
 )
 
-from rollyard.engines import proving as module
-from rollyard.engines import reference
-from rollyard.engines.embedded_control import EmbeddedControl
-from rollyard.engines.source import Contents, Source
-from rollyard.engines.weights_version import weights_version
-from rollyard.kinds.wire import WeightsOrder
+from rollyard.engine.weights import reference_logprobs
+from rollyard.engine.weights import verification as module
+from rollyard.engine.weights.checksum import weights_version
+from rollyard.engine.weights.embedded_control import EmbeddedControl
+from rollyard.engine.weights.source import Contents, Source
+from rollyard.wire.engine import WeightsOrder
 
 __all__ = ["certified", "other_dir"]  # fixtures
 MODES = ["Drain", "Pause", "Abort"]
@@ -285,7 +285,7 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
 async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them(
     made: Yard, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
-    monkeypatch.setattr(reference, "MAX_BYTES", 0)  # as for a model of which nothing can be computed
+    monkeypatch.setattr(reference_logprobs, "MAX_BYTES", 0)  # as for a model of which nothing can be computed
     again = tmp_path / "again"
     shutil.copytree(model_dir, again)
     relabel(again)

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from weights_yard import PROMPTS, certified, furthest, other_dir, recomputed, yard
 
-from rollyard.engines.control import ControlFailed
-from rollyard.engines.embedded.adapter import read_adapter
-from rollyard.engines.embedded.tensors import entries
-from rollyard.engines.generations import with_fields
-from rollyard.engines.probe import Proof, Reading, verdict
-from rollyard.engines.source import Contents, Source, read_contents
-from rollyard.engines.supervisor import Supervisor
-from rollyard.engines.vllm_control import VllmControl
-from rollyard.errors import Invalid
-from rollyard.kinds.wire import WeightsOrder
+from rollyard.core.errors import Invalid
+from rollyard.engine.embedded.lora_adapter import read_adapter
+from rollyard.engine.embedded.safetensors_files import entries
+from rollyard.engine.process.engine_supervisor import Supervisor
+from rollyard.engine.proxy.epochs import with_fields
+from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.engine.weights.engine_control import ControlFailed
+from rollyard.engine.weights.probe_prompt import Proof, Reading, verdict
+from rollyard.engine.weights.source import Contents, Source, read_contents
+from rollyard.wire.engine import WeightsOrder
 
 __all__ = ["certified", "other_dir"]  # fixtures
 

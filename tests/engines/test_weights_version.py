@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.engines.weights_version import weights_version
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
+from rollyard.engine.weights.checksum import weights_version
 
 
 def model(folder: Path, **files: bytes) -> Path:

@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 from live_weights import other_weights
 
-from rollyard.aio import running
-from rollyard.engines.control import EngineControl
-from rollyard.engines.door import Door
-from rollyard.engines.embedded.cache import KVCache
-from rollyard.engines.embedded.config import read_config
-from rollyard.engines.embedded.model import Model, Span
-from rollyard.engines.embedded.weights import load_weights
-from rollyard.engines.embedded_control import EmbeddedControl
-from rollyard.engines.prepare import Preparation
-from rollyard.engines.source import Source, serving
-from rollyard.engines.supervisor import Supervisor
-from rollyard.engines.weights import Weights
+from rollyard.core.aio import running
+from rollyard.engine.embedded.kv_cache import KVCache
+from rollyard.engine.embedded.model import Model, Span
+from rollyard.engine.embedded.model_config import read_config
+from rollyard.engine.embedded.model_weights import load_weights
+from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.process.engine_supervisor import Supervisor
+from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.weights.embedded_control import EmbeddedControl
+from rollyard.engine.weights.engine_control import EngineControl
+from rollyard.engine.weights.source import Source, serving
+from rollyard.engine.weights.updater import Weights
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.kinds.wire import WeightsOrder
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
-from rollyard.trust.tls import server_ssl_context
+from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.engine import WeightsOrder
 from tests.support.until import until
 
 TOKEN = "door-token"

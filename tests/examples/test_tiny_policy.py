@@ -16,7 +16,7 @@ import pytest
 from examples.tiny_policy import families, template, trajectories
 from examples.tiny_policy.offline import NotOffline, Toolbox, call_function, evaluate
 from examples.tiny_policy.trajectories import CODE, MATH
-from rollyard.agents import toolset
+from rollyard.node.agents import tool_schemas
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/tiny_policy/model"
@@ -122,7 +122,7 @@ def test_python_errors_read_as_ipython_prints_them(tmp_path: Path) -> None:
     run = subprocess.run(command, env=home, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240)
     box = Toolbox()
     printed = run.stdout.split("--end of cell--\n")[:-1]
-    assert [box.ipython(cell) for cell in cells] == [toolset.ipython_result(text) for text in printed]
+    assert [box.ipython(cell) for cell in cells] == [tool_schemas.ipython_result(text) for text in printed]
 
 
 # Chat format

@@ -14,14 +14,14 @@ from aiohttp import web
 
 from bench.upstream import Upstream
 from rollyard.gateway.app import build
-from rollyard.gateway.refusal import no_session
-from rollyard.gateway.session import Session
-from rollyard.gateway.terms import Terms
+from rollyard.gateway.requests.call_errors import no_session
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.client import TokenClient
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
 
 
 @dataclass

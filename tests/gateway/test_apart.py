@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollyard.gateway.apart import Apart
+from rollyard.gateway.session.serial_executor import Apart
 
 LONG = 10
 

@@ -12,11 +12,11 @@ import openai
 import pytest
 from gateway_tools import TOOLS
 
-from rollyard.gateway.session import Session
-from rollyard.gateway.terms import Terms
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens.template import ChatTemplate
-from rollyard.tokens.tool_calls import ParsedTurn, families
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.tool_calls import ParsedTurn, parser_choice
 from tests.support.until import until
 
 QUESTION: list[dict[str, Any]] = [
@@ -318,7 +318,7 @@ class Picky:
 async def test_a_parser_that_fails_loses_no_turn(
     scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(families.BUILT_IN, "picky", (Picky, ()))
+    monkeypatch.setitem(parser_choice.BUILT_IN, "picky", (Picky, ()))
     async with scripted([CALL, "Yes."], Terms("policy", Sampling(), tool_parser="picky")) as (gateway, upstream):
         async with client(gateway) as ai:
             odd: list[Any] = [{"type": "function", "function": {"name": "odd"}}]

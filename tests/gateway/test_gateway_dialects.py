@@ -10,8 +10,8 @@ import openai
 import pytest
 from gateway_tools import TOOLS
 
-from rollyard.gateway.dialect import data
-from rollyard.tokens.template import ChatTemplate
+from rollyard.gateway.apis.base import data
+from rollyard.tokens.chat_template import ChatTemplate
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 SAYS = [CALL, "It is 12."]

@@ -18,11 +18,11 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
 from pydantic import BaseModel
 
-from rollyard.gateway import chat, completions, messages, responses
-from rollyard.gateway.accepted import ACCEPTED, TOOL
-from rollyard.gateway.parameters import LIMITS, PARALLEL, STOPS
+from rollyard.gateway.apis import chat, completions, messages, responses
+from rollyard.gateway.requests.ignored_fields import ACCEPTED, TOOL
+from rollyard.gateway.requests.sampling_overrides import LIMITS, PARALLEL, STOPS
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.chat_template import ChatTemplate
 
 SDK = {
     "chat": (chat_params.CompletionCreateParamsBase, chat.OWN),

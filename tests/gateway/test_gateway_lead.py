@@ -9,11 +9,11 @@ import anthropic
 import pytest
 from gateway_tools import TOOLS
 
-from rollyard.errors import TaskError
-from rollyard.gateway.asked import Asked
-from rollyard.gateway.history import History
-from rollyard.gateway.parameters import Wanted
-from rollyard.tokens.template import ChatTemplate
+from rollyard.core.errors import TaskError
+from rollyard.gateway.requests.chat_request import Asked
+from rollyard.gateway.requests.sampling_overrides import Wanted
+from rollyard.gateway.session.history import History
+from rollyard.tokens.chat_template import ChatTemplate
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is 3 * 4?"}]
 LEAD: dict[str, Any] = {"role": "assistant", "content": "The answer"}

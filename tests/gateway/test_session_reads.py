@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from rollyard.gateway.apart import Apart
-from rollyard.gateway.asked import Asked
-from rollyard.gateway.parameters import Wanted
-from rollyard.gateway.refusal import Refusal
-from rollyard.gateway.session import Session
-from rollyard.gateway.terms import Terms
+from rollyard.gateway.requests.call_errors import Refusal
+from rollyard.gateway.requests.chat_request import Asked
+from rollyard.gateway.requests.sampling_overrides import Wanted
+from rollyard.gateway.session.serial_executor import Apart
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
 from rollyard.kinds.rollout import Sampling, Segment
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
 
 
 class Says:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.errors import BadRequest
-from rollyard.in_slurm.script import JobOptions, server_script
+from rollyard.core.errors import BadRequest
+from rollyard.server.job.job_script import JobOptions, server_script
 
 
 def script(**directives: str) -> str:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rollyard.aio import running
-from rollyard.client.client import AsyncClient
-from rollyard.errors import Invalid, NotFound
-from rollyard.inference.state import EndpointState
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.aio import running
+from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.engine import ExternalEndpoint
+from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.serve import Options, Server
+from rollyard.server.main import Options, Server
+from rollyard.server.routing.endpoint_state import EndpointState
 from tests.support.until import until
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")

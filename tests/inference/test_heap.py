@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.inference.admission import Admission
-from rollyard.inference.heap import Candidate, EndpointOrder
-from rollyard.kinds.wire import Endpoint
+from rollyard.server.routing.admission import Admission
+from rollyard.server.routing.endpoint_selector import Candidate, EndpointOrder
+from rollyard.wire.endpoint import Endpoint
 
 
 def endpoint(name: str) -> Endpoint:

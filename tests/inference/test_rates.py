@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import HEARTBEAT_SECONDS, STALE_SECONDS, Endpoints
-from rollyard.inference.figures import figures, known, total
-from rollyard.inference.load import UNKNOWN, WINDOW_SECONDS, History, Rates, extended, rates, together
-from rollyard.inference.state import EndpointState
-from rollyard.kinds.figures import Figures
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineLoad, Identity
+from rollyard.core.clock import ManualClock
+from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.server.routing.endpoint_metrics import figures, known, total
+from rollyard.server.routing.endpoint_rates import UNKNOWN, WINDOW_SECONDS, History, Rates, extended, rates, together
+from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_SECONDS, Endpoints
+from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 
 KEY = ("default", "policy")
 

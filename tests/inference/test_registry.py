@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 
-from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import CLEARED_SECONDS, STALE_SECONDS, Endpoints
-from rollyard.inference.state import SLOW_START_SECONDS, EndpointState
+from rollyard.core.clock import ManualClock
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
+from rollyard.server.routing.endpoint_registry import CLEARED_SECONDS, STALE_SECONDS, Endpoints
+from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat
 
 POOL = ("default", "policy")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.inference.admission import OPEN, Admission, Load, admission
-from rollyard.inference.balance import PART, Place, excess, to_move
-from rollyard.inference.health import (
+from rollyard.server.routing.admission import OPEN, Admission, Load, admission
+from rollyard.server.routing.health import (
     EJECTED_CAP_SECONDS,
     EJECTED_SECONDS,
     FORGIVEN_SECONDS,
@@ -16,6 +15,7 @@ from rollyard.inference.health import (
     complained,
     probed,
 )
+from rollyard.server.routing.surplus_sessions import PART, Place, excess, to_move
 
 # admission
 

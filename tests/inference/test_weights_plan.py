@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rollyard.errors import Conflict
-from rollyard.inference.orders import Serving, denial, order_for
-from rollyard.inference.weights import Step, advance, begin
+from rollyard.core.errors import Conflict
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+from rollyard.server.weights.engine_target import Serving, denial, order_for
+from rollyard.server.weights.pool_update import Step, advance, begin
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL = "/m"

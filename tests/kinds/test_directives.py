@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.errors import Invalid
-from rollyard.kinds.directives import OURS
-from rollyard.kinds.hostlist import expand
+from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.validation import validate_object
-from rollyard.slurm.script import batch_script, directives
+from rollyard.kinds.schema.validation import validate_object
+from rollyard.kinds.values.hostlist import expand
+from rollyard.kinds.values.sbatch_directives import OURS
+from rollyard.slurm.batch_script import batch_script, directives
 
 
 def pool(**allocation: Any) -> RolloutPool:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
-from rollyard.kinds.wire import Grant, Lease, LeaseRef, to_node
+from rollyard.wire.node import Grant, Lease, LeaseRef, to_node
 
 
 def lease(**more: Any) -> Lease:

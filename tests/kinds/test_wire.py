@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from rollyard.kinds.wire import Hello, Identity, Resize, Want, from_node, to_node
+from rollyard.wire.base import Identity
+from rollyard.wire.node import Hello, Resize, Want, from_node, to_node
 
 IDENTITY = {"allocation": "a", "namespace": "default", "uid": "u", "job_id": "1", "instance": "i", "node": "n"}
 

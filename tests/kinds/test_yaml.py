@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate, places
-from rollyard.kinds.yaml import load_manifests
+from rollyard.kinds.schema.yaml import load_manifests
 
 HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"
 """Three lines, so that `spec` stands on the fourth."""

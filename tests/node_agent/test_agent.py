@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.agents.tasks import installed
-from rollyard.client.link import Link
+from rollyard.client.server_link import Link
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate
-from rollyard.kinds.wire import AllocationFile, Grant, Hello, Lease
-from rollyard.node_agent.agent import NodeAgent
-from rollyard.rollouts.agents import NodeAgent as Connected
-from rollyard.serve import Options, Server
-from rollyard.trust.tokens import Role
+from rollyard.node.agent import NodeAgent
+from rollyard.node.agents.tasks import installed_handlers
+from rollyard.server.main import Options, Server
+from rollyard.server.rollouts.connected_agents import NodeAgent as Connected
+from rollyard.trust.bearer_tokens import Role
+from rollyard.wire.files import AllocationFile
+from rollyard.wire.node import Grant, Hello, Lease
 
 CORES, PER_CORE = 2, 8
 SPEC = {"replicas": 1, "allocation": {"cpusPerTask": CORES}, "sandbox": {"cpus": 1 / PER_CORE}}
@@ -153,7 +154,7 @@ async def test_a_plug_in_that_does_not_import_takes_away_its_kind_and_not_the_no
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [*entry_points(group="rollyard.tasks"), EntryPoint("quiz", "no_such_package:Quiz", "rollyard.tasks")]
-    monkeypatch.setattr(installed, "entry_points", lambda group: given)
+    monkeypatch.setattr(installed_handlers, "entry_points", lambda group: given)
     async with yard.server() as server, at_work(await yard.allocate(server)):
         agent = await connected(server)
         assert {"code", "math"} <= agent.kinds

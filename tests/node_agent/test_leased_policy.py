@@ -14,13 +14,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rollyard.client.link import Link
-from rollyard.kinds.engine import Patience
+from rollyard.client.server_link import Link
+from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.wire import AllocationFile, Endpoint, EndpointFile, LeaseRef
-from rollyard.node_agent.policy import LeasedPolicy
-from rollyard.tokens import in_flight
-from rollyard.tokens.client import TokenClient
+from rollyard.node.lease_sampler import LeasedPolicy
+from rollyard.tokens import requests_in_flight
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.files import AllocationFile, EndpointFile
+from rollyard.wire.node import LeaseRef
 
 QUICK = Patience(connect_seconds=1.0, first_token_seconds=1.0, idle_seconds=1.0)
 REF = LeaseRef(namespace="default", id="r", fence=1)
@@ -203,7 +205,7 @@ async def test_told_to_it_asks_again_once_before_its_next_turn(tmp_path: Path) -
 async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_that_has_fallen_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(requests_in_flight, "QUIET_SECONDS", 0.2)
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
     async with listening(engine("idle", here)) as one, listening(engine("well", there)) as two:
         patient = endpoint("first", one).model_copy(update={"patience": Patience()})

@@ -12,17 +12,17 @@ import pytest
 from mini_swe_agent import PACKAGES, image
 
 from bench.upstream import LOGPROB, Upstream
-from rollyard.gateway.session import Session
-from rollyard.gateway.terms import Terms
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
-from rollyard.kinds.wire import Endpoint
-from rollyard.node_agent.harness import Harness
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandboxes
-from rollyard.tokens.client import TokenClient
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
+from rollyard.node.harness import Harness
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
 
 COMMAND = """
 export MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1

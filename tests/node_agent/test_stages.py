@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.kinds.rollout import Stage
-from rollyard.node_agent.stages import StagePool, StagePools
+from rollyard.node.stage_workers import StagePool, StagePools
 
 INIT, RUN, EVAL = Stage
 

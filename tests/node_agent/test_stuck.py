@@ -7,7 +7,7 @@ import sys
 
 BLOCKED = """
 import asyncio
-from rollyard.node_agent.main import end_when_stuck
+from rollyard.node.main import end_when_stuck
 
 async def main():
     watched = asyncio.create_task(end_when_stuck(1.0))

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from rollyard.agents.tasks.base import TaskHandler
-from rollyard.agents.tasks.guard import GuardedHandler
-from rollyard.agents.tasks.installed import Handlers
-from rollyard.agents.tasks.math import MathHandler
-from rollyard.errors import SandboxLost, TaskError, TemplateUnusable, TooLarge
+from rollyard.core.errors import SandboxLost, TaskError, TemplateUnusable, TooLarge
 from rollyard.kinds.rollout import Outcome, RunResult, Status
-from rollyard.kinds.wire import Lease, LeaseRef
-from rollyard.node_agent.outcome import unsampled, verdict
-from rollyard.node_agent.work import TERM_SECONDS, Work, Workshop
+from rollyard.node.agents.tasks.base import TaskHandler
+from rollyard.node.agents.tasks.guarded_handler import GuardedHandler
+from rollyard.node.agents.tasks.installed_handlers import Handlers
+from rollyard.node.agents.tasks.math import MathHandler
+from rollyard.node.failure_status import unsampled, verdict
+from rollyard.node.lease_run import TERM_SECONDS, Work, Workshop
+from rollyard.wire.node import Lease, LeaseRef
 
 LEASE = Lease.model_validate(
     {

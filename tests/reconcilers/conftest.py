@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from reconciler_site import Site
 
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.sqlite_store import SqliteStore
 
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """Started, looking more often than a server would; ended with all its jobs."""
     for name in (
-        "snapshots.INTERVAL_SECONDS",
+        "slurm_snapshots.INTERVAL_SECONDS",
         "allocation.WAIT_SECONDS",
-        "snapshots.ACCOUNTING_SECONDS",
-        "orphans.SWEEP_SECONDS",
+        "slurm_snapshots.ACCOUNTING_SECONDS",
+        "orphan_jobs.SWEEP_SECONDS",
     ):
         monkeypatch.setattr(f"rollyard.reconcilers.{name}", 0.2)
     store = await SqliteStore.open(tmp_path / "data")

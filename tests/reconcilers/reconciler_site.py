@@ -11,22 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollyard.clock import SystemClock
-from rollyard.errors import SlurmUnreachable
+from rollyard.core.clock import SystemClock
+from rollyard.core.errors import SlurmUnreachable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.wire import Identity
-from rollyard.rollouts.agents import NodeAgent
-from rollyard.rollouts.step import Granted, step
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.step import Granted, step
+from rollyard.server.store.base import RolloutFilter, Transaction
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import Parts
 from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
-from rollyard.slurm.local import LocalDriver
-from rollyard.store.base import RolloutFilter, Transaction
-from rollyard.store.sqlite import SqliteStore
-from rollyard.wiring import Parts
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.wire.base import Identity
 from tests.support.until import until
 
 WAIT_SECONDS = 60.0

@@ -6,13 +6,15 @@ from typing import Any
 
 from reconciler_site import Site
 
-from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
-from rollyard.kinds.figures import Figures
+from rollyard.core.clock import ManualClock
+from rollyard.kinds.endpoint_metrics import Figures
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, EngineLoad, Identity
-from rollyard.reconcilers.coarse import COARSE_SECONDS
 from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.status_metrics import COARSE_SECONDS
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS, Endpoints
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 
 KEY = ("default", "policy")
 POOL = InferencePool.model_validate(

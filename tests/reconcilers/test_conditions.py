@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from rollyard.clock import time_of_day
+from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
+from rollyard.reconcilers.autoscaler import Scale
 from rollyard.reconcilers.conditions import (
     ANSWER_SECONDS,
     CRASH_LOOP,
@@ -21,10 +22,9 @@ from rollyard.reconcilers.conditions import (
     replicas,
     updated,
 )
-from rollyard.reconcilers.failures import Ends
+from rollyard.reconcilers.failure_backoff import Ends
 from rollyard.reconcilers.plan import Member, template_hash
-from rollyard.reconcilers.scaling import Scale
-from rollyard.reconcilers.trade import Look
+from rollyard.reconcilers.pool_observation import Look
 
 NOW = 1_700_000_000.0
 

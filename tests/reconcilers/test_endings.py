@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollyard.reconcilers.endings import LONG_CHARS, SHORT_CHARS, End, Output, long, short
-from rollyard.reconcilers.workspace import last_output
+from rollyard.reconcilers.allocation_folder import last_output
+from rollyard.reconcilers.job_endings import LONG_CHARS, SHORT_CHARS, End, Output, long, short
 
 SAID = Output("INFO 200 OK", 2.2)
 MEANT = Output("ModelMissing: /m is not a folder", 0.1, meant=True)

@@ -10,7 +10,7 @@ import pytest
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolStatus
-from rollyard.reconcilers.failures import (
+from rollyard.reconcilers.failure_backoff import (
     BACKOFF_CAP_SECONDS,
     CALM_SECONDS,
     GONE,

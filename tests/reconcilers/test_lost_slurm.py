@@ -12,7 +12,7 @@ from reconciler_site import Site
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.slurm.base import Job, JobState
-from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.local_driver import LocalDriver
 
 
 async def test_while_slurm_cannot_be_read_nothing_is_made_or_ended(site: Site) -> None:
@@ -69,7 +69,7 @@ async def forget(site: Site, allocation: Allocation, **status: datetime) -> Job:
 async def test_a_job_that_was_forgotten_while_slurm_was_away_is_replaced(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.reconcilers.missing.ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr("rollyard.reconcilers.missing_jobs.ABSENT_SECONDS", 0.5)
     await site.apply(replicas=2)
     first, second = await site.running(2)
     assert first.status.job_id is not None
@@ -108,7 +108,7 @@ async def test_an_end_is_not_concluded_while_accounting_does_not_answer(site: Si
 async def test_an_end_that_accounting_never_tells_is_concluded_and_no_later_than_its_walltime(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.reconcilers.missing.DISPUTE_SECONDS", 0.5)
+    monkeypatch.setattr("rollyard.reconcilers.missing_jobs.DISPUTE_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
     site.line.accounts, end = None, datetime(2026, 1, 1, tzinfo=UTC)
@@ -147,7 +147,7 @@ async def test_ids_that_come_with_an_error_are_kept_and_the_error_is_told(site: 
 async def test_a_submit_that_is_not_answered_is_told_while_it_lasts(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.reconcilers.submitter.OVERDUE_SECONDS", 0.1)
+    monkeypatch.setattr("rollyard.reconcilers.job_submitter.OVERDUE_SECONDS", 0.1)
     site.line.submitted.clear()
     await site.apply(replicas=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.reconcilers.missing import (
+from rollyard.reconcilers.missing_jobs import (
     ABSENT_SECONDS,
     DISPUTE_SECONDS,
     Absence,

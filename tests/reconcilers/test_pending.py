@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.reasons import is_limit, meaning
-from rollyard.reconcilers.pending import waiting
+from rollyard.kinds.values.slurm_reasons import is_limit, meaning
+from rollyard.reconcilers.pending_jobs import waiting
 
 
 def allocation(index: int, state: str, reason: str = "", start: datetime | None = None) -> Allocation:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.failures import BACKOFF_CAP_SECONDS, GONE, IDLE_CAP_SECONDS
+from rollyard.reconcilers.failure_backoff import BACKOFF_CAP_SECONDS, GONE, IDLE_CAP_SECONDS
 from rollyard.reconcilers.plan import (
     EMPTY_SECONDS,
     HISTORY,

@@ -14,10 +14,10 @@ from rollyard.kinds.base import FINALIZER
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import StageStatus
 from rollyard.reconcilers.conditions import CRASH_LOOP
+from rollyard.reconcilers.pool_observation import Look
 from rollyard.reconcilers.rollout_pool import RolloutTrade
-from rollyard.reconcilers.trade import Look
 from rollyard.slurm.base import BatchScript
-from rollyard.slurm.script import batch_script
+from rollyard.slurm.batch_script import batch_script
 
 POLICY = {"policy": "policy"}
 
@@ -327,7 +327,7 @@ async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that was lost comes back with the job still on it: the allocation has been replaced by then."""
-    monkeypatch.setattr("rollyard.reconcilers.missing.ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr("rollyard.reconcilers.missing_jobs.ABSENT_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
     seen = await site.line.driver.snapshot()

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.clock import time_of_day
+from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool

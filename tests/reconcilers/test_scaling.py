@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.kinds.autoscaling import Autoscaling, ScalingRecord
-from rollyard.reconcilers.peaks import Peaks
-from rollyard.reconcilers.scaling import (
+from rollyard.reconcilers.autoscaler import (
     FLAP_BUDGET,
     FLAP_WINDOW_SECONDS,
     PANIC_SECONDS,
@@ -20,6 +19,7 @@ from rollyard.reconcilers.scaling import (
     Scale,
     autoscale,
 )
+from rollyard.reconcilers.sliding_max import Peaks
 
 START = 1_700_000_000.0
 EACH = 4

@@ -14,7 +14,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.demand import Report, inference_metrics, rollout_metrics, sessions, widest
-from rollyard.reconcilers.sizing import SHOWN_SECONDS, SPENT, reckon, shown_hours, size
+from rollyard.reconcilers.pool_size import SHOWN_SECONDS, SPENT, reckon, shown_hours, size
 
 NOW = 1_700_000_000.0
 INIT, RUN, EVAL = Stage.INIT, Stage.RUN, Stage.EVAL

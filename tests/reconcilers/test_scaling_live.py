@@ -13,7 +13,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools are looked at more often than by a server, and bursts are over sooner."""
     monkeypatch.setattr("rollyard.reconcilers.pool.REFRESH_SECONDS", 0.2)
     monkeypatch.setattr("rollyard.reconcilers.pool.QUIET_SECONDS", 0.2)
-    monkeypatch.setattr("rollyard.reconcilers.scaling.PANIC_SECONDS", 0.2)
+    monkeypatch.setattr("rollyard.reconcilers.autoscaler.PANIC_SECONDS", 0.2)
 
 
 async def test_from_zero_with_the_demand_and_back_with_its_end(site: Site) -> None:

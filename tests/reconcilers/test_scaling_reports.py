@@ -6,14 +6,16 @@ from typing import Any
 
 from reconciler_site import Site
 
-from rollyard.clock import ManualClock
-from rollyard.inference.endpoints import STALE_SECONDS, Endpoints
+from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.wire import Endpoint, EngineHeartbeat, Identity
 from rollyard.reconcilers.inference_pool import InferenceTrade
-from rollyard.reconcilers.trade import Look
+from rollyard.reconcilers.pool_observation import Look
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS, Endpoints
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat
 
 KEY = ("default", "policy")
 

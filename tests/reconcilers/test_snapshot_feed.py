@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from reconciler_site import Line
 
-from rollyard.clock import SystemClock
+from rollyard.core.clock import SystemClock
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.reconcilers.snapshots import SnapshotFeed
-from rollyard.slurm.local import LocalDriver
-from rollyard.slurm.script import batch_script
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.slurm.batch_script import batch_script
+from rollyard.slurm.local_driver import LocalDriver
 from tests.support.until import until
 
 
@@ -53,7 +53,7 @@ class Told:
 
 @pytest.fixture
 async def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Told]:
-    monkeypatch.setattr("rollyard.reconcilers.snapshots.INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.INTERVAL_SECONDS", 0.05)
     told = Told(tmp_path)
     run = asyncio.create_task(told.feed.run())
     yield told
@@ -87,12 +87,12 @@ async def test_slurm_going_and_coming_back_is_told_to_everybody(told: Told) -> N
 
 async def test_a_look_up_that_hangs_is_no_answer(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     await told.until_known(True)
-    monkeypatch.setattr("rollyard.reconcilers.snapshots.TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.TIMEOUT_SECONDS", 0.1)
     told.line.answers.clear()
     await told.until_known(False)
     assert told.feed.unreachable_since is not None
     told.line.answers.set()
-    monkeypatch.setattr("rollyard.reconcilers.snapshots.TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.TIMEOUT_SECONDS", 30.0)
     await told.until_known(True)
 
 
@@ -100,7 +100,7 @@ async def test_a_look_up_that_is_overdue_is_told_before_it_is_given_up(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await told.until_known(True)
-    monkeypatch.setattr("rollyard.reconcilers.snapshots.OVERDUE_SECONDS", 0.1)
+    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.OVERDUE_SECONDS", 0.1)
     told.line.answers.clear()
     await told.until_known(False)
     assert "has not answered the look-up" in told.feed.unreachable_why

@@ -26,7 +26,7 @@ from bench.week import (
     write_csv,
     write_svg,
 )
-from rollyard.reconcilers.scaling import FLAP_BUDGET
+from rollyard.reconcilers.autoscaler import FLAP_BUDGET
 
 LOOK_SECONDS = 60.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import NotFound
-from rollyard.reconcilers.workspace import Workspace
+from rollyard.core.errors import NotFound
+from rollyard.reconcilers.allocation_folder import Workspace
 
 
 @pytest.mark.parametrize("name", ["..", "", ".", "a/b", "demo-0/../../evil", "x" * 260, "a\0b", "Ä", "-a", "a\n"])

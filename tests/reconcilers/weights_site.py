@@ -19,9 +19,10 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.wire import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, Identity, WeightsOrder
+from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.csr import new_key_and_csr
-from rollyard.trust.tokens import Role
+from rollyard.wire.base import Identity
+from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
 from tests.support.until import until
 
 MODEL = "/models/policy"

@@ -10,8 +10,7 @@ import pytest
 
 from rollyard.kinds.rollout import Stage, Status, WeightsDemand
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
-from rollyard.rollouts.freshness import Served, allowed, judge, waiting
-from rollyard.rollouts.step import (
+from rollyard.server.rollouts.step import (
     MAX_OUTDATED,
     Ended,
     Granted,
@@ -22,7 +21,8 @@ from rollyard.rollouts.step import (
     StopHolder,
     step,
 )
-from rollyard.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
+from rollyard.server.routing.staleness import Served, allowed, judge, waiting
+from rollyard.server.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
 
 SAME = WeightsDemand(same=True)
 BLOB = BlobRef("p", 0, 1, "s")

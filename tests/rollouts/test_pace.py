@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollyard.clock import ManualClock
+from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import Status
-from rollyard.rollouts.pace import Pace
+from rollyard.server.rollouts.completion_rate import Pace
 
 POOL = ("default", "swe")
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.aio import running
-from rollyard.clock import SystemClock
+from rollyard.core.aio import running
+from rollyard.core.clock import SystemClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.wire import Identity, LeaseRef, Resize, ToNode, Want
-from rollyard.rollouts.agents import Agents, NodeAgent
-from rollyard.slurm.local import LocalDriver
-from rollyard.store.sqlite import SqliteStore
-from rollyard.wiring import Parts
+from rollyard.server.rollouts.connected_agents import Agents, NodeAgent
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import Parts
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.wire.base import Identity
+from rollyard.wire.node import LeaseRef, Resize, ToNode, Want
 from tests.support.until import until
 
 KEY = ("default", "swe")
@@ -86,7 +87,7 @@ async def test_a_queue_is_shared_by_those_that_may_take_of_it(server: Server) ->
 async def test_widths_that_nothing_needs_are_taken_back_without_a_further_word(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.rollouts.widths.HOLD_SECONDS", 0.3)
+    monkeypatch.setattr("rollyard.server.rollouts.stage_widths.HOLD_SECONDS", 0.3)
     agent, asked = server.connect("u1")
     server.agents.heard(agent, held(Stage.RUN, 6), AT_REST)
     await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 6, "EVAL": 2}])

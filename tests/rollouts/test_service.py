@@ -16,36 +16,26 @@ import pytest
 import pytest_asyncio
 import zstandard
 
-from rollyard.aio import running
-from rollyard.clock import ManualClock
-from rollyard.errors import Conflict, Fenced, Invalid, NotFound
-from rollyard.inference.endpoints import STALE_SECONDS
-from rollyard.inference.state import SLOW_START_SECONDS
+from rollyard.core.aio import running
+from rollyard.core.clock import ManualClock
+from rollyard.core.errors import Conflict, Fenced, Invalid, NotFound
 from rollyard.kinds.rollout import Outcome, RolloutError, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.wire import (
-    Cancel,
-    Drain,
-    Endpoint,
-    EngineHeartbeat,
-    Grant,
-    Identity,
-    Lease,
-    LeaseRef,
-    Repin,
-    ResultHeader,
-    ToNode,
-    Want,
-)
-from rollyard.rollouts.agents import NodeAgent
-from rollyard.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
-from rollyard.rollouts.repin import AGAIN_SECONDS
-from rollyard.rollouts.step import SUSPECT_LOSSES
-from rollyard.rollouts.submission import MAX_TASK_BYTES, expand
-from rollyard.slurm.local import LocalDriver
-from rollyard.store.base import RolloutFilter, RolloutRecord, Transaction
-from rollyard.store.sqlite import SqliteStore
-from rollyard.wiring import Parts
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
+from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES, expand
+from rollyard.server.rollouts.rebalance import AGAIN_SECONDS
+from rollyard.server.rollouts.step import SUSPECT_LOSSES
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS
+from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
+from rollyard.server.store.base import RolloutFilter, RolloutRecord, Transaction
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import Parts
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.node import Cancel, Drain, Grant, Lease, LeaseRef, Repin, ResultHeader, ToNode, Want
 from tests.support.until import until
 
 LEASE_SECONDS = 30.0
@@ -715,7 +705,7 @@ async def test_what_is_stored_is_the_request_that_was_sent(yard: Yard) -> None:
 async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.rollouts.dispatch.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("rollyard.server.rollouts.dispatch.RETRY_SECONDS", 0.05)
     await yard.rollouts.submit("default", [request("a")])
     node = yard.node()
     await asyncio.sleep(0.02)

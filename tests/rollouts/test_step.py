@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.errors import Fenced
+from rollyard.core.errors import Fenced
 from rollyard.kinds.rollout import RolloutError, Stage, Status
-from rollyard.rollouts.step import (
+from rollyard.server.rollouts.step import (
     MAX_LOSSES,
     SUSPECT_LOSSES,
     Cancelled,
@@ -27,7 +27,7 @@ from rollyard.rollouts.step import (
     step,
     suspect,
 )
-from rollyard.store.base import BlobRef, RolloutRecord
+from rollyard.server.store.base import BlobRef, RolloutRecord
 
 BLOB = BlobRef("pack", 0, 3, "00")
 FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")

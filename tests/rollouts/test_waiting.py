@@ -13,12 +13,20 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.kinds.wire import Identity
-from rollyard.rollouts.agents import NodeAgent
-from rollyard.rollouts.freshness import Served
-from rollyard.rollouts.submission import expand
-from rollyard.rollouts.waiting import LOOK_AHEAD, OF_MODEL_SERVERS, ROWS, QueueView, Supply, explain, explain_parked
-from rollyard.store.base import GroupVersions, RolloutRecord
+from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.new_rollouts import expand
+from rollyard.server.rollouts.waiting_reason import (
+    LOOK_AHEAD,
+    OF_MODEL_SERVERS,
+    ROWS,
+    QueueView,
+    Supply,
+    explain,
+    explain_parked,
+)
+from rollyard.server.routing.staleness import Served
+from rollyard.server.store.base import GroupVersions, RolloutRecord
+from rollyard.wire.base import Identity
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
 AT = "2026-01-01T11:00:00Z"

@@ -11,14 +11,15 @@ import pytest
 from pydantic import ValidationError
 from test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
 
-from rollyard.errors import Conflict
-from rollyard.inference.endpoints import Endpoints
+from rollyard.core.errors import Conflict
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
-from rollyard.kinds.wire import Cancel, EngineHeartbeat
-from rollyard.rollouts.weights_watch import GRACE_SECONDS, WeightsWatch
-from rollyard.store.base import RolloutRecord
-from rollyard.wiring import StoredPools
+from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, WeightsWatch
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.store.base import RolloutRecord
+from rollyard.server.wiring import StoredPools
+from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.node import Cancel
 
 POOL = ("default", "policy-pool")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import Stages
-from rollyard.rollouts.widths import HOLD_SECONDS, History, Load, at_first, changes_at, follow, share
+from rollyard.server.rollouts.stage_widths import HOLD_SECONDS, History, Load, at_first, changes_at, follow, share
 
 INIT, RUN, EVAL = Stage
 Widths = dict[Stage, int]

@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-from rollyard.errors import SandboxStartFailed
-from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.runtimes import RuntimeName, find_runtime
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 SMALL = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 

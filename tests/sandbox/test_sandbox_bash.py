@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)

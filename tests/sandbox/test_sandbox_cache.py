@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.sandbox.account import node_cache, sandbox_account
-from rollyard.sandbox.cache import build_once
-from rollyard.sandbox.images import default_root
-from rollyard.sandbox.python import own_python
+from rollyard.core.node_cache import node_cache
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.build_once import build_once
+from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.node.sandbox.images import default_root
 
 
 def test_a_folder_is_made_once(tmp_path: Path) -> None:

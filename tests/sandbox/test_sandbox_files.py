@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from rollyard.sandbox.base import Runtime
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandbox
+from rollyard.node.sandbox.base import Runtime
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import ImageNotFound
-from rollyard.sandbox.account import node_cache, sandbox_account
-from rollyard.sandbox.apptainer import Apptainer
-from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.python import own_python
-from rollyard.sandbox.sandbox import Sandboxes
+from rollyard.core.errors import ImageNotFound
+from rollyard.core.node_cache import node_cache
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.apptainer import Apptainer
+from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.node.sandbox.sandbox import Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)

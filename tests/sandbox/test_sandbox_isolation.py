@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from host_processes import descendants, host_processes
 
-from rollyard.sandbox.account import sandbox_account
-from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.base import SandboxSpec
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from host_processes import HostProcess, descendants
 
-from rollyard.errors import SandboxLost
-from rollyard.sandbox.base import Runtime, SandboxSpec
-from rollyard.sandbox.sandbox import Sandboxes
+from rollyard.core.errors import SandboxLost
+from rollyard.node.sandbox.base import Runtime, SandboxSpec
+from rollyard.node.sandbox.sandbox import Sandboxes
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OWNER = """
 import asyncio, sys
-from rollyard.sandbox.base import Limits, SandboxSpec
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandboxes
 
 async def main():
     sandboxes = Sandboxes(find_runtime(sys.argv[1]))
@@ -133,7 +133,7 @@ async def test_a_killed_launcher_is_a_lost_sandbox(sandboxes: Sandboxes, spec: S
 async def test_an_agent_that_hangs_is_a_lost_sandbox(
     sandboxes: Sandboxes, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollyard.sandbox.sandbox.MARGIN_SECONDS", 0.2)
+    monkeypatch.setattr("rollyard.node.sandbox.sandbox.MARGIN_SECONDS", 0.2)
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)
     family = [one for one in descendants(os.getpid()) if one.pid not in before]
@@ -141,7 +141,7 @@ async def test_an_agent_that_hangs_is_a_lost_sandbox(
     with pytest.raises(SandboxLost, match="no answer within"):
         await sandbox.bash("echo", 0.2)
     assert not sandbox.alive
-    monkeypatch.setattr("rollyard.sandbox.sandbox.END_SECONDS", 0.2)
+    monkeypatch.setattr("rollyard.node.sandbox.sandbox.END_SECONDS", 0.2)
     await sandbox.close()
     await until(lambda: not any(one.runs for one in family))
 

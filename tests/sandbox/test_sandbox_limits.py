@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.base import SandboxSpec
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

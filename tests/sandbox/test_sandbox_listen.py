@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from rollyard.sandbox.base import SandboxSpec
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.base import SandboxSpec
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import SandboxStartFailed
-from rollyard.sandbox.account import node_cache, sandbox_account
-from rollyard.sandbox.apptainer import Apptainer
-from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.sandbox.bubblewrap import Bubblewrap
-from rollyard.sandbox.runtimes import find_runtime
-from rollyard.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.node_cache import node_cache
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.apptainer import Apptainer
+from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.node.sandbox.bubblewrap import Bubblewrap
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

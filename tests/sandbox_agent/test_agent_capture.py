@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.sandbox_agent.capture import Capture
+from rollyard.sandbox_agent.output_capture import Capture
 
 
 def test_short_output_is_whole_and_taken_once() -> None:

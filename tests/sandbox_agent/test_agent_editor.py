@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.sandbox_agent.editor import edit
+from rollyard.sandbox_agent.editor_tool import edit
 
 
 @pytest.fixture

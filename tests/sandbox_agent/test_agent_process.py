@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rollyard.sandbox.account import node_cache
-from rollyard.sandbox.base import OWN
-from rollyard.sandbox.connection import PROTOCOL as HOST_PROTOCOL
-from rollyard.sandbox.python import agent_argv, own_python
+from rollyard.core.node_cache import node_cache
+from rollyard.node.sandbox.base import OWN
+from rollyard.node.sandbox.bundled_python import agent_argv, own_python
+from rollyard.node.sandbox.sandbox_connection import PROTOCOL as HOST_PROTOCOL
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.settings import environment
 

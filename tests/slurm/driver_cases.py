@@ -14,12 +14,12 @@ from cluster import Cluster, start_cluster, stop_cluster
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript, Driver, Job, JobState
-from rollyard.slurm.cli import CliDriver
-from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.batch_script import batch_script
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.pyslurm_driver import PyslurmDriver
 from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.driver import RestDriver
-from rollyard.slurm.script import batch_script
+from rollyard.slurm.rest.rest_driver import RestDriver
 from tests.support.until import until
 
 WAIT_SECONDS = 60.0

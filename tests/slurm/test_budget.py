@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rollyard.errors import SlurmUnreachable
+from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
-from rollyard.slurm.budget import Budgeted
+from rollyard.slurm.call_budget import Budgeted
 
 SCRIPT = BatchScript("rollyard-x", "c", "#!/bin/bash\n", "/")
 
@@ -52,7 +52,7 @@ class Answers:
 
 
 async def test_after_one_failure_nothing_but_the_look_up_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollyard.slurm.budget.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("rollyard.slurm.call_budget.FIRST_PAUSE_SECONDS", 0.01)
     slurm = Answers()
     driver = Budgeted(slurm)
     slurm.down = True

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import SlurmUnreachable, SubmitRefused
+from rollyard.core.errors import SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, JobIds
-from rollyard.slurm.cli import CliDriver
+from rollyard.slurm.cli_driver import CliDriver
 
 
 def driver(folder: Path, command: str, text: str) -> CliDriver:

@@ -17,7 +17,7 @@ from cluster import Cluster, NewCluster
 from driver_cases import EVERYWHERE, ON_SLURM, Case, Clusters, Ground, ground_of, open_cli
 from history import NAME, History
 
-from rollyard.errors import SlurmUnreachable, SubmitRefused
+from rollyard.core.errors import SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import Job, JobState
 
 Histories = Callable[[Cluster], History]

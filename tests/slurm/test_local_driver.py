@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import SlurmError, SubmitRefused
+from rollyard.core.errors import SlurmError, SubmitRefused
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm import local_job, local_step
 from rollyard.slurm.base import BatchScript, Job, JobState
-from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.batch_script import FOLDER, batch_script, directives
+from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.local_job import LocalJob
-from rollyard.slurm.process import ProcessProof, start_time
-from rollyard.slurm.script import FOLDER, batch_script, directives
+from rollyard.slurm.process_proof import ProcessProof, start_time
 from tests.support.until import until
 
 WAIT_SECONDS = 60.0
@@ -140,7 +140,7 @@ async def test_a_job_outlives_the_process_that_submitted_it(tmp_path: Path) -> N
 import asyncio, os, signal
 from pathlib import Path
 from tests.slurm.test_local_driver import job, submit
-from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.local_driver import LocalDriver
 folder = Path({str(tmp_path)!r})
 print(asyncio.run(submit(LocalDriver(folder / "slurm"), job(folder, "sleep 300"))), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -288,7 +288,7 @@ async def test_ids_are_distinct_under_concurrent_submits_of_two_processes(driver
 import asyncio
 from pathlib import Path
 from tests.slurm.test_local_driver import job, submit
-from rollyard.slurm.local import LocalDriver
+from rollyard.slurm.local_driver import LocalDriver
 folder = Path({str(tmp_path)!r})
 driver = LocalDriver(folder / "slurm")
 async def main():

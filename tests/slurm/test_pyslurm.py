@@ -15,10 +15,10 @@ import pytest
 from cluster import Cluster, NewCluster
 from driver_cases import open_cli, open_pyslurm
 
-from rollyard.errors import Invalid, SlurmUnreachable
+from rollyard.core.errors import Invalid, SlurmUnreachable
 from rollyard.slurm import pyslurm_child
 from rollyard.slurm.base import JobState
-from rollyard.slurm.choose import choose_driver, slurm_driver
+from rollyard.slurm.choose_driver import choose_driver, slurm_driver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, unfit
 from rollyard.slurm.pyslurm_process import PyslurmProcess
 

@@ -18,14 +18,14 @@ from cluster import Cluster, NewCluster
 from driver_cases import HERE, SID, Clusters, Ground, open_cli, open_rest
 from throwaway import rest
 
-from rollyard.errors import Invalid, SlurmUnreachable, SubmitRefused
+from rollyard.core.errors import Invalid, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, JobState
-from rollyard.slurm.choose import choose_driver
+from rollyard.slurm.choose_driver import choose_driver
 from rollyard.slurm.rest.address import TOKEN_FILE_VARIABLE, URL_VARIABLE, Address, Identity, claims
 from rollyard.slurm.rest.codec import array_tasks
-from rollyard.slurm.rest.driver import RestDriver
-from rollyard.slurm.rest.negotiate import negotiated
-from rollyard.slurm.rest.options import TABLE
+from rollyard.slurm.rest.job_fields import TABLE
+from rollyard.slurm.rest.rest_driver import RestDriver
+from rollyard.slurm.rest.version_choice import negotiated
 
 VERSIONS = [pytest.param(HERE, id="22.05"), pytest.param(SID, id="26.05", marks=pytest.mark.heavy)]
 

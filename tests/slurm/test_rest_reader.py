@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from rollyard.errors import SlurmUnreachable
-from rollyard.slurm.process import start_time
+from rollyard.core.errors import SlurmUnreachable
+from rollyard.slurm.process_proof import start_time
 from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.codec_old import OldCodec
-from rollyard.slurm.rest.driver import RestDriver
-from rollyard.slurm.rest.reader import SMALL_BYTES, Reader
+from rollyard.slurm.rest.codec_v38 import OldCodec
+from rollyard.slurm.rest.queue_reader import SMALL_BYTES, Reader
+from rollyard.slurm.rest.rest_driver import RestDriver
 from tests.support.until import until
 
 OPENAPI = b'{"paths": {"/slurm/v0.0.38/jobs": {}}}'
@@ -161,8 +161,8 @@ async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(driver: RestD
 SERVER = """
 import asyncio, sys
 from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.codec_old import OldCodec
-from rollyard.slurm.rest.driver import RestDriver
+from rollyard.slurm.rest.codec_v38 import OldCodec
+from rollyard.slurm.rest.rest_driver import RestDriver
 
 async def main():
     await RestDriver(Address.parse(sys.argv[1]), Identity()).snapshot()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.slurm.runtime import STAGE, Runtime
-from rollyard.slurm.script import batch_script
+from rollyard.slurm.batch_script import batch_script
+from rollyard.slurm.python_archive import STAGE, Runtime
 
 ALWAYS = AllocationTemplate(stage_python="Always")
 PRINT = "import json, sys, pydantic, rollyard, aiohttp; print(json.dumps([m.__file__ for m in (pydantic, rollyard, aiohttp)]))"

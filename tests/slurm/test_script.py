@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import Invalid
+from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import BatchScript
-from rollyard.slurm.script import batch_script, directives
+from rollyard.slurm.batch_script import batch_script, directives
 
 FULL = AllocationTemplate.model_validate(
     {

@@ -8,8 +8,8 @@ import pytest
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import Node, Partition, Site
+from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.site_check import check, doubts
-from rollyard.slurm.site_text import read_site
 
 GIB = 1 << 30
 NODES = {

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollyard.errors import SubmitRefused
-from rollyard.slurm.within import _left
+from rollyard.core.errors import SubmitRefused
+from rollyard.slurm.held_job_driver import _left
 
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "America/Los_Angeles"])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.clock import ManualClock
-from rollyard.store import journal
-from rollyard.store.sqlite import SqliteStore
+from rollyard.core.clock import ManualClock
+from rollyard.server.store import journal_mode
+from rollyard.server.store.sqlite_store import SqliteStore
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def store(
 ) -> AsyncIterator[SqliteStore]:
     """One on a file system known to be local (WAL), and one as on a file system that nodes may share."""
     if request.param == "shared":
-        monkeypatch.setattr(journal, "LOCAL", frozenset())
+        monkeypatch.setattr(journal_mode, "LOCAL", frozenset())
     store = await SqliteStore.open(tmp_path, clock)
     yield store
     await store.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rollyard.clock import as_datetime
+from rollyard.core.clock import as_datetime
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.event import Event, InvolvedObject
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
-from rollyard.store.base import RolloutRecord
+from rollyard.server.store.base import RolloutRecord
 
 
 def pool(name: str = "swe", *, replicas: int = 1, namespace: str = "default", **metadata: Any) -> RolloutPool:

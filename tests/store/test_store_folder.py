@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from store_samples import pool
 
-from rollyard.errors import Superseded, Unavailable
+from rollyard.core.errors import Superseded, Unavailable
 from rollyard.kinds.rollout import Stage
-from rollyard.store import database, journal
-from rollyard.store.base import BlobRef
-from rollyard.store.blobs import PackWriter, read_blob
-from rollyard.store.lock import JobRun
-from rollyard.store.schema import MIGRATIONS
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store import database, journal_mode
+from rollyard.server.store.base import BlobRef
+from rollyard.server.store.blobs import PackWriter, read_blob
+from rollyard.server.store.folder_lock import JobRun
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.tables import MIGRATIONS
 
 
 async def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
@@ -124,12 +124,12 @@ async def test_an_object_of_another_version_is_named(tmp_path: Path) -> None:
 
 
 async def test_wal_only_where_the_file_system_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = journal.file_system_of(tmp_path) in journal.LOCAL
+    local = journal_mode.file_system_of(tmp_path) in journal_mode.LOCAL
     store = await SqliteStore.open(tmp_path)
     assert store.journal == ("WAL" if local else "TRUNCATE")
     await store.create(pool("one"))
     await store.close()
-    monkeypatch.setattr(journal, "LOCAL", frozenset())
+    monkeypatch.setattr(journal_mode, "LOCAL", frozenset())
     store = await SqliteStore.open(tmp_path)
     assert store.journal == "TRUNCATE"
     await store.create(pool("two"))
@@ -146,8 +146,8 @@ async def test_wal_only_where_the_file_system_is_local(tmp_path: Path, monkeypat
 
 
 def test_file_systems_are_told_apart() -> None:
-    assert journal.file_system_of(Path("/proc")) == "proc"
-    assert journal.file_system_of(Path("/proc/self/fd")) == "proc"
+    assert journal_mode.file_system_of(Path("/proc")) == "proc"
+    assert journal_mode.file_system_of(Path("/proc/self/fd")) == "proc"
 
 
 def test_each_opening_and_each_full_pack_begins_a_new_one(tmp_path: Path) -> None:

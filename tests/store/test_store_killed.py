@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.clock import SystemClock
-from rollyard.errors import Unavailable
+from rollyard.core.clock import SystemClock
+from rollyard.core.errors import Unavailable
 from rollyard.kinds.base import ObjectKey
-from rollyard.store.base import RolloutFilter
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.base import RolloutFilter
+from rollyard.server.store.sqlite_store import SqliteStore
 
 ROUNDS = 6
 WRITER = '''
 """Writes in eight lanes for ever; prints a line for each write once the store has answered."""
 import asyncio, sys
 from pathlib import Path
-from rollyard.clock import SystemClock
+from rollyard.core.clock import SystemClock
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout import Status
-from rollyard.store.base import RolloutRecord
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.base import RolloutRecord
+from rollyard.server.store.sqlite_store import SqliteStore
 
 async def lane(store, number):
     n = 0

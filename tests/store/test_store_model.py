@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import pool
 
-from rollyard.errors import AlreadyExists, ApiError, Conflict, NotFound
+from rollyard.core.errors import AlreadyExists, ApiError, Conflict, NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.sqlite_store import SqliteStore
 
 Verb = Literal["create", "update", "status", "delete"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from store_samples import event, pool
 
-from rollyard.clock import ManualClock, as_datetime
-from rollyard.errors import AlreadyExists, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
+from rollyard.core.clock import ManualClock, as_datetime
+from rollyard.core.errors import AlreadyExists, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey, ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.sqlite_store import SqliteStore
 
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="swe")
 

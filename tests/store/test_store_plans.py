@@ -10,11 +10,11 @@ import pytest
 from store_samples import record
 
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.store import queries, schema
-from rollyard.store.base import RolloutFilter
-from rollyard.store.blobs import PackWriter
-from rollyard.store.rollouts import RolloutTransaction
-from rollyard.store.writer import Unit
+from rollyard.server.store import rollout_queries, tables
+from rollyard.server.store.base import RolloutFilter
+from rollyard.server.store.blobs import PackWriter
+from rollyard.server.store.rollout_transaction import RolloutTransaction
+from rollyard.server.store.writer import Unit
 
 Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
 RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
@@ -27,27 +27,27 @@ QUESTIONS: dict[str, Ask] = {
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
     "held": lambda db, tx: tx.held("h"),
     "sessions": lambda db, tx: tx.sessions(),
-    "next page": lambda db, tx: queries.list_rollouts(db, RolloutFilter()),
-    "next page of a namespace": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n")),
-    "next page of a pool": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", "p", status=FAILED)),
-    "next page of a group": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", "p", "g", RUNNING)),
-    "what runs": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", status=RUNNING)),
-    "what runs in a pool": lambda db, tx: queries.list_rollouts(db, RolloutFilter("n", "p", status=RUNNING)),
-    "stream": lambda db, tx: queries.finished(db, 0, 5, None, None),
-    "stream of a namespace": lambda db, tx: queries.finished(db, 0, 5, "n", None),
-    "stream of a group": lambda db, tx: queries.finished(db, 0, 5, "n", "g"),
-    "counts": lambda db, tx: queries.counts(db, "n", None, None),
-    "counts of a pool": lambda db, tx: queries.counts(db, "n", "p", None),
-    "counts of a group": lambda db, tx: queries.counts(db, "n", "p", "g"),
-    "mean reward": lambda db, tx: queries.reward_mean(db, "n", "p", None),
-    "mean reward of a group": lambda db, tx: queries.reward_mean(db, "n", None, "g"),
+    "next page": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter()),
+    "next page of a namespace": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n")),
+    "next page of a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=FAILED)),
+    "next page of a group": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", "g", RUNNING)),
+    "what runs": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", status=RUNNING)),
+    "what runs in a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=RUNNING)),
+    "stream": lambda db, tx: rollout_queries.finished(db, 0, 5, None, None),
+    "stream of a namespace": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", None),
+    "stream of a group": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", "g"),
+    "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
+    "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
+    "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),
+    "mean reward": lambda db, tx: rollout_queries.reward_mean(db, "n", "p", None),
+    "mean reward of a group": lambda db, tx: rollout_queries.reward_mean(db, "n", None, "g"),
 }
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(tmp_path / "rollyard.db", isolation_level=None)
-    schema.migrate(db)
+    tables.migrate(db)
     yield db
     db.close()
 

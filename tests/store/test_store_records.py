@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.clock import SystemClock
-from rollyard.errors import Conflict, Unavailable
+from rollyard.core.clock import SystemClock
+from rollyard.core.errors import Conflict, Unavailable
 from rollyard.kinds.rollout import RolloutError, Stage, Status
-from rollyard.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction
+from rollyard.server.store.sqlite_store import SqliteStore
 
 POOL = [("default", "p")]
 INIT = [Stage.INIT]

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from store_samples import pool
 
-from rollyard.clock import SystemClock
-from rollyard.errors import Expired, Fenced, Unavailable
+from rollyard.core.clock import SystemClock
+from rollyard.core.errors import Expired, Fenced, Unavailable
 from rollyard.kinds.rollout import RolloutRequest
-from rollyard.kinds.wire import LeaseRef, ResultHeader
-from rollyard.rollouts.agents import Agents
-from rollyard.rollouts.leases import Leases
-from rollyard.rollouts.service import Rollouts
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.leases import Leases
+from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.wire.node import LeaseRef, ResultHeader
 
 
 async def work(folder: Path, word: bytes) -> None:
@@ -44,7 +44,7 @@ async def test_results_are_accepted_by_a_database_from_a_backup(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         store = await SqliteStore.open(tmp_path)
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "rollyard.store.database"]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "rollyard.server.store.database"]
     assert "it has epoch 1, but there are packs or an endpoint.json of epoch 4" in told
     assert store.epoch == 5
     ref = await store.transact(lambda tx: tx.add_blob(b"after"))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from store_samples import event, pool
 
-from rollyard.errors import BadRequest, Expired, Unavailable
+from rollyard.core.errors import BadRequest, Expired, Unavailable
 from rollyard.kinds.base import ObjectKey
-from rollyard.store import watch as watch_module
-from rollyard.store.base import WatchEvent
-from rollyard.store.objects import KEPT_CHANGES
-from rollyard.store.sqlite import SqliteStore
+from rollyard.server.store import watch as watch_module
+from rollyard.server.store.base import WatchEvent
+from rollyard.server.store.objects import KEPT_CHANGES
+from rollyard.server.store.sqlite_store import SqliteStore
 
 
 def version(event: WatchEvent) -> int:

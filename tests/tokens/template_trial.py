@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rollyard.errors import TaskError, TemplateUnusable
+from rollyard.core.errors import TaskError, TemplateUnusable
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.template import ChatTemplate
 
 WORDS = [
     "yes", "No.", "It is 3.14. And so on.", "fox jumps", "Line one\nline two", "  ", "\n", "\n\n", " odd", "<b>&amp;</b>",

@@ -11,9 +11,9 @@ from chat_templates import ALTERNATING, LAST_THREE, STABLE, TOOLS_BEFORE_LAST_US
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollyard.errors import Invalid, TaskError
+from rollyard.core.errors import Invalid, TaskError
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Break, Cause, Conversation
-from rollyard.tokens.template import ChatTemplate
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 QUESTION = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 3 * 4?"}]

@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.client import TokenClient
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.sampled import Sampled
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
 
 MAX_TOKENS = 1500
 

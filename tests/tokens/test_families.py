@@ -18,13 +18,13 @@ import pytest
 from families import FAMILIES, Call, Family, Said
 from small_tokenizers import LOSSLESS, SHAPES, fitted
 
-from rollyard.errors import EndpointRefused
+from rollyard.core.errors import EndpointRefused
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.client import TokenClient
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import ToolCall, parser_for
+from rollyard.wire.endpoint import Endpoint
 
 TURNS = 56
 """Of each shape under each family: with five shapes and eight families 2,240 in all."""

@@ -11,9 +11,9 @@ from odd_templates import ODD, UNUSABLE, chatml, of_assistants
 from small_tokenizers import SHAPES, fitted
 from template_trial import tried
 
-from rollyard.errors import TemplateUnusable
+from rollyard.core.errors import TemplateUnusable
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Cause, Conversation
-from rollyard.tokens.template import ChatTemplate
 
 TOKENS = [*CHATML_TOKENS, "<think>"]
 """`</think>` is no token: its end may lie within one."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from rollyard.tokens.template import ChatTemplate
+from rollyard.tokens.chat_template import ChatTemplate
 
 TEXT = "Ünïcode, <tool_call> 12 + 30,\n\n  and more of it. " * 40
 

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollyard.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError
+from rollyard.core.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError
 from rollyard.kinds.rollout import Sampling
-from rollyard.kinds.wire import Endpoint
-from rollyard.tokens.client import Patience, TokenClient, seed_after
-from rollyard.tokens.sampled import Sampled, StreamLost
+from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.tokens.token_client import Patience, TokenClient, seed_after
+from rollyard.wire.endpoint import Endpoint
 
 TOKEN = "tok-5f0c1e"
 PROMPT = [1, 2, 3]

@@ -11,11 +11,11 @@ from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.errors import TaskError
-from rollyard.tokens.template import ChatTemplate
+from rollyard.core.errors import TaskError
+from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCall, parse, parser_for
 from rollyard.tokens.tool_calls.base import ToolCallParser
-from rollyard.tokens.tool_calls.families import BUILT_IN
+from rollyard.tokens.tool_calls.parser_choice import BUILT_IN
 
 TOOLS = [
     {

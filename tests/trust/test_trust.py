@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import Conflict, Invalid, Unauthorized, Unavailable
-from rollyard.kinds.wire import EndpointFile
+from rollyard.core.errors import Conflict, Invalid, Unauthorized, Unavailable
+from rollyard.trust.admin_kubeconfig import write_kubeconfig
+from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.endpoint_file import write_endpoint
-from rollyard.trust.kubeconfig import write_kubeconfig
-from rollyard.trust.tls import server_ssl_context
-from rollyard.trust.tokens import Claims, Role, TokenSigner
+from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.files import EndpointFile
 
 
 def shake_hands(pem: Path, ca_pem: str, host: str) -> None:

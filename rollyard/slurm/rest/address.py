@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rollyard.errors import Invalid, SlurmUnreachable
+from rollyard.core.errors import Invalid, SlurmUnreachable
 
 URL_VARIABLE = "ROLLYARD_SLURMRESTD"
 TOKEN_FILE_VARIABLE = "ROLLYARD_SLURM_JWT_FILE"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.slurm.base import BatchScript, Job, JobState, Node, Partition, Site
-from rollyard.slurm.rest.options import job_fields
-from rollyard.slurm.script import JOB_PREFIX, directives
-from rollyard.slurm.site_text import MIB, gpu_types_of_gres, gpus_of_gres
-from rollyard.slurm.users import known_user
+from rollyard.slurm.batch_script import JOB_PREFIX, directives
+from rollyard.slurm.rest.job_fields import job_fields
+from rollyard.slurm.scontrol_text import MIB, gpu_types_of_gres, gpus_of_gres
+from rollyard.slurm.user_names import known_user
 
 Body = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
-from rollyard.tokens.tool_calls.tagged import THINKING_ENDS, parse_tagged
+from rollyard.tokens.tool_calls.tagged_calls import THINKING_ENDS, parse_tagged
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

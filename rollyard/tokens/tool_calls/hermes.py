@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import call_of, load
-from rollyard.tokens.tool_calls.tagged import parse_tagged
+from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORM = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'

@@ -1,0 +1,70 @@
+"""An allocation belongs to the first process that registers for it; every other copy is refused and must exit.
+
+Two copies of one job are real: a node that was lost comes back with its job still running, a submit whose answer was lost
+went through after all. The binding is written once, under optimistic concurrency, and never changes.
+"""
+
+from __future__ import annotations
+
+from rollyard.core.clock import Clock, as_datetime
+from rollyard.core.errors import Conflict, Fenced, NotFound
+from rollyard.kinds.allocation import Allocation, Binding
+from rollyard.kinds.base import ObjectKey
+from rollyard.server.store.base import Store
+from rollyard.wire.base import Identity
+
+RETRIES = 10
+
+
+async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
+    """The allocation, bound to this process. Raises Fenced."""
+    for _ in range(RETRIES):
+        allocation = await _allocation(store, identity)
+        status = allocation.status
+        if status.ended:
+            raise Fenced(
+                f"job {status.job_id} of {identity.allocation} has ended according to Slurm; this copy must exit"
+            )
+        if status.binding is not None:
+            if _same(status.binding, identity):
+                return allocation
+            raise Fenced(
+                f"allocation {identity.allocation} is bound to job {status.binding.job_id} "
+                f"(restart {status.binding.restart_count}) on {status.binding.node}; this copy must exit"
+            )
+        if status.job_id is not None and status.job_id != identity.job_id:
+            raise Fenced(
+                f"allocation {identity.allocation} is job {status.job_id}, not {identity.job_id}; this copy must exit"
+            )
+        binding = Binding(
+            job_id=identity.job_id,
+            restart_count=identity.restart_count,
+            instance=identity.instance,
+            node=identity.node,
+            registered_at=as_datetime(clock.time()),
+        )
+        update = {"binding": binding, "job_id": identity.job_id}
+        bound = allocation.model_copy(update={"status": status.model_copy(update=update)})
+        try:
+            updated = await store.update(bound, "status")
+        except Conflict:
+            continue  # the reconciler wrote in between
+        assert isinstance(updated, Allocation)
+        return updated
+    raise Conflict(f"allocation {identity.allocation} changes too often to be written; register again")
+
+
+async def _allocation(store: Store, identity: Identity) -> Allocation:
+    try:
+        found = await store.get(ObjectKey(kind="Allocation", namespace=identity.namespace, name=identity.allocation))
+    except NotFound:
+        raise Fenced(f"allocation {identity.allocation} no longer exists; this job must end") from None
+    assert isinstance(found, Allocation)
+    if found.metadata.uid != identity.uid:
+        raise Fenced(f"allocation {identity.allocation} was deleted and created again; this job must end")
+    return found
+
+
+def _same(binding: Binding, identity: Identity) -> bool:
+    mine = (identity.job_id, identity.restart_count, identity.instance)
+    return (binding.job_id, binding.restart_count, binding.instance) == mine

@@ -1,0 +1,92 @@
+"""Errors as Kubernetes `Status` objects, whose `reason` a client can branch on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pydantic
+from aiohttp import web
+from pydantic import BaseModel
+
+from rollyard.core.errors import ApiError, BadRequest, Expired, Invalid, MethodNotAllowed, NotFound, TooLarge
+from rollyard.kinds.schema.validation import Problem, problems_of
+
+SMALL_BYTES = 64 << 10
+log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def status_body(error: ApiError) -> dict[str, Any]:
+    details: dict[str, Any] = {}
+    if error.causes:
+        details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in error.causes]
+    if error.retry_after is not None:
+        details["retryAfterSeconds"] = error.retry_after
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": str(error),
+        "reason": error.reason,
+        "details": details,
+        "code": error.code,
+    }
+
+
+def error_response(error: ApiError) -> web.Response:
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
+    return web.json_response(status_body(error), status=error.code, headers=headers)
+
+
+def invalid(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
+    """A body that its model refuses, field by field, in the words that manifests are refused in."""
+    return refused(problems_of(model, error), what)
+
+
+def refused(problems: Sequence[Problem], what: str) -> Invalid:
+    listed = "; ".join(map(str, problems))
+    return Invalid(f"{what} is invalid: {listed}", causes=[p.cause() for p in problems])
+
+
+@web.middleware
+async def errors_as_status(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The outermost boundary of a request: whatever went wrong becomes a Status."""
+    try:
+        response = await handler(request)
+    except ApiError as error:
+        response = error_response(error)
+    except web.HTTPException as error:
+        response = error_response(_from_aiohttp(error, request))
+    except Exception as error:
+        gone = request.transport is None or request.transport.is_closing()
+        if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its answer
+            log.exception("%s %s failed", request.method, request.path)
+        response = error_response(ApiError("internal error; the server's log has the details"))
+    if response.status >= 400 and not response.prepared and request.can_read_body:
+        _close_behind(request, response)
+    return response
+
+
+def _close_behind(request: web.Request, response: web.StreamResponse) -> None:
+    """A body that nobody wants is not taken, but for a small one that a good client sends in the same breath."""
+    size = request.content_length
+    if response.status in (401, 408) or size is None or size > SMALL_BYTES:
+        response.force_close()
+        request.protocol.close()
+
+
+def _from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
+    match error.status:
+        case 404:
+            return NotFound(f"there is no {request.path}; see /apis and /v1")
+        case 405:
+            return MethodNotAllowed(f"{request.path} does not support {request.method}")
+        case 410:
+            return Expired(error.reason)
+        case 413:
+            return TooLarge(error.text or "the body is too large")
+        case _:
+            return BadRequest(error.text or error.reason)

@@ -1,0 +1,52 @@
+"""`GET .../rolloutpools/NAME/script`: the batch script that a pool's next allocation would be submitted with, and how many.
+
+`POST` answers the same for the pool in the body, as a create or a replace would take it, and stores nothing: for dry runs
+and diffs. (What the API answers to `dryRun=All` is the object alone, as Kubernetes does.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from rollyard.api import request_bodies
+from rollyard.api.objects import BASE, answer, check_site, object_key, parse_pool, read_body, writable
+from rollyard.api.services import SERVICES
+from rollyard.core.errors import BadRequest, NotFound
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.registry import Pool
+
+
+def routes() -> list[web.RouteDef]:
+    path = f"{BASE}/namespaces/{{namespace}}/{{plural}}/{{name}}/script"
+    return [web.get(path, _of_stored), web.post(path, _of_body)]
+
+
+async def _of_stored(request: web.Request) -> web.Response:
+    writable(request)
+    pool = await request.app[SERVICES].store.get(object_key(request))
+    assert isinstance(pool, Pool)
+    return await _submission(request, pool)
+
+
+async def _of_body(request: web.Request) -> web.Response:
+    wanted = await request_bodies.beside(parse_pool, request, await read_body(request))
+    key = object_key(request)
+    if wanted.metadata.name != key.name:
+        raise BadRequest("metadata.name differs from the name in the path")
+    check_site(request, wanted)
+    try:
+        current = await request.app[SERVICES].store.get(key)
+    except NotFound:
+        return await _submission(request, wanted)
+    assert isinstance(current, Pool)
+    return await _submission(request, current.model_copy(update={"spec": wanted.spec}))
+
+
+async def _submission(request: web.Request, pool: Pool) -> web.Response:
+    services, meta = request.app[SERVICES], pool.metadata
+    found, _ = await services.store.list_objects("Allocation", meta.namespace)
+    owned = [a for a in found if isinstance(a, Allocation) and a.spec.pool.uid == meta.uid]
+    shown = await asyncio.to_thread(services.submission, pool, owned)
+    return answer(request, shown.model_dump(mode="json", by_alias=True))

@@ -1,0 +1,167 @@
+"""Query parameters: each route says which it takes. An unknown one is refused, and so is a value that it cannot have."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from aiohttp import web
+
+from rollyard.api.auth import GATEWAY
+from rollyard.api.error_status import Handler
+from rollyard.core.errors import BadRequest, Invalid
+from rollyard.kinds.schema.validation import did_you_mean
+
+H = TypeVar("H", bound=Callable[..., object])
+MOST = 2**63 - 1
+"""The largest whole number that a database or a file offset has."""
+ANY = "*"
+"""Taken by a route that hands its parameters on."""
+_TAKEN = "query_parameters"
+_TRUE, _FALSE = ("1", "t", "T", "true", "True", "TRUE"), ("0", "f", "F", "false", "False", "FALSE")
+
+
+def takes(*names: str) -> Callable[[H], H]:
+    """Decorator of a handler: the query parameters of its route."""
+
+    def named(handler: H) -> H:
+        setattr(handler, _TAKEN, names)
+        return handler
+
+    return named
+
+
+def parameters(handler: object) -> tuple[str, ...]:
+    """Query parameters that a handler's route takes."""
+    names: tuple[str, ...] = getattr(handler, _TAKEN, ())
+    return names
+
+
+@web.middleware
+async def known_parameters(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """400 for a parameter that the route does not take. The gateway's APIs are others' and have their own."""
+    if request.query and request.match_info.http_exception is None and not request.path.startswith(GATEWAY):
+        _check(request)
+    return await handler(request)
+
+
+def _check(request: web.Request) -> None:
+    own = parameters(request.match_info.handler)
+    if ANY in own:
+        return
+    kubernetes = request.path.startswith("/api")
+    for name in request.query:
+        if name not in own and not (kubernetes and name in KUBERNETES):
+            there = f"it accepts {', '.join(own)}" if own else "it accepts none"
+            meant = did_you_mean(name, own)
+            raise BadRequest(
+                f"there is no query parameter {name[:60]!r} at {request.method} {request.path}{meant}; {there}"
+            )
+        if not kubernetes and len(request.query.getall(name)) > 1:
+            raise BadRequest(f"the query parameter {name} was given more than once")
+    if kubernetes:
+        for name, check in KUBERNETES.items():
+            if (value := request.query.get(name)) is not None:
+                check(name, value)
+
+
+def whole(request: web.Request, name: str, default: int, *, least: int = 0, most: int = MOST) -> int:
+    """Raises BadRequest."""
+    return _whole(name, request.query.get(name, str(default)), least, most)
+
+
+def cursor(text: str, name: str) -> int:
+    """A position in the stream of ended rollouts. Raises BadRequest."""
+    return _whole(name, text, 0, MOST)
+
+
+def _whole(name: str, text: str, least: int = 0, most: int = MOST) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,19}", text) or not least <= int(text) <= most:
+        raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {text[:40]!r}")
+    return int(text)
+
+
+def seconds(request: web.Request, name: str, default: float) -> float:
+    """Raises BadRequest."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise BadRequest(f"{name} must be a number of seconds, at least 0, not {text[:40]!r}")
+    return value
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """Raises BadRequest."""
+    text = request.query.get(name, "false")
+    _boolean(name, text)
+    return text in _TRUE
+
+
+def _boolean(name: str, text: str) -> None:
+    if text not in (*_TRUE, *_FALSE):
+        raise BadRequest(f"{name} must be 1 or 0, true or false, not {text[:40]!r}")
+
+
+def _any(name: str, text: str) -> None:
+    pass
+
+
+def _version(name: str, text: str) -> None:
+    if not re.fullmatch(r"[0-9]{0,19}", text):
+        raise BadRequest(f"{name} {text[:40]!r} is not a valid one; send one that a list or an object had")
+
+
+def _one_of(*words: str) -> Callable[[str, str], None]:
+    def check(name: str, text: str) -> None:
+        if text not in words:
+            raise BadRequest(f"{name} must be {' or '.join(words)}, not {text[:40]!r}")
+
+    return check
+
+
+def _no_continue(name: str, text: str) -> None:
+    if text:
+        raise BadRequest(
+            "continue key is not valid: lists are answered whole here, and no continue token is ever given"
+        )
+
+
+def _no_initial_events(name: str, text: str) -> None:
+    _boolean(name, text)
+    if text in _TRUE:
+        # In the words that make client-go go back to a list and a watch.
+        raise Invalid(
+            "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is "
+            "enabled"
+        )
+
+
+KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
+    "allowWatchBookmarks": _boolean,
+    "continue": _no_continue,
+    "dryRun": _one_of("All"),
+    "fieldManager": _any,
+    "fieldSelector": _any,
+    "fieldValidation": _one_of("Ignore", "Warn", "Strict", ""),
+    "force": _boolean,
+    "gracePeriodSeconds": _whole,
+    "labelSelector": _any,
+    "limit": _whole,
+    "orphanDependents": _boolean,
+    "pretty": _any,
+    "propagationPolicy": _one_of("Orphan", "Background", "Foreground"),
+    "resourceVersion": _version,
+    "resourceVersionMatch": _one_of("Exact", "NotOlderThan"),
+    "sendInitialEvents": _no_initial_events,
+    "timeout": _any,
+    "timeoutSeconds": _whole,
+    "watch": _boolean,
+}
+"""Parameters that Kubernetes clients send on any path below /apis and /api, with the check of its value."""

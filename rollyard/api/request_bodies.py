@@ -1,0 +1,92 @@
+"""Bodies of requests: read once the caller is known, within limits of time and size; what takes long runs beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from aiohttp import hdrs, web
+from pydantic_core import from_json
+
+from rollyard.core.errors import BadRequest, RequestTimeout, TooLarge
+from rollyard.core.http_body import ask, encoding_of, inflate
+
+T = TypeVar("T")
+IDLE_SECONDS = 30.0
+"""A body that stops arriving for so long is given up; one that is slow and steady may take its time."""
+MAX_MESSAGE_BYTES = 256 << 10
+"""Messages of our own processes, and requests of a few fields."""
+SHORT_BYTES = 8 << 10
+MAX_VALUES = 20_000
+"""Values in one body, counted by commas and opening brackets, those in texts too. A list takes two bytes to write and
+eighty in memory, and Python parses in one go, with every other thread waiting."""
+# One thread: more of them would only keep the event loop from the interpreter.
+_BESIDE = ThreadPoolExecutor(1, "bodies")
+
+
+async def read(request: web.Request, most: int) -> bytearray:
+    """The body as it was before compression.
+
+    Raises TooLarge above `most` bytes, RequestTimeout, BadRequest, UnsupportedMediaType.
+    """
+    encoding = encoding_of(request.headers.get(hdrs.CONTENT_ENCODING))
+    if (request.content_length or 0) > most:
+        raise _too_large(most)
+    await ask(request)
+    data = await _arrived(request, most)
+    return await asyncio.to_thread(inflate, data, encoding, most) if encoding is not None else data
+
+
+async def read_message(request: web.Request) -> Any:
+    """A short body as JSON. Raises what `read` and `parse` raise."""
+    return parse(await read(request, MAX_MESSAGE_BYTES))
+
+
+async def _arrived(request: web.Request, most: int) -> bytearray:
+    data = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                chunk = await request.content.readany()
+        except TimeoutError:
+            raise RequestTimeout(f"no part of the body arrived for {IDLE_SECONDS:g} s; send it again") from None
+        except web.RequestPayloadError as error:
+            raise BadRequest(f"the body cannot be read: {error}") from None
+        if not chunk:
+            return data
+        data += chunk
+        if len(data) > most:
+            raise _too_large(most)
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the request body has more than the {most} bytes that are allowed here")
+
+
+def parse(data: bytearray) -> Any:
+    """JSON within bounds: no deeper than 200 levels, no half of a surrogate pair, no NaN. Raises BadRequest, TooLarge."""
+    if not few_values(data):
+        raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
+    try:
+        return from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def few_values(data: bytes | bytearray) -> bool:
+    """Whether it takes little time and memory to parse."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{") <= MAX_VALUES
+
+
+def short(request: web.Request) -> bool:
+    """Whether its body takes no longer to read and check than a thread takes to begin with it."""
+    size = request.content_length
+    return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
+
+
+async def beside(work: Callable[..., T], *args: Any) -> T:
+    """The result of `work(*args)`, made in the one thread for what would keep the loop."""
+    return await asyncio.get_running_loop().run_in_executor(_BESIDE, partial(work, *args))

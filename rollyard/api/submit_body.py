@@ -1,0 +1,129 @@
+"""The body of a submit: read beside the event loop when it is small, in a process of its own when it is large.
+
+Python parses JSON in one go, with the interpreter to itself: a body of 250 MB, half of which are brackets, would keep
+every lease waiting for a minute and take 20 GB. The process has limits of memory and time, and may die of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pydantic
+from aiohttp import hdrs, web
+from pydantic_core import from_json
+
+from rollyard.api import request_bodies
+from rollyard.api.error_status import refused
+from rollyard.core.byte_budget import Bodies
+from rollyard.core.errors import ApiError, BadRequest, Invalid, TooLarge
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.schema.validation import MAX_TOLD, Problem, problems_of
+from rollyard.server.rollouts.new_rollouts import MAX_PER_REQUEST, MAX_TASK_BYTES, too_large
+
+MAX_BYTES = 256 << 20
+SMALL_BYTES = 1 << 20
+LARGE_SECONDS = 60.0
+LARGE_MEMORY = 4 << 30
+"""Address space of the process; a list of numbers takes ten times its text."""
+_LARGE = ThreadPoolExecutor(1, "large-bodies")
+_ROOM = web.AppKey("room", Bodies)
+"""For large bodies, of all callers."""
+
+
+def set_up(app: web.Application) -> None:
+    app[_ROOM] = Bodies(2 * MAX_BYTES)
+
+
+async def read_requests(request: web.Request) -> list[RolloutRequest]:
+    """One request, a list, or {"rollouts": [...]}. Raises BadRequest, TooLarge, Invalid with the path of each wrong field."""
+    size = request.content_length
+    if size is None or hdrs.CONTENT_ENCODING in request.headers:
+        size = MAX_BYTES
+    if request_bodies.short(request):
+        return parse(await request_bodies.read(request, MAX_BYTES))
+    if size <= SMALL_BYTES:
+        return await _read(await request_bodies.read(request, MAX_BYTES))
+    async with request.app[_ROOM].held(min(size, MAX_BYTES)):
+        return await _read(await request_bodies.read(request, MAX_BYTES))
+
+
+async def _read(data: bytearray) -> list[RolloutRequest]:
+    if len(data) <= SMALL_BYTES and request_bodies.few_values(data):
+        return await request_bodies.beside(parse, data)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, _in_a_process, data)
+
+
+def parse(data: bytes | bytearray) -> list[RolloutRequest]:
+    """The requests of a body, here and now."""
+    try:
+        body = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    above: tuple[str | int, ...] = ()
+    if isinstance(body, dict) and body.keys() == {"rollouts"}:
+        body, above = body["rollouts"], ("rollouts",)
+    single = not isinstance(body, list)
+    items = [body] if single else body
+    if len(items) > MAX_PER_REQUEST:
+        raise Invalid(
+            f"one request may have at most {MAX_PER_REQUEST} rollouts, but this one has {len(items)}; send several"
+        )
+    requests: list[RolloutRequest] = []
+    problems: list[Problem] = []
+    for i, item in enumerate(items):
+        try:
+            requests.append(RolloutRequest.model_validate(item))
+        except pydantic.ValidationError as error:
+            place = above if single else (*above, i)
+            found = problems_of(RolloutRequest, error)
+            problems += [Problem((*place, *p.path), p.message, p.reason) for p in found]
+        if len(problems) >= MAX_TOLD:
+            break
+    if problems:
+        raise refused(problems, "the request")
+    if not requests:
+        raise Invalid("send at least one rollout")
+    if (n := sum(r.n for r in requests)) > MAX_PER_REQUEST:
+        raise Invalid(f"one request may have at most {MAX_PER_REQUEST} rollouts, but this one has {n}; send several")
+    return requests
+
+
+def _in_a_process(data: bytearray) -> list[RolloutRequest]:
+    """Blocks."""
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(command, input=data, stdout=subprocess.PIPE, timeout=LARGE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise TooLarge(
+            f"the body could not be read within {LARGE_SECONDS:g} s; send fewer rollouts at a time"
+        ) from None
+    if done.returncode != 0:
+        raise TooLarge("the body needs more memory than one request may use; send fewer rollouts at a time")
+    found = pickle.loads(done.stdout)
+    if isinstance(found, ApiError):
+        raise found
+    requests: list[RolloutRequest] = found
+    return requests
+
+
+def main() -> None:
+    """Read the body on standard input; write the requests, or the error, as a pickle."""
+    resource.setrlimit(resource.RLIMIT_AS, (LARGE_MEMORY, LARGE_MEMORY))
+    found: list[RolloutRequest] | ApiError
+    try:
+        found = parse(sys.stdin.buffer.read())
+        for request in found:
+            if (size := len(request.model_dump_json())) > MAX_TASK_BYTES:
+                raise too_large(size)
+    except ApiError as error:
+        found = error
+    pickle.dump(found, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's way into an engine that waits for its weights.
+
+It goes through here so that a trainer needs no more than it has for the order itself: the doors' addresses, certificates and
+tokens stay inside. What is large goes over NCCL or CUDA IPC beside it; the tensors of the embedded engine stream through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+
+from rollyard.api.objects import BASE
+from rollyard.api.query_parameters import ANY, takes
+from rollyard.api.services import SERVICES
+from rollyard.core.errors import ApiError, NotFound, Unavailable, from_reason
+from rollyard.core.http_body import ask
+from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.trust.tls_contexts import client_ssl_context
+
+HTTP: web.AppKey[aiohttp.ClientSession] = web.AppKey("transfer_http", aiohttp.ClientSession)
+PASSED = ("Content-Type", "Content-Length", "Content-Encoding")
+
+
+def routes() -> list[web.RouteDef]:
+    path = f"{BASE}/namespaces/{{namespace}}/inferencepools/{{name}}/weights/endpoints/{{allocation}}/{{route}}"
+    return [web.get(path, _relay), web.post(path, _relay)]
+
+
+def set_up(app: web.Application) -> None:
+    """A session towards the doors, as long as the application runs."""
+    app.cleanup_ctx.append(_session)
+
+
+async def _session(app: web.Application) -> AsyncIterator[None]:
+    trust = client_ssl_context(app[SERVICES].authority.ca_pem)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)  # the engine says how long a call may last
+    connector = aiohttp.TCPConnector(ssl=trust, limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as app[HTTP]:
+        yield
+
+
+@takes(ANY)
+async def _relay(request: web.Request) -> web.StreamResponse:
+    endpoint = _state(request).endpoint
+    headers = {name: request.headers[name] for name in PASSED if name in request.headers}
+    await ask(request)
+    try:
+        async with request.app[HTTP].request(
+            request.method,
+            f"{endpoint.url}/{request.match_info['route']}",
+            params=request.query,
+            data=request.content if request.can_read_body else None,
+            headers={**headers, "Authorization": f"Bearer {endpoint.token}"},
+            allow_redirects=False,
+        ) as answer:
+            said = await answer.read()
+            if answer.status >= 400:
+                raise _error(answer, said)
+            return web.Response(status=answer.status, body=said, content_type=answer.content_type)
+    except aiohttp.ClientError as error:
+        raise Unavailable(f"{endpoint.id} does not answer: {type(error).__name__}") from None
+
+
+def _state(request: web.Request) -> EndpointState:
+    info, endpoints = request.match_info, request.app[SERVICES].endpoints
+    id, pool = f"{info['namespace']}/{info['allocation']}", (info["namespace"], info["name"])
+    state = endpoints.get(id)
+    if state is None or state.pool != pool or not state.uid:
+        there = ", ".join(s.allocation for s in endpoints.of_pool(pool) if s.uid) or "none"
+        raise NotFound(f"inferencepool {pool[1]!r} has no engine {info['allocation']!r}; it has: {there}")
+    return state
+
+
+def _error(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
+    """What the door or the engine says, in our form."""
+    try:
+        message = str(json.loads(said)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = " ".join(said.decode(errors="replace").split())[:300]
+    return from_reason(answer.status, "", message or f"the engine answered {answer.status}")

@@ -1,0 +1,114 @@
+"""Requests of `submit` and `try`: tasks from a file, with the sampling parameters of the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic_core import from_json
+
+from rollyard.cli.text_files import read_text
+from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import ApiError, BadRequest, Invalid, RollyardError
+from rollyard.kinds.rollout import RolloutRequest, Sampling
+from rollyard.kinds.schema.validation import problems_of
+
+BATCH = 256
+EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
+_AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
+"""Where a cause of the API stands in the body of a submit."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A request and the line that its task stands on."""
+
+    line: int
+    request: RolloutRequest
+
+
+def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, Any]:
+    """Sampling parameters from `--temperature` and `--sampling NAME=VALUE`. Raises BadRequest, Invalid."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise BadRequest(f"--sampling {word}: write NAME=VALUE, such as max_tokens=512")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value
+    if temperature is not None:
+        found["temperature"] = temperature
+    try:
+        Sampling.model_validate(found)
+    except pydantic.ValidationError as error:
+        problems = "; ".join(str(problem) for problem in problems_of(Sampling, error))
+        raise Invalid(f"--sampling: {problems}") from None
+    return found
+
+
+def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[Numbered]:
+    """One request a line, called `<prefix>-<line>`. Raises BadRequest, Invalid with the number of each wrong line."""
+    found: list[Numbered] = []
+    wrong: list[str] = []
+    source = "<stdin>" if file == "-" else file
+    for number, line in enumerate(read_text(file).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(Numbered(number, _request(line, {**given, "id": f"{prefix}-{number}"})))
+        except Invalid as error:
+            wrong.append(f"{source}:{number}: {error}")
+    if wrong:
+        more = f"\n… and {len(wrong) - 10} more lines" if len(wrong) > 10 else ""
+        raise Invalid("\n".join(wrong[:10]) + f"{more}\nnothing was submitted; {EXAMPLE}")
+    if not found:
+        raise BadRequest(f"{source} holds no task; {EXAMPLE}")
+    return found
+
+
+def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
+    """One task: JSON itself, or a file that holds it. Raises BadRequest, Invalid."""
+    text = text_or_file if text_or_file.lstrip().startswith("{") else read_text(str(Path(text_or_file)))
+    try:
+        return _request(text, given)
+    except Invalid as error:
+        raise Invalid(f"this is not a task: {error}; {EXAMPLE}") from None
+
+
+async def send(client: AsyncClient, namespace: str, numbered: Sequence[Numbered], source: str, sent: list[str]) -> None:
+    """Submit them; ids are added to `sent` as they are accepted. Raises ApiError that names the line of a wrong task."""
+    for start in range(0, len(numbered), BATCH):
+        batch = numbered[start : start + BATCH]
+        try:
+            sent += await client.submit([n.request for n in batch], namespace)
+        except ApiError as error:
+            raise _by_line(error, batch, source) from None
+
+
+def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
+    """Raises Invalid."""
+    try:
+        return RolloutRequest.model_validate({**given, "task": from_json(text)})
+    except pydantic.ValidationError as error:
+        raise Invalid("; ".join(str(problem) for problem in problems_of(RolloutRequest, error))) from None
+    except ValueError as error:
+        raise Invalid(f"this is not valid JSON: {error}") from None
+
+
+def _by_line(error: ApiError, batch: Sequence[Numbered], source: str) -> RollyardError:
+    """The server's complaint about the nth request of a batch, as one about a line of the file."""
+    lines = []
+    for cause in error.causes:
+        match = _AT_ITEM.match(cause.field)
+        if match is None or int(match[1]) >= len(batch):
+            return error
+        field = cause.field[match.end() :]
+        lines.append(f"{source}:{batch[int(match[1])].line}: {f'{field}: ' if field else ''}{cause.message}")
+    return type(error)("\n".join(lines), causes=error.causes) if lines else error

@@ -1,0 +1,96 @@
+"""A node agent's line to the server: one WebSocket that is dialled again for ever, wherever the server is now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from rollyard.client.server_link import Backoff, Link, moved
+from rollyard.core.aio import running
+from rollyard.core.errors import Fenced, Unavailable, failure_text
+from rollyard.wire.node import FromNode, Hello, ToNode, to_node
+
+log = logging.getLogger(__name__)
+
+CLOSE_FENCED = 4409
+WELCOME_SECONDS = 10.0
+
+
+class NodeLine:
+    """Connects, says hello, passes messages both ways; what is said while there is no connection is dropped.
+
+    Nothing is lost by that: the next hello names everything in hand.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        http: aiohttp.ClientSession,
+        hello: Callable[[], Hello],
+        hear: Callable[[ToNode], Awaitable[None]],
+    ) -> None:
+        self._link = link
+        self._http = http
+        self._hello = hello
+        self._hear = hear
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def run(self) -> None:
+        """For ever. Raises Fenced when another copy of this allocation is the one that counts."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._connect(backoff)
+            except (aiohttp.ClientError, Unavailable, TimeoutError, OSError) as error:
+                log.warning("no connection to the server: %s", failure_text(error))
+            finally:
+                self._socket = None
+            await backoff.wait()
+
+    async def say(self, message: FromNode) -> bool:
+        """False when it could not be said now."""
+        socket = self._socket
+        if socket is None or socket.closed:
+            return False
+        try:
+            await socket.send_str(message.model_dump_json())
+        except (ConnectionError, aiohttp.ClientError):
+            return False
+        return True
+
+    async def _connect(self, backoff: Backoff) -> None:
+        base = await self._link.url()
+        url = base.replace("https://", "wss://", 1) + "/v1/node/connect"
+        async with (
+            self._http.ws_connect(url, heartbeat=15.0, max_msg_size=64 << 20) as socket,
+            running(self._close_when_moved(socket, base)),
+        ):
+            await socket.send_str(self._hello().model_dump_json())
+            async with asyncio.timeout(WELCOME_SECONDS):
+                first = await socket.receive()
+            if first.type is aiohttp.WSMsgType.TEXT:
+                await self._take(first.data)
+                self._socket = socket
+                backoff.reset()
+                async for message in socket:
+                    if message.type is aiohttp.WSMsgType.TEXT:
+                        await self._take(message.data)
+            if socket.close_code == CLOSE_FENCED:
+                raise Fenced(f"the server refused this node agent: {first.extra or 'fenced'}")
+            log.warning("the server closed the connection (code %s)", socket.close_code)
+
+    async def _close_when_moved(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
+        await moved(self._link.url, url)
+        await socket.close()
+
+    async def _take(self, text: str) -> None:
+        try:
+            message = to_node(text)
+        except ValueError as error:
+            log.warning("unreadable message of the server: %s", error)
+            return
+        if message is not None:
+            await self._hear(message)

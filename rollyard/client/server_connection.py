@@ -1,0 +1,140 @@
+"""Requests to the API: errors as exceptions, repeated where a repetition is safe, to wherever the server is now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+
+from rollyard.client.kubeconfig import Context
+from rollyard.client.server_link import Backoff, moved, raise_for_status
+from rollyard.core.aio import running
+from rollyard.core.errors import Unavailable, failure_text
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 30.0
+"""How long a server may be away, or say that it cannot now, before a call gives up; a restart takes a second or two."""
+REQUEST_SECONDS = 90.0
+
+
+class Http:
+    """One session; every call goes to the URL that counts at that moment."""
+
+    def __init__(
+        self, context: Context, warn: Callable[[str], None] = log.warning, patience: float = PATIENCE_SECONDS
+    ) -> None:
+        """`warn`: told what the server says beside its answers, in `Warning` headers, and that it is waited for.
+
+        `patience`: seconds for which a call waits for a server that is away.
+        """
+        self.context = context
+        self._warn = warn
+        self._patience = patience
+        connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        headers = {"Authorization": f"Bearer {context.token}"}
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        repeat: bool = True,
+        seconds: float = REQUEST_SECONDS,
+    ) -> Any:
+        """The JSON answer. `repeat`: the call may be made twice without harm, so a lost answer is asked for again.
+
+        `body`: bytes as they are, anything else as JSON. `seconds`: for one attempt.
+
+        Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
+        """
+        backoff, loop = Backoff(), asyncio.get_running_loop()
+        deadline, told = loop.time() + self._patience, False
+        while True:
+            asked = 0
+            try:
+                async with self._open(method, path, query, _payload(body, content_type), seconds) as answer:
+                    return await answer.json()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                unsent = isinstance(error, aiohttp.ClientConnectorError)
+                words = f"no answer from {await self._url()} ({failure_text(error)})"
+                if loop.time() >= deadline or not (repeat or unsent):
+                    raise Unavailable(f"{words}; is `rollyard serve` running?") from None
+            except Unavailable as error:
+                asked, words = error.retry_after or 0, f"the server cannot answer at present: {error}"
+                if loop.time() + asked >= deadline or not repeat:
+                    raise
+            if not told:
+                self._warn(f"{words}; trying again for {max(0.0, deadline - loop.time()):.0f} s")
+                told = True
+            await asyncio.sleep(max(asked, min(backoff.seconds(), deadline - loop.time())))
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silence: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that lasts, as it comes; it breaks off when the server moves, or says nothing for `silence` seconds.
+
+        Raises ApiError for an error status; ClientError or TimeoutError, here and from a read, when it breaks off.
+        """
+        at = await self._url()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
+        async with asyncio.timeout(None) as limit, running(self._when_moved(at, lambda: limit.reschedule(0))):
+            answer = await self._session.get(at + path, params=query, timeout=timeout)
+        # No such limit here: it would cancel whatever the reader does between two reads.
+        async with answer, running(self._when_moved(at, answer.close)):
+            await self._check(answer)
+            yield answer
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        data: aiohttp.payload.Payload | None,
+        seconds: float,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
+        url = await self._url() + path
+        async with self._session.request(method, url, params=query, data=data, timeout=timeout) as answer:
+            await self._check(answer)
+            yield answer
+
+    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+        await raise_for_status(answer)
+        for header in answer.headers.getall("Warning", ()):
+            self._warn(_warning(header))
+
+    async def _when_moved(self, at: str, cut: Callable[[], None]) -> None:
+        await moved(self._url, at)
+        cut()
+
+    async def _url(self) -> str:
+        """Read in a thread: shared storage may stall, and a trainer's loop has more to do than this."""
+        return await asyncio.to_thread(self.context.current_url)
+
+
+def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:
+    if isinstance(body, bytes):  # in pieces: written in one go they would block the loop
+        return aiohttp.payload.BytesIOPayload(BytesIO(body), content_type=content_type)
+    return None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
+
+
+def _warning(header: str) -> str:
+    """The text of `299 - "text"`."""
+    return re.sub(r"\\(.)", r"\1", header.partition(' "')[2].removesuffix('"'))

@@ -1,0 +1,109 @@
+"""`Client`: the same for programs without an event loop; the async client does the work, on a loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.weights_receiver import Receiver
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
+from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BlockingReceiver:
+    """A `Receiver` for programs without an event loop; several may be called at a time, from several threads."""
+
+    receiver: Receiver
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def id(self) -> str:
+        return self.receiver.id
+
+    def call(self, route: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(self.receiver.call(route, body), self.loop).result()
+
+
+class Client:
+    """Submit, wait, look, cancel. Use as a context manager."""
+
+    def __init__(self, *, kubeconfig: Path | str | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollyard-client", daemon=True)
+        self._thread.start()
+        self._client = self._run(self._open(kubeconfig))
+
+    async def _open(self, kubeconfig: Path | str | None) -> AsyncClient:
+        return AsyncClient(kubeconfig=kubeconfig)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._client.__aexit__(kind, error, trace))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
+        return self._run(self._client.submit(requests, namespace))
+
+    def rollout(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Trajectory | None]:
+        return self._run(self._client.rollout(id, namespace, wait=wait))
+
+    def wait(self, id: str, namespace: str | None = None) -> Trajectory:
+        return self._run(self._client.wait(id, namespace))
+
+    def counts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> dict[str, Any]:
+        return self._run(self._client.counts(namespace, pool=pool, group=group))
+
+    def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
+        return self._run(self._client.cancel(id, namespace))
+
+    def open_session(
+        self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0
+    ) -> SessionOpened:
+        return self._run(self._client.open_session(request, namespace, wait=wait))
+
+    def session(self, id: str) -> SessionRecord:
+        return self._run(self._client.session(id))
+
+    def close_session(self, id: str) -> SessionRecord:
+        return self._run(self._client.close_session(id))
+
+    def weights(self, namespace: str, pool: str) -> WeightsStatus:
+        return self._run(self._client.weights(namespace, pool))
+
+    def update_weights(self, namespace: str, pool: str, update: WeightsUpdate, *, wait: bool = False) -> WeightsStatus:
+        """With `wait`, until the update has ended, well or not."""
+        begun = self._run(self._client.update_weights(namespace, pool, update))
+        return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
+
+    def transfer_weights(
+        self, namespace: str, pool: str, update: WeightsUpdate, send: Callable[[Sequence[BlockingReceiver]], None]
+    ) -> WeightsStatus:
+        """As the async client does it; `send` runs in a thread, one call at a time."""
+
+        async def sent(receivers: Sequence[Receiver]) -> None:
+            await asyncio.to_thread(send, [BlockingReceiver(receiver, self._loop) for receiver in receivers])
+
+        return self._run(self._client.transfer_weights(namespace, pool, update, sent))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

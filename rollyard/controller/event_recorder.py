@@ -1,0 +1,53 @@
+"""Events: what happened to an object, said once and counted when it happens again."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Literal
+
+from rollyard.core.clock import Clock, as_datetime
+from rollyard.core.errors import ApiError, NotFound
+from rollyard.kinds.base import KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.event import Event, InvolvedObject
+from rollyard.server.store.base import Store
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 1024
+
+
+class Recorder:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def say(
+        self, obj: KindObject, reason: str, message: str, type: Literal["Normal", "Warning"] = "Normal"
+    ) -> None:
+        """An event is for people: that it could not be written stops nothing."""
+        meta, message = obj.metadata, message[:MAX_MESSAGE]
+        digest = hashlib.sha256(f"{meta.uid}/{type}/{reason}/{message}".encode()).hexdigest()[:10]
+        name = f"{meta.name[:48]}.{digest}".replace(".", "-")
+        now = as_datetime(self._clock.time())
+        try:
+            try:
+                there = await self._store.get(ObjectKey(kind="Event", namespace=meta.namespace, name=name))
+            except NotFound:
+                about = InvolvedObject(kind=obj.key.kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+                event = Event(
+                    metadata=ObjectMeta(name=name, namespace=meta.namespace),
+                    involved_object=about,
+                    type=type,
+                    reason=reason,
+                    message=message,
+                    first_timestamp=now,
+                    last_timestamp=now,
+                )
+                await self._store.create(event)
+            else:
+                assert isinstance(there, Event)
+                again = there.model_copy(update={"count": there.count + 1, "last_timestamp": now})
+                await self._store.update(again, "spec")
+        except ApiError as error:
+            log.warning("event %s of %s was not written: %s", reason, obj.key, error)

@@ -1,0 +1,1 @@
+"""What every process uses: errors, clock, telemetry, waiting, and HTTP bodies within limits. It knows no kind."""

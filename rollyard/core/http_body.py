@@ -1,0 +1,56 @@
+"""Bodies that callers send: asked for when they are wanted, unpacked within a limit."""
+
+from __future__ import annotations
+
+import zlib
+
+from aiohttp import hdrs, web
+
+from rollyard.core.errors import BadRequest, TooLarge, UnsupportedMediaType
+
+_STEP = 1 << 20
+"""Bytes unpacked in one go."""
+_WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+async def asked_later(_: web.Request) -> None:
+    """An `expect_handler`: `100 Continue` is sent by `ask`, and so never to a caller that is refused."""
+
+
+async def ask(request: web.Request) -> None:
+    """Tell a caller that waits for it to send the body. Call it once, before the first read."""
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.can_read_body:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer's headers are still to come
+
+
+def encoding_of(header: str | None) -> str | None:
+    """The one encoding that a Content-Encoding header names; None for plain bytes. Raises UnsupportedMediaType."""
+    named = (header or "").strip().lower()
+    if named in ("", "identity"):
+        return None
+    if named not in _WINDOW:
+        raise UnsupportedMediaType(
+            f"Content-Encoding {named[:40]!r} is not supported; send gzip, deflate or plain bytes"
+        )
+    return named
+
+
+def inflate(data: bytes | bytearray, encoding: str, most: int) -> bytearray:
+    """The unpacked body. Lets other threads run meanwhile. Raises TooLarge above `most` bytes, BadRequest for damaged data."""
+    unpacked, left = bytearray(), bytes(data)
+    stream = zlib.decompressobj(_WINDOW[encoding])
+    try:
+        while not stream.eof:
+            piece = stream.decompress(left, min(_STEP, most + 1 - len(unpacked)))
+            unpacked += piece
+            left = stream.unconsumed_tail
+            if not (piece or left or stream.eof):
+                raise BadRequest(f"the body is not {encoding}, which its Content-Encoding names: it ends too early")
+            if len(unpacked) > most:
+                raise TooLarge(f"the unpacked body has more than the {most} bytes that are allowed")
+    except zlib.error as error:
+        raise BadRequest(f"the body is not {encoding}, which its Content-Encoding names: {error}") from None
+    if stream.unused_data:
+        raise BadRequest(f"bytes follow the end of the {encoding} body")
+    return unpacked

@@ -1,0 +1,53 @@
+"""Who sandboxes run as: never root.
+
+A sandbox started by root, user namespace or not, has root's uid towards the host: the kernel does not count its processes
+against a limit, and lets it write to /proc/sys. So root starts its sandboxes as `nobody`. That user has to be able to reach
+what they are made of, which decides where the node's cache lies.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+
+class Credentials(TypedDict, total=False):
+    """Keyword arguments of `subprocess` functions."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+@dataclass(frozen=True)
+class Account:
+    uid: int
+    gid: int
+
+    @property
+    def credentials(self) -> Credentials:
+        if self.uid == os.geteuid():
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def can_reach(self, path: Path) -> bool:
+        """Whether this account may pass every folder above `path` and read what is there, as far as modes tell."""
+        if self.uid == os.geteuid():
+            return os.access(path, os.R_OK)
+        resolved = path.resolve()
+        passable = all(self._may(parent.stat(), stat.S_IXOTH) for parent in resolved.parents)
+        return passable and resolved.exists() and self._may(resolved.stat(), stat.S_IROTH)
+
+    def _may(self, info: os.stat_result, bit: int) -> bool:
+        return bool(info.st_mode & (bit << 6 if info.st_uid == self.uid else bit))
+
+
+def sandbox_account() -> Account:
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid())
+    nobody = pwd.getpwnam("nobody")
+    return Account(nobody.pw_uid, nobody.pw_gid)

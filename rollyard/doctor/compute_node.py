@@ -1,0 +1,166 @@
+"""What a compute node offers: a job runs there that makes the probes, dials back to us and writes its report.
+
+Both sides are here: `ask` on this machine, `report` in the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollyard.core.errors import RollyardError, SlurmUnreachable, Unavailable
+from rollyard.doctor import this_machine
+from rollyard.doctor.data_folder import clocks
+from rollyard.doctor.finding import Finding, findings
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.server.advertise import advertised
+from rollyard.slurm.base import Driver, Job
+from rollyard.slurm.batch_script import JOB_PREFIX, batch_script
+from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
+
+LOOK_SECONDS = 0.5
+DIAL_SECONDS = 10.0
+LATE_SECONDS = 60.0
+"""After the job's end; NFS clients may believe what they know of a folder or a file for so long (acdirmax, acregmax)."""
+
+
+@dataclass(frozen=True)
+class Question:
+    data: Path
+    """Seen by the node under this path, or that is what is found."""
+    scratch: Path
+    template: AllocationTemplate
+    advertise: str | None
+    wait_seconds: float
+
+
+def ask(question: Question) -> Iterator[Finding]:
+    """Raises RollyardError, OSError."""
+    question.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=question.data.resolve()))
+    try:
+        with _listener() as port:
+            asked = {"host": advertised(question.advertise, "0.0.0.0"), "port": port, "scratch": str(question.scratch)}
+            (folder / "asked.json").write_text(json.dumps(asked))
+            # It is there before it is looked for: an NFS client remembers that a file was missing, but asks at each open
+            # whether one has changed.
+            (folder / "report.json").touch()
+            yield from asyncio.run(_ask(question, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _ask(question: Question, folder: Path) -> list[Finding]:
+    if not await slurm_is_here():
+        raise Unavailable(
+            "this machine reaches no Slurm: it has neither Slurm's commands with a configuration, nor ROLLYARD_SLURMRESTD"
+        )
+    name = f"{JOB_PREFIX}doctor-{secrets.token_hex(4)}"
+    command = [sys.executable, "-m", "rollyard.cli.main", "doctor", "--report", str(folder)]
+    script = batch_script(
+        question.template,
+        name=name, comment=f"rollyard-doctor:{name}", log_path=str(folder / "log"), directory=str(folder), command=command,
+    )  # fmt: skip
+    driver, _ = await slurm_driver()
+    try:
+        (id,) = await driver.submit(script)
+        try:
+            return await _answer(driver, id, folder, question.wait_seconds)
+        finally:
+            with contextlib.suppress(RollyardError):
+                await driver.cancel([id])
+    finally:
+        await driver.close()
+
+
+async def _answer(driver: Driver, id: str, folder: Path, seconds: float) -> list[Finding]:
+    deadline, job = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        if found := _read(folder / "report.json"):
+            return found
+        if job is None or not job.state.ended:
+            with contextlib.suppress(SlurmUnreachable):
+                job = (await driver.snapshot()).jobs.get(id)
+            if job is not None and job.state.ended:
+                deadline = time.monotonic() + LATE_SECONDS
+        await asyncio.sleep(LOOK_SECONDS)
+    if job is not None and job.state.ended:
+        return [Finding("FAIL", "node", _silent(job, folder))]
+    why = f"is {job.state.value} {job.reason}".rstrip() if job is not None else "is not in the queue"
+    words = f"job {id} {why} after {seconds:g} s; try a partition or account in which it starts, or a longer --wait"
+    return [Finding("WARN", "node", words)]
+
+
+def _read(report: Path) -> list[Finding]:
+    """Empty until all of it is there."""
+    text = report.read_text()
+    if not text.endswith("\n"):
+        return []
+    said = json.loads(text)
+    return [Finding(f["level"], f"{said['node']}: {f['what']}", f["detail"]) for f in said["findings"]]
+
+
+def _silent(job: Job, folder: Path) -> str:
+    try:
+        lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    said = (
+        lines[-1]
+        if lines
+        else "it wrote no log here, so perhaps the node does not have this folder under the same path"
+    )
+    return f"job {job.id} on {job.node or 'no node'} ended {job.state.value} without a report: {said}"
+
+
+@contextlib.contextmanager
+def _listener() -> Iterator[int]:
+    """Tells its clock to whoever connects; the port."""
+    with socket.create_server(("", 0)) as server:
+        threading.Thread(target=_tell_time, args=(server,), daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _tell_time(server: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(f"{time.time():.3f}\n".encode())
+
+
+def report(folder: Path) -> None:
+    """In the job. Raises OSError."""
+    asked = json.loads((folder / "asked.json").read_text())
+    made = [
+        *findings(this_machine.probes(Path(asked["scratch"]))),
+        *findings([("network", lambda: _dial(asked["host"], asked["port"]))]),
+    ]
+    said = {"node": socket.gethostname(), "findings": [asdict(found) for found in made]}
+    (folder / "report.json").write_text(json.dumps(said) + "\n")
+
+
+def _dial(host: str, port: int) -> Iterator[Finding]:
+    try:
+        before = time.time()
+        with socket.create_connection((host, port), timeout=DIAL_SECONDS) as connection:
+            theirs = float(connection.makefile().readline())
+        after = time.time()
+    except (OSError, ValueError) as error:
+        advice = "name another address or interface with --advertise, or open the firewall for the nodes"
+        yield Finding("FAIL", "network", f"this node cannot reach {host}:{port} ({error}); {advice}")
+        return
+    yield Finding("OK", "network", f"this node reaches {host}:{port} in {1e3 * (after - before):.1f} ms")
+    yield clocks("clock", (before + after) / 2 - theirs, "this node")

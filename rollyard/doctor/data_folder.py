@@ -1,0 +1,50 @@
+"""The folder meant for `serve --data`: whether it bears the store, and whose clock stamps its files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollyard.doctor.finding import Finding
+
+SKEW_SECONDS = 2.0
+"""More than this and a token may look expired or a lease too old by somebody's clock."""
+
+
+def data(folder: Path) -> Iterator[Finding]:
+    """Raises Unavailable when it bears no store, OSError when it cannot be written."""
+    from rollyard.server.store.journal_mode import choose_journal, file_system_of
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    journal, kind = choose_journal(folder), file_system_of(folder)
+    free = shutil.disk_usage(folder).free >> 30
+    yield Finding(
+        "OK" if free >= 1 else "WARN",
+        "data",
+        f"{folder} ({kind}) can hold the store, journal {journal}; {free} GiB free",
+    )
+    yield _file_clock(folder)
+
+
+def _file_clock(folder: Path) -> Finding:
+    with tempfile.NamedTemporaryFile(prefix="rollyard-doctor-", dir=folder) as file:
+        before = time.time()
+        file.write(b"x")
+        file.flush()
+        stamped = Path(file.name).stat().st_mtime
+    return clocks("file server's clock", stamped - before, "the file server")
+
+
+def clocks(what: str, ahead: float, whose: str) -> Finding:
+    """`ahead`: by how many seconds that clock is before ours."""
+    if abs(ahead) <= SKEW_SECONDS:
+        return Finding("OK", what, f"within {max(0.1, abs(ahead)):.1f} s of this machine's")
+    way = "ahead of" if ahead > 0 else "behind"
+    return Finding(
+        "FAIL",
+        what,
+        f"{whose} is {abs(ahead):.0f} s {way} this machine; tokens and certificates need equal clocks: run chrony on both",
+    )

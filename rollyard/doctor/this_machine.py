@@ -1,0 +1,113 @@
+"""What the machine offers on which this runs: Python, sandboxes and what they stand on, scratch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rollyard.doctor.finding import Finding, Probe
+
+SCRATCH_GIB = 2
+TRY_SECONDS = 20.0
+_SWITCHES = {
+    "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=15000"),
+    "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+}
+"""Below /proc/sys: (the value that forbids user namespaces, what an administrator can do)."""
+
+
+def probes(scratch: Path) -> list[tuple[str, Probe]]:
+    return [
+        ("python", python),
+        ("user namespaces", user_namespaces),
+        ("sandbox", sandbox),
+        ("cgroups", cgroups),
+        ("scratch", lambda: folder("scratch", scratch)),
+    ]
+
+
+def python() -> Finding:
+    return Finding("OK", "python", f"{platform.python_version()} at {sys.executable}, Linux {platform.release()}")
+
+
+def user_namespaces() -> Finding:
+    """Makes one as whom the sandboxes run."""
+    from rollyard.core.sandbox_account import sandbox_account
+
+    program = shutil.which("unshare")
+    if program is None:
+        return Finding("WARN", "user namespaces", "not checked: this machine has no `unshare` (util-linux)")
+    done = subprocess.run(
+        [program, "--user", "--map-root-user", "true"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, cwd="/",
+        **sandbox_account().credentials,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return Finding("OK", "user namespaces", "an ordinary user can create one; FUSE is not needed")
+    advice = [change for path, (bad, change) in _SWITCHES.items() if _read(f"/proc/sys/{path}") == bad]
+    words = f"an ordinary user cannot create one ({done.stderr.strip()}); "
+    return Finding("FAIL", "user namespaces", words + (" and ".join(advice) or "ask the site to allow them"))
+
+
+def sandbox() -> Finding:
+    """Starts a real sandbox and runs a command in it."""
+    from rollyard.node.sandbox.base import Limits, SandboxSpec
+    from rollyard.node.sandbox.find_runtime import find_runtime
+    from rollyard.node.sandbox.sandbox import Sandboxes
+
+    runtime = find_runtime("auto")
+
+    async def try_one() -> str:
+        limits = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20)
+        async with (
+            Sandboxes(runtime) as sandboxes,
+            await sandboxes.start(SandboxSpec(image=None, limits=limits)) as started,
+        ):
+            return (await started.bash("echo works", 30.0)).output.strip()
+
+    said = asyncio.run(try_one())
+    if said != "works":
+        return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it printed {said!r}")
+    hint = "" if runtime.name != "bubblewrap" else "; for .sif images install Apptainer (deploy/apptainer/install.sh)"
+    return Finding("OK", "sandbox", f"{runtime.name}: a sandbox started and ran a command{hint}")
+
+
+def cgroups() -> Finding:
+    """Whether something counts the memory of all processes of a job together: our own limit is for each process."""
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        file = "memory/memory.limit_in_bytes" if controllers == "memory" else "memory.max"
+        root, _, name = file.rpartition("/")
+        if controllers in ("", "memory"):
+            limit = _read(str(Path("/sys/fs/cgroup", root, path.lstrip("/"), name)))
+            if limit.isdecimal() and int(limit) < 1 << 50:
+                return Finding(
+                    "OK", "cgroups", f"the memory of this process and its children is limited to {int(limit) >> 20} MiB"
+                )
+    return Finding("OK", "cgroups", "nothing limits the memory of this process and its children")
+
+
+def folder(what: str, path: Path) -> Finding:
+    with tempfile.TemporaryDirectory(prefix="rollyard-doctor-", dir=path) as probe:
+        (Path(probe) / "file").write_bytes(os.urandom(1 << 20))
+    free = shutil.disk_usage(path).free >> 30
+    words = f"{path} can be written, {free} GiB free"
+    if free < SCRATCH_GIB:
+        return Finding(
+            "WARN", what, f"{words}; images are unpacked there, so name a larger folder in spec.allocation.scratch"
+        )
+    return Finding("OK", what, words)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

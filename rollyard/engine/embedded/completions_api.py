@@ -1,0 +1,277 @@
+"""The bodies of `/v1/completions` in vLLM's shapes: reading a request, writing answers and chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, from_json
+from tokenizers import Tokenizer
+
+from rollyard.core.errors import ApiError, BadRequest, NotFound
+from rollyard.engine.embedded.generation import Generation, Progress, Stops
+from rollyard.engine.embedded.sampling import Draw, SamplingParams
+from rollyard.engine.embedded.stop_strings import StopWatch, TextStream
+
+MAX_LOGPROBS = 20
+INT64 = 2**63
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "min_p": (None, 0),
+    "min_tokens": (None, 0),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "prompt_logprobs": (None,),
+    "user": (),
+}
+"""vLLM's fields that are taken at these values only, which change nothing; () takes any value."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class CompletionRequest(BaseModel):
+    """What is understood; anything else is refused rather than passed over."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    prompt: list[int] | str
+    max_tokens: int = Field(default=16, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
+    stop: list[str] = []
+    include_stop_str_in_output: bool = False
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    request_id: str = Field(default_factory=lambda: secrets.token_hex(16))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError("the body must be a JSON object")
+        for name, values in NEUTRAL.items():
+            if name in data and values and data[name] not in values:
+                raise ValueError(f"`{name}` is not supported by the embedded engine; leave it out")
+        fields = {k: v for k, v in data.items() if k not in NEUTRAL and v is not None}
+        match fields.get("prompt"):
+            case [list() | str() as only]:
+                fields["prompt"] = only
+        if isinstance(stop := fields.get("stop"), str):
+            fields["stop"] = [stop]
+        return fields
+
+    @field_validator("stop")
+    @classmethod
+    def _stop(cls, stop: list[str]) -> list[str]:
+        if "" in stop:
+            raise ValueError("`stop` must not contain an empty string")
+        return stop
+
+    @property
+    def held_back(self) -> int:
+        """Characters of a stream that may turn out to be the beginning of a stop string."""
+        return max(map(len, self.stop), default=1) - 1
+
+
+def read_request(body: bytes) -> CompletionRequest:
+    """Raises BadRequest with the first thing that is wrong."""
+    try:
+        return CompletionRequest.model_validate(from_json(body))
+    except ValidationError as error:
+        raise BadRequest(_complaint(error.errors(include_url=False)[0])) from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def _complaint(first: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in first["loc"])
+    match first["type"]:
+        case "value_error":
+            return str(first["ctx"]["error"])
+        case "extra_forbidden":
+            return f"`{where}` is not supported; the fields are {', '.join(CompletionRequest.model_fields)}"
+        case _:
+            return f"`{where}`: {first['msg']}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model as requests see it."""
+
+    name: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    eos_ids: tuple[int, ...]
+    started: int = field(default_factory=lambda: int(time.time()))
+    _texts: dict[int, str] = field(default_factory=dict)
+
+    def generation(self, request: CompletionRequest, prompt: list[int]) -> Generation:
+        """Raises NotFound or BadRequest when this model cannot do it."""
+        self._check(request, prompt)
+        eos = () if request.ignore_eos else self.eos_ids
+        return Generation(
+            prompt=prompt,
+            params=SamplingParams(
+                temperature=request.temperature,
+                top_p=request.top_p,
+                top_k=max(request.top_k, 0),
+                seed=secrets.randbits(64) if request.seed is None else request.seed,
+                top_logprobs=request.logprobs or 0,
+            ),
+            max_tokens=min(request.max_tokens, self.max_model_len - len(prompt)),
+            stops=Stops(eos[0] if eos else None, frozenset((*eos[1:], *request.stop_token_ids))),
+            stop_strings=StopWatch(request.stop, self.text_stream(request)) if request.stop else None,
+        )
+
+    def _check(self, request: CompletionRequest, prompt: list[int]) -> None:
+        if request.model != self.name:
+            raise NotFound(f"The model `{request.model}` does not exist; this server has `{self.name}`.")
+        if not prompt:
+            raise BadRequest("The prompt is empty; it needs at least one token.")
+        if len(prompt) >= self.max_model_len:
+            raise BadRequest(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, your request has "
+                f"{len(prompt)} input tokens. Please reduce the length of the input."
+            )
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            raise BadRequest(f"The prompt has ids outside of the vocabulary; valid ids are 0 to {self.vocab_size - 1}.")
+
+    def text_stream(self, request: CompletionRequest) -> TextStream:
+        return TextStream(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
+
+    def token_text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+
+class Answer:
+    """Builds the choice of one request, in one piece or in chunks."""
+
+    def __init__(self, served: Served, request: CompletionRequest, generation: Generation) -> None:
+        self._served = served
+        self._request = request
+        self._generation = generation
+        self._decoding = served.text_stream(request)
+        self._length = 0
+        """Characters decoded so far."""
+        self._held = ""
+        self._first = True
+        self._created = int(time.time())
+
+    def body(self, steps: Sequence[Progress]) -> dict[str, Any]:
+        """A chunk made of these steps."""
+        draws = [step.draw for step in steps if step.draw]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "logprobs": None if self._request.logprobs is None else self._logprobs(draws),
+            "text": self._text(steps),
+            "finish_reason": steps[-1].finish_reason,
+            "stop_reason": steps[-1].stop_reason,
+        }
+        if self._request.return_token_ids:
+            choice["prompt_token_ids"] = self._generation.prompt if self._first else None
+            choice["token_ids"] = [draw.token for draw in draws]
+        self._first = False
+        return self._envelope([choice])
+
+    def whole(self, steps: Sequence[Progress]) -> dict[str, Any]:
+        """All steps as one answer; it says so when more than one version of the weights made it."""
+        spans = version_spans(steps)
+        mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
+        return {**self.body(steps), "usage": self._usage(), **mixed}
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk without choices that `stream_options.include_usage` asks for."""
+        return {**self._envelope([]), "usage": self._usage()}
+
+    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{self._request.request_id}",
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._served.name,
+            "choices": choices,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, drawn = len(self._generation.prompt), self._generation.drawn
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": drawn,
+            "total_tokens": prompt + drawn,
+            "prompt_tokens_details": {"cached_tokens": self._generation.cached},
+        }
+
+    def _text(self, steps: Sequence[Progress]) -> str:
+        """Return the text that can be sent. A token that stopped the generation is among the ids and not in the text;
+        nor is a stop string, unless that is asked for, and what its last token says behind it."""
+        last, asked = steps[-1], self._request
+        tokens = [step.draw.token for step in steps if step.draw]
+        if last.finish_reason == "stop" and not isinstance(last.stop_reason, str):
+            tokens = tokens if asked.include_stop_str_in_output else tokens[:-1]
+        new = "".join(self._decoding.add(token) for token in tokens)
+        self._length += len(new)
+        text, self._held = self._held + new, ""
+        if isinstance(last.stop_reason, str):
+            end = text.index(last.stop_reason) + len(last.stop_reason) * asked.include_stop_str_in_output
+            return text[:end]
+        if last.finish_reason is None:
+            sent = max(0, len(text) - asked.held_back)
+            text, self._held = text[:sent], text[sent:]
+        return text
+
+    def _logprobs(self, draws: Sequence[Draw]) -> dict[str, Any]:
+        """Offsets go on from the text decoded so far, so this comes before `_text`."""
+        texts, offsets, tops, offset = [], [], [], self._length
+        for draw in draws:
+            texts.append(self._served.token_text(draw.token))
+            offsets.append(offset)
+            offset += len(texts[-1])
+            likely = {draw.token: draw.logprob, **dict(draw.top)}
+            tops.append({self._served.token_text(token): logprob for token, logprob in likely.items()})
+        logprobs = [draw.logprob for draw in draws]
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def version_spans(steps: Sequence[Progress]) -> list[dict[str, Any]]:
+    """[{version, start, end}] over the sampled tokens; empty where the version has no name."""
+    spans: list[dict[str, Any]] = []
+    versions = [step.version for step in steps if step.draw]
+    for at, version in enumerate(versions):
+        if spans and spans[-1]["version"] == version:
+            spans[-1]["end"] = at + 1
+        elif version:
+            spans.append({"version": version, "start": at, "end": at + 1})
+    return spans
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """vLLM's error shape."""
+    kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError", 503: "ServiceUnavailableError"}
+    kind = kinds.get(error.code, "InternalServerError")
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}

@@ -1,0 +1,247 @@
+"""Continuous batching on a thread of its own: each step takes one token of every running generation and some prompts.
+
+Generations arrive and leave through an inbox; what a step produced leaves through one callback for the whole step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from rollyard.engine.embedded.generation import Generation, Progress
+from rollyard.engine.embedded.kv_cache import KVCache
+from rollyard.engine.embedded.model import Model, Span
+from rollyard.engine.embedded.sampling import sample
+
+PROMPT_CHUNK = 256
+"""Most prompt tokens of one generation in one step, so that a long prompt does not hold up the others' next token."""
+STEP_TOKENS = 512
+"""A step takes up no further prompt once it has this many tokens."""
+
+Deliver = Callable[[Sequence[tuple[Generation, Progress]]], None]
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Stats:
+    """Counters since the start; written by the engine's thread, read by any."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the cache."""
+    prefix_hits: int = 0
+    """Of those, found."""
+    first_tokens: int = 0
+    first_token_seconds: float = 0.0
+    """From submit to first token, of all those together."""
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the running sequences' positions that are filled."""
+
+
+class Engine:
+    """Runs a model. `deliver` and `failed` are called on the engine's thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_sequences: int,
+        max_model_len: int,
+        deliver: Deliver,
+        failed: Callable[[], None],
+    ) -> None:
+        self.stats = Stats()
+        self._model = model
+        self._max_sequences = max_sequences
+        self._max_model_len = max_model_len
+        # as many slots again keep the turns of rollouts that are busy with their tools
+        self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
+        self._deliver = deliver
+        self._failed = failed
+        self._inbox: deque[tuple[Generation, bool]] = deque()
+        self._wake = threading.Event()
+        self._changes: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._frozen = False
+        self._version = ""
+        self._stopping = False
+        self._waiting: deque[Generation] = deque()
+        self._running: list[Generation] = []
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, generation: Generation) -> None:
+        generation.submitted_at = time.monotonic()
+        self._tell(generation, abort=False)
+
+    def abort(self, generation: Generation) -> None:
+        """Its last Progress has finish_reason "abort"; nothing happens when it has ended already."""
+        self._tell(generation, abort=True)
+
+    def freeze(self, *, abort: bool) -> Future[None]:
+        """Done when no step runs, nor will one before `thaw`; what runs or waits is kept, or ended with "abort"."""
+
+        def change() -> None:
+            self._frozen = True
+            if abort:
+                self._abort_all()
+
+        return self._between_steps(change)
+
+    def thaw(self) -> Future[None]:
+        """Done when steps run again."""
+
+        def change() -> None:
+            self._frozen = False
+
+        return self._between_steps(change)
+
+    def name(self, version: str) -> Future[None]:
+        """Done when every later draw carries this version of the weights."""
+
+        def change() -> None:
+            self._version = version
+
+        return self._between_steps(change)
+
+    def swap(self, model: Model) -> Future[None]:
+        """Done when every later step is the new model's, which has the same shape.
+
+        Running sequences go on with the keys and values they have; prompts that come later reuse none of them.
+        """
+
+        def change() -> None:
+            self._model = model
+            self._cache.forget()
+
+        return self._between_steps(change)
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Abort everything and end the thread."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _tell(self, generation: Generation, *, abort: bool) -> None:
+        self._inbox.append((generation, abort))
+        self._wake.set()
+
+    def _between_steps(self, change: Callable[[], None]) -> Future[None]:
+        """`change` runs on the engine's thread, after all that the steps before it made has been delivered."""
+        done: Future[None] = Future()
+        self._changes.append((change, done))
+        self._wake.set()
+        return done
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                self._read_inbox()
+                self._make_changes()
+                if not self._frozen:
+                    self._admit()
+                if self._running and not self._frozen:
+                    self._step()
+                else:
+                    self._wake.wait()
+            self._read_inbox()
+            self._abort_all()
+        except Exception:
+            logger.exception("the engine's thread failed")
+            self._failed()
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            generation, abort = self._inbox.popleft()
+            if not abort:
+                self._waiting.append(generation)
+            elif generation in self._waiting:
+                self._waiting.remove(generation)
+                self._deliver([(generation, Progress(None, "abort"))])
+            elif generation in self._running:
+                self._retire(generation)
+                self._deliver([(generation, Progress(None, "abort"))])
+        self._count()
+
+    def _make_changes(self) -> None:
+        while self._changes:
+            change, done = self._changes.popleft()
+            change()
+            done.set_result(None)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_sequences:
+            generation = self._waiting.popleft()
+            generation.slot, generation.cached = self._cache.acquire(generation.prompt)
+            generation.computed = generation.cached
+            self._running.append(generation)
+            self.stats.prompt_tokens += len(generation.prompt)
+            self.stats.prefix_queries += len(generation.prompt)
+            self.stats.prefix_hits += generation.cached
+        self._count()
+
+    def _step(self) -> None:
+        batch = self._batch()
+        logits = self._model.forward([span for _, span in batch], self._cache)
+        for generation, span in batch:
+            self._cache.extend(span.slot, list(span.tokens))
+            generation.computed = span.end
+        rows = [i for i, (generation, _) in enumerate(batch) if generation.computed == len(generation.tokens)]
+        ready = [batch[i][0] for i in rows]
+        if ready:
+            self._count_first(ready)
+            draws = sample(logits[rows], [s.params for s in ready], [s.drawn for s in ready])
+            version = self._version
+            progress = [(g, g.advance(draw, version)) for g, draw in zip(ready, draws, strict=True)]
+            for generation, step in progress:
+                if step.finish_reason:
+                    self._retire(generation)
+            self.stats.generation_tokens += len(progress)
+            self._count()
+            self._deliver(progress)
+
+    def _batch(self) -> list[tuple[Generation, Span]]:
+        """Every generation's next token, and chunks of prompts in order of arrival as far as the step has room."""
+        batch, size = [], 0
+        for generation in self._running:
+            todo = generation.tokens[generation.computed : generation.computed + PROMPT_CHUNK]
+            if len(todo) == 1 or size < STEP_TOKENS:
+                batch.append((generation, Span(generation.slot, generation.computed, todo)))
+                size += len(todo)
+        return batch
+
+    def _retire(self, generation: Generation) -> None:
+        self._running.remove(generation)
+        self._cache.release(generation.slot)
+
+    def _abort_all(self) -> None:
+        gone = [*self._running, *self._waiting]
+        for generation in list(self._running):
+            self._retire(generation)
+        self._waiting.clear()
+        self._count()
+        self._deliver([(generation, Progress(None, "abort")) for generation in gone])
+
+    def _count_first(self, ready: Sequence[Generation]) -> None:
+        """Before they advance: whose first token is drawn in this step."""
+        now = time.monotonic()
+        for generation in ready:
+            if generation.drawn == 0:
+                self.stats.first_tokens += 1
+                self.stats.first_token_seconds += now - generation.submitted_at
+
+    def _count(self) -> None:
+        self.stats.running = len(self._running)
+        self.stats.waiting = len(self._waiting)
+        filled = sum(generation.computed for generation in self._running)
+        self.stats.kv_usage = filled / (self._max_sequences * self._max_model_len)

@@ -1,0 +1,124 @@
+"""What the engine's keeper does to it on its Unix socket: freeze it, give it other weights, let it go on.
+
+The door in front of the engine opens none of these paths; those of a transfer, which are called as vLLM's are, while an
+order waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rollyard.core.errors import BadRequest, Conflict, Invalid, Unavailable
+from rollyard.engine.embedded.continuous_batching import Engine
+from rollyard.engine.embedded.model import Model
+from rollyard.engine.embedded.model_config import read_config
+from rollyard.engine.embedded.model_weights import load_weights
+from rollyard.engine.embedded.transfer_staging import Staging
+
+M = TypeVar("M", bound=BaseModel)
+
+CHANGE_SECONDS = 30.0
+"""For the step that runs to end."""
+
+
+class Pause(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["keep", "abort"]
+
+
+class Load(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    path: Path
+    adapter: Path | None = None
+    """LoRA adapter in PEFT's layout, merged into the weights of `path`."""
+
+
+class Name(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    version: str
+
+
+class Control:
+    def __init__(self, engine: Engine, model: Model) -> None:
+        self._engine = engine
+        self._model = model
+        self._staging: Staging | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/control/pause", self._pause),
+            web.post("/control/resume", self._resume),
+            web.post("/control/load", self._load),
+            web.post("/control/version", self._name),
+            web.post("/start_weight_update", self._start),
+            web.post("/update_weights", self._receive),
+            web.post("/finish_weight_update", self._finish),
+        ]
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        asked = await _read(request, Pause)
+        return await _done(self._engine.freeze(abort=asked.mode == "abort"))
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        return await _done(self._engine.thaw())
+
+    async def _load(self, request: web.Request) -> web.Response:
+        asked, self._staging = await _read(request, Load), None
+        self._model = await asyncio.to_thread(self._read_model, asked)
+        return await _done(self._engine.swap(self._model))
+
+    async def _name(self, request: web.Request) -> web.Response:
+        asked = await _read(request, Name)
+        return await _done(self._engine.name(asked.version))
+
+    async def _start(self, request: web.Request) -> web.Response:
+        """What another transfer has left is forgotten."""
+        self._staging = Staging(self._model.config)
+        return web.json_response({"message": "Weight update started"})
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        await self._begun(request).receive(request.content)
+        return web.json_response({"message": "Weights received"})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        weights = await asyncio.to_thread(self._begun(request).weights)
+        self._model, self._staging = Model(self._model.config, weights, self._model.capacity), None
+        await _done(self._engine.swap(self._model))
+        return web.json_response({"message": "Weight update finished"})
+
+    def _begun(self, request: web.Request) -> Staging:
+        if self._staging is None:
+            raise Conflict(f"{request.path}: no transfer has started; call /start_weight_update first")
+        return self._staging
+
+    def _read_model(self, asked: Load) -> Model:
+        """Raises Invalid when the folder holds a model of another shape, or none."""
+        config = read_config(asked.path)
+        if config.shape != self._model.config.shape:
+            raise Invalid(f"{asked.path} has another shape than the running model; start an engine on it instead")
+        return Model(config, load_weights(asked.path, config, asked.adapter), self._model.capacity)
+
+
+async def _read(request: web.Request, model: type[M]) -> M:
+    try:
+        return model.model_validate_json(await request.read())
+    except ValidationError as error:
+        raise BadRequest(f"{request.path}: {error.errors(include_url=False)[0]['msg']}") from None
+
+
+async def _done(change: Future[Any]) -> web.Response:
+    try:
+        async with asyncio.timeout(CHANGE_SECONDS):
+            await asyncio.wrap_future(change)
+    except TimeoutError:
+        raise Unavailable("the engine's thread does not answer") from None
+    return web.Response()

@@ -1,0 +1,73 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollyard.engine.embedded.sampling import Draw, SamplingParams
+from rollyard.engine.embedded.stop_strings import StopWatch
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Which tokens end a generation. The ending token is part of the result."""
+
+    eos: int | None = None
+    """The tokenizer's own end: stop_reason stays null."""
+    others: frozenset[int] = frozenset()
+    """Further ids: stop_reason names the one that was met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step did for one generation; an abort has no draw."""
+
+    draw: Draw | None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The token or the stop string that was met; None for the tokenizer's own end."""
+    version: str = ""
+    """Of the weights that made the draw; empty where nobody has named them."""
+
+
+@dataclass(eq=False)
+class Generation:
+    """Owned by the engine's thread from submit to its last Progress."""
+
+    prompt: list[int]
+    params: SamplingParams
+    max_tokens: int
+    """At least 1, and no more than fit the context behind the prompt."""
+    stops: Stops = Stops()
+    stop_strings: StopWatch | None = None
+    submitted_at: float = 0.0
+    """Monotonic seconds."""
+    slot: int = -1
+    """Cache slot while running."""
+    cached: int = 0
+    """Prompt tokens whose keys and values were found in the cache."""
+    computed: int = 0
+    """Leading tokens whose keys and values are in the slot."""
+    tokens: list[int] = field(init=False)
+    """Prompt, then what was sampled."""
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def drawn(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    def advance(self, draw: Draw, version: str = "") -> Progress:
+        """Append a sampled token and say whether it is the last."""
+        self.tokens.append(draw.token)
+        if draw.token == self.stops.eos:
+            return Progress(draw, "stop", version=version)
+        if draw.token in self.stops.others:
+            return Progress(draw, "stop", draw.token, version)
+        if self.stop_strings and (met := self.stop_strings.add(draw.token)):
+            return Progress(draw, "stop", met, version)
+        return Progress(draw, "length" if self.drawn >= self.max_tokens else None, version=version)

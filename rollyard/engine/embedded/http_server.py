@@ -1,0 +1,204 @@
+"""The HTTP face of the engine on a Unix socket: vLLM's paths, bodies and manners.
+
+A client that goes away aborts its request. The loop only moves bytes; all computing is on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from pydantic_core import to_json
+
+from rollyard.core.aio import wait_or_timeout
+from rollyard.core.errors import ApiError, Unavailable
+from rollyard.engine.embedded.completions_api import (
+    Answer,
+    CompletionRequest,
+    Served,
+    error_body,
+    read_request,
+    version_spans,
+)
+from rollyard.engine.embedded.continuous_batching import Engine
+from rollyard.engine.embedded.control_api import Control
+from rollyard.engine.embedded.generation import Generation, Progress
+from rollyard.engine.embedded.model import Model
+from rollyard.engine.embedded.prometheus_metrics import EngineMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+MAX_BODY = 64 << 20
+VERSION_HEADER = "X-Rollyard-Weights-Version"
+"""Of an answer in one piece: the version of its last token."""
+FLUSH_SECONDS = 0.02
+"""Least time between two chunks of a stream: writing each token by itself would cost as much as computing it."""
+
+
+class _Inbox:
+    """Steps of one generation on their way to its handler; what piles up is taken at once.
+
+    Its waits have no limit of their own: the engine ends every generation, and a client that leaves ends the handler.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Progress] = []
+        self._arrived = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    def put(self, step: Progress) -> None:
+        self._steps.append(step)
+        self._arrived.set()
+        if step.finish_reason is not None:
+            self._ended.set()
+
+    async def take(self) -> list[Progress]:
+        await self._arrived.wait()
+        self._arrived.clear()
+        steps, self._steps = self._steps, []
+        return steps
+
+    async def take_all(self) -> list[Progress]:
+        await self._ended.wait()
+        return await self.take()
+
+    async def gather(self, seconds: float) -> None:
+        """Let steps pile up, no longer than to the end of the generation."""
+        await wait_or_timeout(self._ended, seconds)
+
+
+class EngineServer:
+    """One model behind HTTP. `failed` is set when the engine's thread has died."""
+
+    def __init__(self, model: Model, served: Served, *, max_sequences: int) -> None:
+        """Must be made inside the running loop."""
+        self.failed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._served = served
+        self._stopping = False
+        self._inboxes: dict[Generation, _Inbox] = {}
+        self._engine = Engine(
+            model,
+            max_sequences=max_sequences,
+            max_model_len=served.max_model_len,
+            deliver=lambda progress: self._call(self._deliver, progress),
+            failed=lambda: self._call(self.failed.set),
+        )
+        self._metrics = EngineMetrics(self._engine.stats, served.name)
+        self._control = Control(self._engine, model)
+
+    def start(self) -> None:
+        self._engine.start()
+
+    async def stop(self) -> None:
+        """Refuse what is new; what runs ends with finish_reason "abort" and the tokens it has."""
+        self._stopping = True
+        await asyncio.to_thread(self._engine.stop)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_routes(self._control.routes())
+        return app
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _deliver(self, progress: Sequence[tuple[Generation, Progress]]) -> None:
+        for generation, step in progress:
+            inbox = self._inboxes.get(generation)
+            if inbox is not None:
+                inbox.put(step)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.failed.is_set() or self._stopping:
+            raise Unavailable("the engine is not running")
+        return web.Response()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), content_type="text/plain", charset="utf-8")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {
+            "id": self._served.name,
+            "object": "model",
+            "created": self._served.started,
+            "owned_by": "rollyard",
+            "max_model_len": self._served.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        asked = read_request(await request.read())
+        generation = self._served.generation(asked, await self._prompt(asked))
+        answer = Answer(self._served, asked, generation)
+        async with self._running(generation) as inbox:
+            if asked.stream:
+                return await _stream(request, asked, answer, inbox)
+            steps = await inbox.take_all()
+            spans = version_spans(steps)
+            headers = {VERSION_HEADER: spans[-1]["version"]} if spans else {}
+            return web.json_response(answer.whole(steps), headers=headers)
+
+    async def _prompt(self, asked: CompletionRequest) -> list[int]:
+        if isinstance(asked.prompt, list):
+            return asked.prompt
+        encoding = await asyncio.to_thread(self._served.tokenizer.encode, asked.prompt)
+        ids: list[int] = encoding.ids
+        return ids
+
+    @asynccontextmanager
+    async def _running(self, generation: Generation) -> AsyncIterator[_Inbox]:
+        """The generation runs inside the block and is aborted when the block is left before its end."""
+        if self.failed.is_set() or self._stopping:
+            raise Unavailable("the engine is not running")
+        inbox = self._inboxes[generation] = _Inbox()
+        self._engine.submit(generation)
+        try:
+            yield inbox
+        finally:
+            del self._inboxes[generation]
+            self._engine.abort(generation)
+
+
+async def _stream(request: web.Request, asked: CompletionRequest, answer: Answer, inbox: _Inbox) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    ended, said = False, ""
+    while not ended:
+        steps = await inbox.take()
+        ended = steps[-1].finish_reason is not None
+        for version, run in groupby(steps, key=lambda step: step.version):
+            if version and version != said:  # before the first token that it made
+                said = version
+                await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
+            await response.write(_event(answer.body(list(run))))
+        await inbox.gather(FLUSH_SECONDS)
+    if asked.stream_options.include_usage:
+        await response.write(_event(answer.usage_chunk()))
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.json_response(error_body(error), status=error.code)

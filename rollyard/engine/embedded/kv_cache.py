@@ -1,0 +1,106 @@
+"""Key and value slots: one contiguous region per sequence, kept after its end so that a later prompt can reuse it.
+
+Keys are stored transposed, [slot, kv head, head_dim, position], because queries times such a matrix is the product
+that BLAS does well for the two or three query rows of one decoding step.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollyard.core.errors import Invalid
+from rollyard.engine.embedded.model_config import Config
+from rollyard.engine.embedded.safetensors_files import Array
+
+
+@dataclass
+class _Slot:
+    busy: bool = False
+    last_use: int = 0
+    stale: bool = False
+    """Filled, at least in part, by weights that are no longer served: for its own sequence alone."""
+
+
+class KVCache:
+    """Slots of `capacity` positions. Not thread-safe: the engine's thread owns it."""
+
+    def __init__(self, config: Config, slots: int, capacity: int) -> None:
+        """Raises Invalid when the slots, once full, could not fit in this machine's memory."""
+        cells = slots * config.kv_heads * config.head_dim * capacity
+        _check_memory(2 * 4 * cells * config.layers, slots, capacity)
+        # np.empty: the kernel hands out pages as positions are written
+        self.keys: list[Array] = [
+            np.empty((slots, config.kv_heads, config.head_dim, capacity), np.float32) for _ in range(config.layers)
+        ]
+        self.values: list[Array] = [
+            np.empty((slots, config.kv_heads, capacity, config.head_dim), np.float32) for _ in range(config.layers)
+        ]
+        self._tokens = np.full((slots, capacity), -1, np.int32)
+        self._lengths = np.zeros(slots, np.int64)
+        self._slots = [_Slot() for _ in range(slots)]
+        self._uses = 0
+
+    def acquire(self, prompt: list[int]) -> tuple[int, int]:
+        """A free slot for this prompt and how many of its leading positions are filled already.
+
+        At least one position is left to compute, since its output is what sampling starts from.
+        """
+        best, common = self._longest_prefix(prompt)
+        free = [i for i, slot in enumerate(self._slots) if not slot.busy]
+        continues = best in free and common == self._lengths[best]
+        slot = best if continues else min(free, key=lambda i: self._slots[i].last_use)
+        if slot != best and common:
+            self._copy(best, slot, common)
+        self._lengths[slot] = common
+        self._slots[slot].busy = True
+        return slot, common
+
+    def forget(self) -> None:
+        """Other weights are served from now on: no later prompt may reuse what is here. Running sequences keep theirs."""
+        for i, slot in enumerate(self._slots):
+            slot.stale = slot.busy
+            if not slot.busy:
+                self._lengths[i] = 0
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        """Record that the positions after the filled ones now hold the keys and values of `tokens`."""
+        start = int(self._lengths[slot])
+        self._tokens[slot, start : start + len(tokens)] = tokens
+        self._lengths[slot] = start + len(tokens)
+
+    def release(self, slot: int) -> None:
+        """The sequence ended; its content stays for reuse until the slot is the one longest unused."""
+        self._uses += 1
+        self._slots[slot].busy = False
+        self._slots[slot].last_use = self._uses
+        if self._slots[slot].stale:
+            self._slots[slot].stale = False
+            self._lengths[slot] = 0
+
+    def _longest_prefix(self, prompt: list[int]) -> tuple[int, int]:
+        wanted = np.asarray(prompt[:-1], np.int32)
+        differs = self._tokens[:, : len(wanted)] != wanted
+        common = np.where(differs.any(axis=1), differs.argmax(axis=1) if len(wanted) else 0, len(wanted))
+        common = np.minimum(common, self._lengths)
+        common[[slot.stale for slot in self._slots]] = 0
+        best = int(common.argmax())
+        return best, int(common[best])
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[target, :, :, :count] = keys[source, :, :, :count]
+            values[target, :, :count] = values[source, :, :count]
+        self._tokens[target, :count] = self._tokens[source, :count]
+
+
+def _check_memory(wanted: int, slots: int, capacity: int) -> None:
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted > installed:
+        gib = 2**30
+        raise Invalid(
+            f"{slots} slots of {capacity} tokens need up to {wanted / gib:.1f} GiB of keys and values, but this machine "
+            f"has {installed / gib:.1f} GiB; lower --max-model-len or --max-sequences"
+        )

@@ -1,0 +1,66 @@
+"""A LoRA adapter in PEFT's layout: what it adds to which matrix (Hu et al. 2021: W + B A * alpha / r)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollyard.core.errors import Invalid
+from rollyard.engine.embedded.safetensors_files import Array, Entry, entries
+
+FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
+A, B = ".lora_A.weight", ".lora_B.weight"
+PLAIN: dict[str, Any] = {
+    "use_dora": False,
+    "bias": "none",
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+"""Fields of `adapter_config.json` that may have just this value, or none."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    folder: Path
+    scale: float
+    targets: frozenset[str]
+    """Names of the weights that it changes."""
+    _entries: dict[str, Entry]
+
+    def added_to(self, name: str, weight: Array) -> Array:
+        """The weight [outputs, inputs] with what the adapter adds to it. Raises Invalid when the shapes do not meet."""
+        if name not in self.targets:
+            return weight
+        stem = PREFIX + name.removesuffix(".weight")
+        a, b = self._entries[stem + A].read(), self._entries[stem + B].read()
+        if (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
+            raise Invalid(
+                f"{self.folder}: {name} is {list(weight.shape)}, but the adapter has {b.shape} times {a.shape}"
+            )
+        added: Array = weight + (b @ a) * weight.dtype.type(self.scale)
+        return added
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Raises Invalid when the folder holds no adapter of a kind that can be merged."""
+    try:
+        raw = json.loads((folder / "adapter_config.json").read_text())
+        found = dict(entries(folder / FILE))
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{folder} contains no LoRA adapter (adapter_config.json, {FILE}): {error}") from None
+    for field, only in PLAIN.items():
+        if raw.get(field) not in (only, None):
+            raise Invalid(f"{folder}: {field} must be {json.dumps(only)}, not {json.dumps(raw[field])}")
+    targets = {name.removeprefix(PREFIX).removesuffix(A) for name in found if name.endswith(A)}
+    strange = found.keys() - {PREFIX + target + end for target in targets for end in (A, B)}
+    if strange or not targets or 2 * len(targets) != len(found):
+        raise Invalid(
+            f"{folder}: {FILE} must contain only pairs of lora_A and lora_B; it contains {sorted(strange)[:1] or 'none'}"
+        )
+    rank = int(raw["r"])
+    scale = float(raw["lora_alpha"]) / (math.sqrt(rank) if raw.get("use_rslora") else rank)
+    return Adapter(folder, scale, frozenset(f"{target}.weight" for target in targets), found)

@@ -1,0 +1,105 @@
+"""The engine's process: from the command line to a clean exit.
+
+Exit status: 0 after SIGTERM or SIGINT, 1 when the engine failed, 2 when the model or the command line cannot be served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from aiohttp import web
+from tokenizers import Tokenizer
+
+from rollyard.core.aio import running
+from rollyard.core.errors import Invalid, RollyardError
+from rollyard.core.telemetry import set_up_logging
+from rollyard.engine.embedded.completions_api import Served
+from rollyard.engine.embedded.http_server import EngineServer
+from rollyard.engine.embedded.model import Model
+from rollyard.engine.embedded.model_config import read_config
+from rollyard.engine.embedded.model_weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    options = _options()
+    set_up_logging()
+    _die_with_parent()
+    options.uds.unlink(missing_ok=True)  # left behind by a predecessor that was killed
+    try:
+        return asyncio.run(_serve(options))
+    except RollyardError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the supervisor shows the last lines of stderr
+        return 2
+    finally:
+        options.uds.unlink(missing_ok=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rollyard.engine.embedded", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face layout")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer (default: the folder of the model)")
+    parser.add_argument("--served-name", required=True, help="the model's name in requests")
+    parser.add_argument("--uds", type=Path, required=True, help="Unix socket to listen on")
+    parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's limit)")
+    parser.add_argument("--max-sequences", type=int, default=32, help="most sequences in a batch (%(default)s)")
+    return parser.parse_args()
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    model, served = await asyncio.to_thread(_load, options)
+    server = EngineServer(model, served, max_sequences=options.max_sequences)
+    server.start()
+    runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=5.0, access_log=None)
+    await runner.setup()
+    try:
+        await _listen(runner, options.uds)
+        logger.info("serving %s as %r, %d tokens of context", options.model, served.name, served.max_model_len)
+        async with running(stop.wait()) as stopped, running(server.failed.wait()) as failed:
+            await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        await server.stop()
+    finally:
+        await runner.cleanup()
+    return 1 if server.failed.is_set() else 0
+
+
+def _load(options: argparse.Namespace) -> tuple[Model, Served]:
+    """Raises Invalid when the folder or the limits cannot be served."""
+    config = read_config(options.model)
+    length = options.max_model_len or config.max_positions
+    if not 2 <= length <= config.max_positions:
+        raise Invalid(f"--max-model-len must be between 2 and the model's {config.max_positions}, but is {length}")
+    if options.max_sequences < 1:
+        raise Invalid(f"--max-sequences must be at least 1, but is {options.max_sequences}")
+    path = (options.tokenizer or options.model) / "tokenizer.json"
+    if not path.exists():
+        raise Invalid(f"{path} is missing; the embedded engine needs this file of a tokenizer")
+    model = Model(config, load_weights(options.model, config), length)
+    served = Served(options.served_name, Tokenizer.from_file(str(path)), config.vocab_size, length, config.eos_ids)
+    return model, served
+
+
+async def _listen(runner: web.AppRunner, path: Path) -> None:
+    """On a socket that only this user may open."""
+    before = os.umask(0o177)
+    try:
+        await web.UnixSite(runner, path).start()
+    finally:
+        os.umask(before)
+
+
+def _die_with_parent() -> None:
+    """SIGTERM when the parent's thread that started us ends (the parent must start us from a thread that lives)."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

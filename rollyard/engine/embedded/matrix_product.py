@@ -1,0 +1,52 @@
+"""Products with a matrix in which a row's bits do not depend on the rows that are computed with it.
+
+BLAS picks its inner loops by the shape of a product, and they add in different orders: OpenBLAS's Haswell kernels give a
+row among twelve other last bits than a row among eight. So rows are multiplied in blocks of few fixed heights. That is
+enough where neither the place in a block nor its height shows in the result, which is tried on this machine for each
+shape of matrix. Where it shows, each row is multiplied alone: always the same shape and the same place.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from rollyard.engine.embedded.safetensors_files import Array
+
+TALLEST = 8
+LOWER = (2, 4)
+"""Cheaper for the last few rows; BLAS takes a lone row for a vector, which it multiplies in yet another way."""
+
+
+def product(x: Array, matrix: Array) -> Array:
+    """x [rows, inputs] @ matrix [inputs, outputs], both C-contiguous."""
+    heights = block_heights(*matrix.shape)
+    height = next((h for h in heights if h >= len(x)), heights[-1])
+    blocks = x
+    if missing := -len(x) % height:
+        blocks = np.concatenate([x, np.zeros((missing, x.shape[1]), x.dtype)])
+    blocks = blocks.reshape(-1, height, x.shape[1])
+    done: Array = np.matmul(blocks, matrix).reshape(-1, matrix.shape[1])
+    return done[: len(x)]
+
+
+@cache
+def block_heights(inputs: int, outputs: int) -> tuple[int, ...]:
+    """Heights of blocks, ascending, that give a row the same bits at every place; (1,) where none does.
+
+    Which loops run does not depend on the numbers, so random ones tell.
+    """
+    numbers = np.random.default_rng(0)
+    rows = numbers.standard_normal((TALLEST, inputs), np.float32)
+    matrix = numbers.standard_normal((inputs, outputs), np.float32)
+    expected = np.matmul(rows, matrix)
+    for turn in range(1, TALLEST):
+        if not np.array_equal(np.matmul(np.roll(rows, turn, axis=0), matrix), np.roll(expected, turn, axis=0)):
+            return (1,)
+    lower = [
+        h
+        for h in LOWER
+        if np.array_equal(np.matmul(rows.reshape(-1, h, inputs), matrix).reshape(-1, outputs), expected)
+    ]
+    return (*lower, TALLEST)

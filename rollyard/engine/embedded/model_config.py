@@ -1,0 +1,145 @@
+"""Which models the embedded engine serves: a Hugging Face `config.json` becomes a `Config` or is refused by field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollyard.core.errors import Cause, Invalid
+
+_DEFAULTS: dict[str, Any] = {
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+"""What transformers assumes for Qwen3 where `config.json` is silent."""
+
+_ONLY: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "quantization_config": None,
+}
+"""Fields that may have just one value, which is also what an absent field means (`model_type` aside)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a Qwen3 model."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tied: bool
+    """Whether the output head is the embedding table."""
+    max_positions: int
+    eos_ids: tuple[int, ...]
+    """Ids that end a sequence; the first is the tokenizer's own."""
+
+    @property
+    def shape(self) -> Config:
+        """All that two folders must have in common for one to take the other's place in a running engine."""
+        return replace(self, eos_ids=(), max_positions=0)
+
+
+def read_config(folder: Path) -> Config:
+    """The model's shape. Raises Invalid with one cause for each field that cannot be served."""
+    raw = _read_json(folder / "config.json")
+    causes = [*_unsupported(raw), *_rope_causes(raw)]
+    sizes = _sizes(raw, causes)
+    if causes:
+        raise Invalid(
+            f"the embedded engine cannot serve {folder}: {causes[0].field}: {causes[0].message}", causes=causes
+        )
+    return Config(
+        **sizes,
+        rms_norm_eps=float(raw.get("rms_norm_eps", _DEFAULTS["rms_norm_eps"])),
+        rope_theta=float(_rope(raw).get("rope_theta", 10_000.0)),
+        tied=bool(raw.get("tie_word_embeddings", _DEFAULTS["tie_word_embeddings"])),
+        eos_ids=_eos_ids(folder, raw),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Invalid(f"{path} is missing; the model must be a folder in Hugging Face layout") from None
+    except ValueError as error:
+        raise Invalid(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise Invalid(f"{path} must contain a JSON object")
+    return data
+
+
+def _unsupported(raw: dict[str, Any]) -> list[Cause]:
+    causes = []
+    for field, only in _ONLY.items():
+        value = raw.get(field, None if field == "model_type" else only)
+        if value != only and not (only is False and value is None):
+            causes.append(Cause(field, f"must be {json.dumps(only)}, not {json.dumps(value)}"))
+    kinds = {kind for kind in raw.get("layer_types") or [] if kind != "full_attention"}
+    if kinds:
+        causes.append(
+            Cause("layer_types", f'must contain "full_attention" only; it contains {json.dumps(sorted(kinds))}')
+        )
+    return causes
+
+
+def _rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """Both spellings: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (4)."""
+    return raw.get("rope_parameters") or {
+        "rope_theta": raw.get("rope_theta", 10_000.0),
+        **(raw.get("rope_scaling") or {}),
+    }
+
+
+def _rope_causes(raw: dict[str, Any]) -> list[Cause]:
+    field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    rope = _rope(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return [] if kind == "default" else [Cause(f"{field}.rope_type", f'must be "default", not {json.dumps(kind)}')]
+
+
+def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
+    names = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "intermediate_size": "intermediate_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "max_positions": "max_position_embeddings",
+    }
+    sizes = {}
+    for ours, field in names.items():
+        value = raw.get(field, _DEFAULTS.get(field))
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            causes.append(Cause(field, f"must be a positive integer, not {json.dumps(value)}"))
+            value = 1
+        sizes[ours] = value
+    if sizes["heads"] % sizes["kv_heads"]:
+        message = f"must divide num_attention_heads ({sizes['heads']}), but is {sizes['kv_heads']}"
+        causes.append(Cause("num_key_value_heads", message))
+    if sizes["head_dim"] % 2:
+        causes.append(Cause("head_dim", f"must be even, but is {sizes['head_dim']}"))
+    return sizes
+
+
+def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+    """`generation_config.json` wins over `config.json`, as in transformers and vLLM."""
+    path = folder / "generation_config.json"
+    generation = _read_json(path) if path.exists() else {}
+    eos = generation.get("eos_token_id", raw.get("eos_token_id"))
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)

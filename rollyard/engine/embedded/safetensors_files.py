@@ -1,0 +1,69 @@
+"""Safetensors files: which tensors a folder holds, and their numbers as float32."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollyard.core.errors import Invalid
+
+Array = NDArray[np.float32]
+STORED: dict[str, type[Any]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+"""numpy has no bfloat16: it is the upper half of a float32."""
+DTYPES = "BF16, F16 or F32"
+
+
+@dataclass(frozen=True)
+class Entry:
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self) -> Array:
+        if self.dtype not in STORED:
+            raise Invalid(f"{self.path}: tensors must be {DTYPES}, not {self.dtype}")
+        count = math.prod(self.shape)
+        numbers = np.fromfile(self.path, STORED[self.dtype], count, offset=self.offset)
+        if numbers.size != count:
+            raise Invalid(f"{self.path} is cut short; copy it again")
+        return as_float32(numbers).reshape(self.shape)
+
+
+def as_float32(numbers: NDArray[Any]) -> Array:
+    """Of numbers as `STORED` says that they lie in a file."""
+    if numbers.dtype == np.uint16:
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
+
+
+def shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    paths = [folder / name for name in sorted(names)]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise Invalid(f"{missing[0]} is missing; weights are read from model.safetensors or the files of its index")
+    return paths
+
+
+def entries(path: Path) -> Iterator[tuple[str, Entry]]:
+    """The header of a safetensors file: eight bytes of length, then JSON; the numbers follow it."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header: dict[str, dict[str, Any]] = json.loads(file.read(size))
+        except ValueError:
+            raise Invalid(f"{path} is not a safetensors file; copy it again") from None
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            yield name, Entry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])

@@ -1,0 +1,105 @@
+"""From logits to tokens and their logprobs.
+
+Logprobs are those of the model itself, before temperature and truncation, as vLLM reports them by default. The i-th
+draw of a request is a pure function of its seed and i, so that neither batch mates nor timing can change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollyard.engine.embedded.safetensors_files import Array
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this pick the most likely token, as in vLLM."""
+GOLDEN = 0x9E3779B97F4A7C15
+"""Stride of splitmix64 (Steele, Lea, Flood 2014). `seed + n * GOLDEN` continues a request after n draws."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request samples."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Most likely tokens to choose from; 0 for all."""
+    seed: int = 0
+    top_logprobs: int = 0
+    """How many of the most likely tokens to report beside the sampled one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One sampled token."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token, logprob), most likely first."""
+
+
+def sample(logits: Array, params: Sequence[SamplingParams], drawn: Sequence[int]) -> list[Draw]:
+    """One draw for each row of logits [n, vocab]; `drawn` counts the draws each request has had before."""
+    peaks = logits.max(axis=1, keepdims=True)
+    shifted = logits - peaks
+    masses = np.exp(shifted)
+    norms = np.log(masses.sum(axis=1, dtype=np.float64))
+    greedy = np.array([p.temperature < GREEDY_BELOW for p in params])
+    tokens = np.where(greedy, logits.argmax(axis=1), _pick(_tempered(shifted, masses, params), params, drawn))
+    logprobs = shifted[np.arange(len(tokens)), tokens] - norms
+    return [
+        Draw(token, min(logprob, 0.0), _top(shifted[i], norms[i], params[i].top_logprobs))
+        for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+    ]
+
+
+def _tempered(shifted: Array, masses: Array, params: Sequence[SamplingParams]) -> Array:
+    """Unnormalised probabilities to draw from: temperature first, then top-k, then top-p."""
+    if any(p.temperature != 1.0 for p in params):
+        temperatures = np.array([[max(p.temperature, GREEDY_BELOW)] for p in params], np.float32)
+        masses = np.exp(shifted / temperatures)
+    for i, p in enumerate(params):
+        if p.top_k or p.top_p < 1.0:
+            masses[i] = _truncated(masses[i], p.top_k, p.top_p)
+    return masses
+
+
+def _truncated(masses: Array, top_k: int, top_p: float) -> Array:
+    order = np.argsort(-masses, kind="stable")
+    if top_k:
+        order = order[:top_k]
+    cumulated = np.cumsum(masses[order], dtype=np.float64)
+    # the token that crosses top_p belongs to the nucleus
+    keep = order[: int(np.searchsorted(cumulated, top_p * cumulated[-1])) + 1]
+    kept = np.zeros_like(masses)
+    kept[keep] = masses[keep]
+    return kept
+
+
+def _pick(masses: Array, params: Sequence[SamplingParams], drawn: Sequence[int]) -> NDArray[np.int64]:
+    cumulated = np.cumsum(masses, axis=1, dtype=np.float64)
+    seeds = np.array([(p.seed + (n + 1) * GOLDEN) % 2**64 for p, n in zip(params, drawn, strict=True)], np.uint64)
+    targets = _uniform(seeds) * cumulated[:, -1]
+    tokens: NDArray[np.int64] = (cumulated <= targets[:, None]).sum(axis=1)
+    return tokens
+
+
+def _uniform(states: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """The finaliser of splitmix64, then 52 bits as a number in [0, 1): one bit fewer than a double could hold, so that
+    a product with the total stays below the total."""
+    z = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _top(shifted: Array, norm: float, count: int) -> tuple[tuple[int, float], ...]:
+    if count == 0:
+        return ()
+    best = np.argpartition(-shifted, count)[:count]
+    best = best[np.argsort(-shifted[best], kind="stable")]
+    return tuple((int(i), float(shifted[i] - norm)) for i in best)

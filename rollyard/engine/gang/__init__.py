@@ -1,0 +1,1 @@
+"""A replica that spans nodes: its processes meet, live and die together."""

@@ -1,0 +1,76 @@
+"""A replica that spans nodes: one process a node, started together by srun, which meet in the allocation's folder.
+
+They live and die together. A member that dies takes the job down (srun's --kill-on-bad-exit), because an engine that has
+lost a rank answers nothing and may say for a long time that it is well; the pool then makes a whole new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from rollyard.core.errors import Unavailable
+from rollyard.engine.launch.gang_rank import Place
+from rollyard.trust.secret_files import write_secret
+
+LOOK_SECONDS = 0.5
+MEET_SECONDS = 600.0
+"""For all nodes to start their process; srun starts them within seconds, a prolog may take minutes."""
+
+
+class Gang:
+    """This process among the others of its job step."""
+
+    def __init__(self, rank: int, size: int, meeting: Path) -> None:
+        self.rank, self.size = rank, size
+        self._meeting = meeting
+
+    @classmethod
+    def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
+        """None where this is a job of one process. The meeting's name says which run of which job it belongs to."""
+        size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+        if size < 2:
+            return None
+        run = "-".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID"))
+        return cls(int(environ["SLURM_PROCID"]), size, folder / f"gang-{run}.json")
+
+    def lead(self, address: str, model: str) -> Place:
+        """Rank 0's: tells the others where it is. Raises OSError."""
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            port = int(probe.getsockname()[1])
+        write_secret(self._meeting, json.dumps({"address": address, "port": port, "model": model}), durable=False)
+        return Place(0, self.size, address, port, model)
+
+    async def join(self) -> Place:
+        """The others': waits for rank 0. Raises Unavailable when it never says where it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MEET_SECONDS):
+                while True:
+                    if (told := await asyncio.to_thread(self._read)) is not None:
+                        return Place(self.rank, self.size, *told)
+                    await asyncio.sleep(LOOK_SECONDS)
+        raise Unavailable(f"rank 0 of this gang has not reported its address within {MEET_SECONDS:g} s")
+
+    async def until_over(self) -> None:
+        """The others': until rank 0 has left."""
+        while True:
+            with contextlib.suppress(OSError, ValueError):  # a shared folder that does not answer says nothing
+                if await asyncio.to_thread(self._read) is None:
+                    return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def leave(self) -> None:
+        """Rank 0's last word; the others end with it."""
+        self._meeting.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[str, int, str] | None:
+        try:
+            told = json.loads(self._meeting.read_bytes())
+        except FileNotFoundError:
+            return None
+        return str(told["address"]), int(told["port"]), str(told["model"])

@@ -1,0 +1,145 @@
+"""From an InferencePool's spec to the engine's command line. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from rollyard.core.errors import Invalid
+from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed
+from rollyard.engine.vllm.installed_vllm import VllmBuild
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.engine_spec import EmbeddedEngine, ModelSpec, VllmEngine
+from rollyard.kinds.inference_pool import InferencePoolSpec
+
+OLDEST = Version("0.10.2")
+"""The first vLLM that sends the ids of the tokens it samples (`return_token_ids`)."""
+TRIED = "0.32"
+"""What it is tested with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """vLLM as this node has it."""
+
+    interpreter: Sequence[str]
+    """The words that start its Python."""
+    build: VllmBuild
+    context: int | None = None
+    """Context length in tokens that it will have, as far as that is known."""
+
+
+def engine_command(
+    spec: InferencePoolSpec, uds: Path, place: Place | None = None, host: Host | None = None
+) -> EngineCommand:
+    """What serves this spec on a Unix socket; in any place of a gang but the first, what works for that.
+
+    vLLM is started as `host` says. Raises EngineFailed where that lacks what we cannot do without, and Invalid for an
+    engine that nobody starts here.
+    """
+    if spec.engine.vllm is not None:
+        assert host is not None
+        return _vllm(spec, spec.engine.vllm, uds, place, host)
+    if spec.engine.embedded is not None:
+        return _embedded(spec.model, spec.engine.embedded, uds)
+    raise Invalid("others start an external engine; Rollyard runs no engine for it")
+
+
+def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineCommand:
+    argv = [
+        sys.executable,
+        "-m",
+        "rollyard.engine.embedded",
+        "--model",
+        model.path,
+        "--served-name",
+        model.served_name,
+    ]
+    argv += ["--uds", str(uds), "--max-sequences", str(engine.max_sequences)]
+    if model.tokenizer is not None:
+        argv += ["--tokenizer", model.tokenizer]
+    if engine.max_model_len is not None:
+        argv += ["--max-model-len", str(engine.max_model_len)]
+    return EngineCommand(argv)
+
+
+def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: Place | None, host: Host) -> EngineCommand:
+    """vLLM's OpenAI server. Its own --api-key would stand in argv and guards only a part of its paths: the door does it."""
+    model, build = spec.model, host.build
+    _usable(build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"])
+    argv = [*host.interpreter, *build.serve, model.path, "--served-model-name", model.served_name, *_at(uds, place)]
+    argv += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
+    argv += ["--pipeline-parallel-size", str(engine.pipeline_parallel_size)]
+    if engine.logprobs_mode == "processed":
+        _usable(build, ["--logprobs-mode"])
+        argv += ["--logprobs-mode", "processed_logprobs"]
+    if model.tokenizer is not None:
+        argv += ["--tokenizer", model.tokenizer]
+    if engine.max_model_len is not None:
+        argv += ["--max-model-len", str(engine.max_model_len)]
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    wanted = list(_WANTED)
+    if build.device == "cpu":
+        wanted += _on_cpu(host.context, spec.allocation)
+        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
+        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, also where the rest is eager
+        if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
+            # A worker process of its own would bind threads; it takes a third of the start and 700 MB.
+            defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    argv += [word for option in wanted if option[0] in build.options for word in option]
+    # The routes that change weights are behind it. They are on the Unix socket alone, and the door lets nobody through.
+    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **engine.env}
+    return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
+
+
+def _at(uds: Path, place: Place | None) -> list[str]:
+    """The first of a gang serves, the others work for it."""
+    words = ["--uds", str(uds)] if place is None or place.rank == 0 else ["--headless"]
+    if place is not None:
+        words += ["--distributed-executor-backend", "mp", "--nnodes", str(place.size), "--node-rank", str(place.rank)]
+        words += ["--master-addr", place.address, "--master-port", str(place.port)]
+    return words
+
+
+_WANTED: tuple[tuple[str, ...], ...] = (
+    # Sampling is the request's alone: a model's generation_config must not bend logprobs.
+    ("--generation-config", "vllm"),
+    ("--enable-prompt-tokens-details",),
+    ("--enable-scale-out",),  # /inference/v1/generate
+    ("--disable-access-log-for-endpoints", "/health,/metrics"),
+)
+"""What we do without where this release does not know it."""
+
+
+def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[str, ...]]:
+    """As a replica on CPUs needs it: by itself it takes nine tenths of the node's memory, whoever else is there.
+
+    Compiling takes minutes and gains little. A seeded request whose prompt is cut into chunks ends the server (its CPU
+    generator cannot be moved on), so that prompts are computed whole.
+    """
+    cache = max(1 << 30, allocation.memory_bytes // 4)
+    whole = [("--no-enable-chunked-prefill",), ("--max-num-batched-tokens", str(context))]
+    return [("--kv-cache-memory-bytes", str(cache)), ("--enforce-eager",), *(whole if context is not None else [])]
+
+
+def _usable(build: VllmBuild, must: Sequence[str]) -> None:
+    lacking = [option for option in must if option not in build.options]
+    if lacking:
+        raise EngineFailed(
+            f"EngineTooOld: vLLM {build.version} does not know {', '.join(lacking)}; install a later release ({TRIED} is "
+            "tested), or name one in `engine.vllm.python` or `engine.vllm.image`"
+        )
+    try:
+        old = Version(build.version) < OLDEST
+    except InvalidVersion:
+        return  # somebody's own
+    if old and not Version(build.version).is_devrelease:
+        raise EngineFailed(
+            f"EngineTooOld: vLLM {build.version} does not return token ids; install {OLDEST} or later "
+            f"({TRIED} is tested), or name one in `engine.vllm.python` or `engine.vllm.image`"
+        )

@@ -1,0 +1,38 @@
+"""An engine's command inside a container image, run by Apptainer. Pure but for looking for its program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollyard.core.find_apptainer import apptainer_programs
+from rollyard.core.node_cache import node_cache
+from rollyard.engine.process.child_process import EngineFailed
+
+
+def in_container(
+    program: str, image: str, *, gpus: bool, writable: Sequence[str] = (), readable: Sequence[str] = ()
+) -> list[str]:
+    """The words before a command that runs in `image`; the environment, the home and /tmp are those of the job."""
+    words = [program, "exec"]
+    if os.geteuid() == 0:  # without setuid root itself must not mount, but in a namespace of its own
+        words.append("--userns")
+    if gpus:
+        words.append("--nv")
+    for path in writable:
+        words += ["--bind", path]
+    for path in readable:
+        words += ["--bind", f"{path}:{path}:ro"]
+    return [*words, image]
+
+
+def container_program() -> str:
+    """Apptainer, or Singularity, as sandboxes find it. Raises EngineFailed."""
+    found = apptainer_programs(Path(node_cache()))
+    if not found:
+        raise EngineFailed(
+            "EngineMissing: `engine.vllm.image` needs Apptainer, which this node does not have; install it (on Debian with "
+            "deploy/apptainer/install.sh, without root), or name an interpreter in `engine.vllm.python`"
+        )
+    return found[0][1]

@@ -1,0 +1,57 @@
+"""What is to be started, found out where it will run: by the vLLM that is really there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollyard.engine.launch.command_line import Host, engine_command
+from rollyard.engine.launch.container import container_program, in_container
+from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.process.child_process import EngineCommand
+from rollyard.engine.vllm.installed_vllm import vllm_build
+from rollyard.kinds.engine_spec import VllmEngine
+from rollyard.kinds.inference_pool import InferencePoolSpec
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Of one engine; two that are equal start the same."""
+
+    spec: InferencePoolSpec
+    uds: Path
+    place: Place | None = None
+
+    async def __call__(self) -> EngineCommand:
+        """The command of `engine_command`. Raises EngineFailed where this node has not what it takes, and Invalid."""
+        spec, vllm = self.spec, self.spec.engine.vllm
+        if vllm is None:
+            return engine_command(spec, self.uds, self.place)
+        interpreter = await asyncio.to_thread(_interpreter, spec, vllm, self.uds)
+        build = await vllm_build(interpreter, vllm.env)
+        context = vllm.max_model_len or await asyncio.to_thread(_context_length, Path(spec.model.path))
+        return engine_command(spec, self.uds, self.place, Host(interpreter, build, context))
+
+
+def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list[str]:
+    if engine.image is None:
+        return [engine.python]
+    models = dict.fromkeys(path for path in (spec.model.path, spec.model.tokenizer) if path is not None)
+    gpus = spec.allocation.gpus > 0
+    around = in_container(
+        container_program(), engine.image, gpus=gpus, writable=[str(uds.parent)], readable=list(models)
+    )
+    return [*around, engine.python]
+
+
+def _context_length(model: Path) -> int | None:
+    """As the model's configuration says it; None where it does not."""
+    try:
+        config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    return found if isinstance(found, int) else None

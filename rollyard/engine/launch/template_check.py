@@ -1,0 +1,72 @@
+"""Whether the model's chat template will do, found out while its engine starts: no call should be the first to see it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+import rollyard
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, start_engine
+from rollyard.kinds.engine_spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 600.0
+"""For importing transformers and reading a tokenizer, perhaps over a network."""
+REASON = "TemplateUnusable"
+FILES = (
+    "config.json", "generation_config.json", "tokenizer*", "*.jinja", "additional_chat_templates/*",
+    "special_tokens_map.json", "vocab*",
+)  # fmt: skip
+
+
+async def check_template(model: ModelSpec) -> None:
+    """In a process of its own, once for these files. Raises EngineFailed with the reason."""
+    folder, own = Path(model.tokenizer or model.path), Path(model.path)
+    kept = await asyncio.to_thread(_kept, folder, own)
+    if await asyncio.to_thread(_need_not, folder, kept):
+        return
+    argv = [sys.executable, "-m", "rollyard.tokens.check_template", str(folder), str(own)]
+    process = await start_engine(EngineCommand(argv), stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            said = (await process.communicate())[0].decode(errors="replace").strip()
+    except TimeoutError:
+        log.warning("the check of the chat template of %s did not finish within %g s", folder, CHECK_SECONDS)
+        return
+    finally:
+        await end_engine(process)
+    why = said.rpartition("\n")[2]
+    if process.returncode and why.startswith(REASON):
+        raise EngineFailed(why)
+    if process.returncode:
+        log.warning("the chat template of %s could not be checked; the reason is above", folder)
+        return
+    with contextlib.suppress(OSError):  # a home that cannot be written: the next one looks again
+        await asyncio.to_thread(_keep, kept)
+
+
+def _need_not(folder: Path, kept: Path) -> bool:
+    """A folder that is not there is said by who reads the weights."""
+    return kept.exists() or not folder.is_dir()
+
+
+def _kept(folder: Path, model: Path) -> Path:
+    """Where it is written down that these files are good."""
+    digest = hashlib.sha256(rollyard.__version__.encode())
+    for where in dict.fromkeys((folder, model)):
+        for file in sorted({f for pattern in FILES for f in where.glob(pattern) if f.is_file()}):
+            found = file.stat()
+            digest.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\0".encode())
+    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+    return cache / "templates" / digest.hexdigest()[:16]
+
+
+def _keep(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()

@@ -1,0 +1,347 @@
+"""`rollyard inference-server`: engine, door, registration and heartbeat of one allocation.
+
+Exit status: 0 after SIGTERM, 1 when the engine cannot be kept alive, 3 when another copy of the allocation was first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+
+from rollyard.client.server_link import Backoff, Link, address_towards
+from rollyard.core.aio import running, wait_or_timeout
+from rollyard.core.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
+from rollyard.core.telemetry import set_up_logging
+from rollyard.engine.gang.rendezvous import Gang
+from rollyard.engine.gang.worker import run_member
+from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.launch.template_check import check_template
+from rollyard.engine.process.child_process import EngineFailed
+from rollyard.engine.process.engine_supervisor import Health, Supervisor
+from rollyard.engine.process.scratch_folder import scratch_folder
+from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.engine.weights.embedded_control import EmbeddedControl
+from rollyard.engine.weights.engine_control import EngineControl
+from rollyard.engine.weights.source import Source, serving
+from rollyard.engine.weights.updater import Weights
+from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.trust.csr import new_key_and_csr
+from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.base import Identity
+from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FENCED_EXIT = 3
+DRAIN_SECONDS = 600.0
+"""For running requests when the server asks for a drain."""
+STOP_SECONDS = 5.0
+"""For running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that."""
+FINISH_LOOK_SECONDS = 0.2
+ALIKE_SECONDS = 0.5
+MAX_SOCKET_PATH = 107
+"""Bytes of sockaddr_un.sun_path, less the end mark."""
+
+
+def main(folder: Path) -> int:
+    """Run until the job ends."""
+    set_up_logging()
+    os.umask(0o077)
+    try:
+        link = Link.open(folder)
+        with scratch_folder(Path(link.allocation.scratch)) as scratch:
+            return _serve(link, scratch)
+    except (OSError, ValueError, RollyardError, EngineFailed) as error:
+        log.exception("the engine process cannot continue")
+        log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
+        return 1
+
+
+def _serve(link: Link, scratch: Path) -> int:
+    """As the only process of the allocation, or in its place in a gang. Raises OSError, RollyardError, EngineFailed."""
+    spec = link.allocation.inference
+    if spec is None:
+        raise Invalid(f"{link.folder} is not the folder of an InferencePool's allocation")
+    gang = Gang.of_step(link.folder)
+    if gang is None:
+        return asyncio.run(InferenceServer(link, spec, scratch, None).run())
+    if gang.rank > 0:
+        return asyncio.run(run_member(gang, spec, scratch / "engine.sock"))
+    try:
+        return asyncio.run(InferenceServer(link, spec, scratch, gang).run())
+    finally:
+        gang.leave()
+
+
+class InferenceServer:
+    """One engine and its door."""
+
+    def __init__(self, link: Link, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
+        """`gang`: the others that the engine is spread over, where it is."""
+        self._link = link
+        self._spec = spec
+        self._gang = gang
+        self._scratch = scratch
+        self._identity: Identity = link.identity()
+        uds = scratch / "engine.sock"
+        if len(os.fsencode(uds)) > MAX_SOCKET_PATH:
+            raise Invalid(f"{uds} is too long for a socket; choose a shorter spec.allocation.scratch, such as /tmp")
+        self._uds = uds
+        self._closing = threading.Event()
+        self._fatal = ""
+        self._stop = asyncio.Event()
+        self._until = math.inf
+        """Loop time when running requests must have ended."""
+        self._door: Door | None = None
+        self._address = ""
+        self._place: Place | None = None
+        self._weights: Weights | None = None
+        self._template_checked = False
+
+    async def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        async with contextlib.AsyncExitStack() as stack:
+            http = await stack.enter_async_context(self._link.session())
+            try:
+                self._address = await self._until_stopped(self._own_address())
+                self._supervisor = Supervisor(
+                    Preparation(self._spec, self._uds),
+                    self._uds,
+                    startup_seconds=self._spec.engine.startup_timeout_seconds,
+                    lives=math.inf if self._gang is None else 1,
+                )
+                engine = await stack.enter_async_context(self._supervisor.session())
+                listener, url = _listener(self._address)
+                stack.enter_context(listener)
+                key, csr = new_key_and_csr(self._identity.allocation)
+                welcome = await self._until_stopped(self._register(http, url, csr.decode()))
+                assert welcome.certificate is not None
+                self._door = Door(engine, welcome.token, self._closing.is_set)
+                self._weights = self._weights_of(self._door, engine, welcome.weights)
+                runner = await self._door.open(listener, self._tls(key, welcome.certificate))
+                try:
+                    return await self._serve(http, url, welcome.heartbeat_seconds)
+                finally:
+                    await runner.cleanup()
+            except Fenced as error:
+                log.error("%s", error)
+                return FENCED_EXIT
+            except _Stopped:
+                return 0
+
+    def _weights_of(self, door: Door, http: aiohttp.ClientSession, order: WeightsOrder | None) -> Weights:
+        vllm = self._spec.engine.vllm
+        control: EngineControl = EmbeddedControl(http) if vllm is None else VllmControl(http, vllm.extra_args)
+        return Weights(
+            self._spec.model,
+            order,
+            self._supervisor,
+            door,
+            control,
+            self._command,
+            http,
+            restarts=self._gang is None,
+            stopping=self._closing.is_set,
+        )
+
+    def _command(self, source: Source) -> Preparation:
+        folder = str(source.folder)
+        if self._gang is not None and self._place is None:
+            self._place = self._gang.lead(self._address, folder)
+        return Preparation(serving(self._spec, folder), self._uds, self._place)
+
+    async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
+        async with running(work) as task, running(self._stop.wait()) as stop:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _Stopped
+            return task.result()
+
+    async def _own_address(self) -> str:
+        """Waits for a server to say where it is."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await asyncio.to_thread(address_towards, await self._link.url())
+            except (Unavailable, OSError) as error:
+                log.warning("%s", error)
+                await backoff.wait()
+
+    async def _register(self, http: aiohttp.ClientSession, url: str, csr: str | None) -> EngineWelcome:
+        """Until a server answers. Raises Fenced."""
+        hello, backoff = EngineHello(identity=self._identity, url=url, csr=csr), Backoff()
+        while True:
+            try:
+                answer = await self._link.post(http, "/v1/engine/register", hello.model_dump_json())
+                return EngineWelcome.model_validate(answer)
+            except Fenced:
+                raise
+            except ApiError as error:
+                log.warning("not registered yet: %s", error)
+                await backoff.wait()
+
+    def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
+        pem = self._scratch / "door.pem"
+        pem.write_bytes(key + certificate.encode())  # 0600 by the umask
+        try:
+            return server_ssl_context(pem)
+        finally:
+            pem.unlink()  # from here on the key is in memory alone
+
+    async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
+        """Engine and heartbeat until one of them ends it."""
+        assert self._weights is not None
+        async with (
+            running(self._engine(self._weights)) as engine,
+            running(self._beat(http, url, seconds)) as beat,
+            running(self._stop.wait()) as stop,
+        ):
+            try:
+                await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if beat.done():
+                    beat.result()  # Fenced
+                # What ended the engine may have been meant for all of the job, and reach us a moment later.
+                if engine.done() and not await wait_or_timeout(self._stop, ALIKE_SECONDS):
+                    # The reason must reach the server before the job is gone.
+                    self._fatal = _reason(engine.exception())
+                    log.critical("%s", self._fatal)
+                    with contextlib.suppress(ApiError):
+                        await self._say(http, url)
+                    return 1
+                await self._finish(http, url)
+                if self._gang is not None:
+                    self._gang.leave()  # before its engine goes: then the other ranks know that this is no failure
+                return 0
+            finally:
+                self._closing.set()
+
+    async def _engine(self, weights: Weights) -> None:
+        """For ever, and beside its start the look at the chat template. Raises EngineFailed."""
+        async with running(weights.run()) as engine, running(check_template(self._spec.model)) as check:
+            await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
+            if not engine.done():
+                check.result()
+                self._template_checked = True
+            await engine
+
+    async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
+        """Says how the engine is, for ever: at once when that changes. Raises Fenced."""
+        assert self._weights is not None
+        said: EngineHeartbeat | None = None
+        due = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            beat = self._heartbeat(url)
+            if said is None or _news(beat) != _news(said) or loop.time() >= due:
+                try:
+                    orders = await self._say(http, url)
+                    if not orders.known:
+                        self._weights.obey((await self._register(http, url, None)).weights)
+                        continue
+                    self._weights.obey(orders.weights)
+                    if orders.drain and not self._stop.is_set():
+                        self._end_within(DRAIN_SECONDS)
+                    said, due = beat, loop.time() + seconds
+                except Fenced:
+                    raise
+                except ApiError as error:
+                    log.warning("the server did not get the heartbeat: %s", error)
+                    said, due = beat, loop.time() + seconds / 2
+            await asyncio.sleep(0.1)
+
+    async def _say(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
+        beat = self._heartbeat(url).model_dump_json()
+        return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat))
+
+    def _heartbeat(self, url: str) -> EngineHeartbeat:
+        health, weights = self._health(), self._weights
+        assert weights is not None
+        return EngineHeartbeat(
+            identity=self._identity,
+            url=url,
+            ready=health.ready,
+            reason=health.reason,
+            weights_version=weights.version,
+            weights_checksum=weights.checksum,
+            weights_phase=weights.phase,
+            weights_error=weights.error,
+            weights_attempt=weights.failed_attempt,
+            weights_note=weights.note,
+            running=health.running,
+            waiting=health.waiting,
+            kv_usage=health.kv_usage,
+            load=health.load,
+        )
+
+    def _health(self) -> Health:
+        if self._fatal:
+            return Health(False, self._fatal)
+        if self._stop.is_set():
+            return replace(self._supervisor.health, ready=False, reason="Draining")  # its load goes on until it is done
+        health, weights = self._supervisor.health, self._weights
+        assert weights is not None
+        if health.ready and not weights.proven:
+            return replace(health, ready=False, reason="Proving")
+        if health.ready and not self._template_checked:
+            return replace(health, ready=False, reason="CheckingTemplate")
+        if self._supervisor.life == 0 and weights.error:
+            return replace(health, reason=weights.error)
+        return health
+
+    def _signalled(self, number: signal.Signals) -> None:
+        log.warning("received %s: running requests have %g s to finish", number.name, STOP_SECONDS)
+        self._end_within(STOP_SECONDS)
+
+    def _end_within(self, seconds: float) -> None:
+        self._until = min(self._until, asyncio.get_running_loop().time() + seconds)
+        self._stop.set()
+
+    async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
+        """Nothing new comes in once the server has heard; what is running may end, longer when drained than when killed."""
+        with contextlib.suppress(ApiError):
+            await self._say(http, url)
+        assert self._door is not None
+        while asyncio.get_running_loop().time() < self._until:  # a SIGTERM during a drain brings it nearer
+            if await wait_or_timeout(self._door.idle, FINISH_LOOK_SECONDS):
+                return
+
+
+def _listener(address: str) -> tuple[socket.socket, str]:
+    """A bound socket on a free port of this address, and its URL. Raises OSError."""
+    v6 = ":" in address
+    listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
+    listener.bind((address, 0))
+    return listener, f"https://{f'[{address}]' if v6 else address}:{listener.getsockname()[1]}"
+
+
+def _news(beat: EngineHeartbeat) -> tuple[object, ...]:
+    """What the server should hear at once when it changes."""
+    return beat.ready, beat.reason, beat.weights_version, beat.weights_phase, beat.weights_error
+
+
+def _reason(error: BaseException | None) -> str:
+    if isinstance(error, EngineFailed):
+        return str(error)
+    log.error("the supervisor failed", exc_info=error)
+    return f"EngineFailed: {type(error).__name__}: {error}"
+
+
+class _Stopped(Exception):
+    """SIGTERM came while there was nothing to finish."""

@@ -1,0 +1,75 @@
+"""An engine's process and what it started: a group of their own, begun and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rollyard
+from rollyard.core.exit_codes import exit_words
+
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    argv: list[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the job, and wins over it."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Environment for what the job's says nothing of."""
+    foreign: bool = False
+    """It runs in an interpreter of its own, for which the packages that we import from are not."""
+
+
+class EngineFailed(Exception):
+    """The engine cannot be kept alive; the message is for the pool's condition."""
+
+
+async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
+    """Raises EngineFailed."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=_environment(command),
+            start_new_session=True,
+            **streams,
+        )
+    except OSError as error:
+        raise EngineFailed(f"EngineMissing: {command.argv[0]} cannot be started: {error.strerror}") from None
+
+
+def _environment(command: EngineCommand) -> dict[str, str]:
+    env = dict(os.environ)
+    if command.foreign and "PYTHONPATH" in env:  # of stage.sh: our numpy must not come before the engine's
+        ours = Path(rollyard.__file__).parents[1]
+        kept = [part for part in env["PYTHONPATH"].split(os.pathsep) if part and Path(part) != ours]
+        env["PYTHONPATH"] = os.pathsep.join(kept)
+    return {**command.defaults, **env, **command.env}
+
+
+async def end_engine(process: asyncio.subprocess.Process) -> None:
+    """TERM, then KILL, to the engine's whole group."""
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
+    # Also when it has ended: workers that outlive it would keep its memory from the next one.
+    _signal_group(process.pid, signal.SIGKILL)
+    await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
+
+
+def how_it_ended(code: int) -> str:
+    """Convert asyncio's return code, which is -n for signal n."""
+    return exit_words(128 - code if code < 0 else code)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)

@@ -1,0 +1,279 @@
+"""Requests for tokens on their way through the door, and the weights that each token of their answers was made by.
+
+Invariant: what is read from the engine belongs to the epoch in which it was read, an epoch has one version of the
+weights, and nothing of an epoch leaves before its weights are proven. Who changes the weights makes that true: he
+begins a new epoch only when all that the old weights made has been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from rollyard.core.aio import wait_or_timeout
+from rollyard.engine.proxy.headers import end_to_end
+
+log = logging.getLogger(__name__)
+
+VERSION_HEADER = "X-Rollyard-Weights-Version"
+QUIET_TURNS = 8
+"""Answers of an idle engine's HTTP server between which no token may arrive before there is none left in it."""
+ABORTED = {
+    "index": 0,
+    "text": "",
+    "logprobs": {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []},
+    "finish_reason": "abort",
+    "stop_reason": None,
+    "token_ids": [],
+}
+"""The last choice of a stream that we end; its tokens are those that were sent."""
+
+Ask = Callable[[Mapping[str, Any]], Awaitable[aiohttp.ClientResponse]]
+"""Sends a request to the engine, with these fields set in its body."""
+
+
+class Shut(Exception):
+    """Nothing gets through now; the message says why."""
+
+
+@dataclass
+class _Epoch:
+    version: str
+    """To be told with the tokens; empty where the engine tells it, or there is none."""
+    fields: Mapping[str, Any]
+    proven: bool | None = None
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def judge(self, proven: bool) -> None:
+        self.proven = proven
+        self.judged.set()
+
+
+class _Cut:
+    """In place of the rest of an answer: it ends here."""
+
+
+Piece = tuple[_Epoch, bytes] | BaseException | _Cut | None
+
+
+@dataclass(eq=False)
+class _Passage:
+    """One request that the engine has."""
+
+    asking: asyncio.Task[aiohttp.ClientResponse]
+    pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
+    """Read at once, whatever its client does: an engine that cannot write would make one piece of two epochs."""
+    pump: asyncio.Task[None] | None = None
+
+    def cut(self) -> None:
+        if self.pump is not None:
+            self.pump.cancel()
+        self.pieces.put_nowait(_Cut())
+
+    async def close(self) -> None:
+        """The engine aborts what it still does for this request: its connection is gone."""
+        if self.asking.done() and not self.asking.cancelled() and self.asking.exception() is None:
+            self.asking.result().close()
+        tasks = [task for task in (self.asking, self.pump) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Again(Exception):
+    """The engine is to be asked anew: nothing of its answer has been seen."""
+
+
+class Generations:
+    """All requests for tokens of one door. Open at first, with weights that have no name."""
+
+    def __init__(self) -> None:
+        self._epoch = _Epoch("", {})
+        self._epoch.judge(proven=True)
+        self._patience = 0.0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._passages: set[_Passage] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+        self._reads = 0
+
+    # who changes the weights
+
+    def shut(self, patience: float) -> None:
+        """New requests wait so many seconds for `open`, then they are refused."""
+        self._patience = patience
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def ended(self, seconds: float) -> bool:
+        """Whether all requests that the engine has have ended within this time."""
+        return await wait_or_timeout(self._none, seconds)
+
+    def ask_again(self) -> None:
+        """Take back the requests that the engine has not begun to answer; each is asked anew once it is open again."""
+        for passage in self._passages:
+            passage.asking.cancel()  # no effect on one that has its answer
+
+    def cut(self) -> None:
+        """End the answers under way after what has been read, with "abort"; take back what is unanswered."""
+        self.ask_again()
+        for passage in self._passages:
+            passage.cut()
+
+    async def settled(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """Returns once everything that a paused engine has made is read. `turn`: one question to its HTTP server.
+
+        What is left lies in the server's process and needs no more than turns of its loop, and of ours, to get here:
+        so there is nothing left when several answers in a row have come and no token between them.
+        """
+        while True:
+            before = self._reads
+            for _ in range(QUIET_TURNS):
+                await turn()
+            if self._reads == before:
+                return
+
+    def begin(self, version: str, fields: Mapping[str, Any]) -> None:
+        """What is read from now on was made by other weights; it is kept back until `judge`. `fields` go with requests."""
+        self.judge(proven=False)
+        self._epoch = _Epoch(version, fields)
+
+    def judge(self, proven: bool) -> None:
+        """Let what the new weights made leave, or end the answers that have tokens of theirs where these begin."""
+        if self._epoch.proven is None:
+            self._epoch.judge(proven)
+
+    # the door
+
+    async def relay(self, request: web.Request, ask: Ask, labelled: bool) -> web.StreamResponse:
+        """The engine's answer. `labelled`: a stream gets an event before the first token of each version.
+
+        Raises Shut, aiohttp.ClientError when the engine is lost before its answer has begun.
+        """
+        while True:
+            await self._enter()
+            epoch = self._epoch
+            try:
+                async with self._passage(ask(epoch.fields)) as passage:
+                    return await self._answer(request, passage, labelled)
+            except _Again:
+                continue
+
+    async def _enter(self) -> None:
+        if not await wait_or_timeout(self._open, self._patience):
+            raise Shut("the engine is not ready, or its weights are being changed")
+
+    @asynccontextmanager
+    async def _passage(self, question: Awaitable[aiohttp.ClientResponse]) -> AsyncIterator[_Passage]:
+        passage = _Passage(asyncio.ensure_future(question))
+        self._passages.add(passage)
+        self._none.clear()
+        try:
+            yield passage
+        finally:
+            self._passages.discard(passage)
+            if not self._passages:
+                self._none.set()
+            await passage.close()
+
+    async def _answer(self, request: web.Request, passage: _Passage, labelled: bool) -> web.StreamResponse:
+        await asyncio.wait({passage.asking})
+        if passage.asking.cancelled():
+            raise _Again
+        upstream = passage.asking.result()
+        self._reads += 1
+        epoch = self._epoch
+        stream = upstream.content_type == "text/event-stream"
+        labelled = labelled and stream and "Content-Encoding" not in upstream.headers
+        passage.pump = asyncio.create_task(self._pump(passage, upstream, labelled))
+        await epoch.judged.wait()
+        if not epoch.proven:
+            raise _Again
+        response = web.StreamResponse(status=upstream.status, headers=end_to_end(upstream.headers))
+        if epoch.version and not stream:
+            response.headers[VERSION_HEADER] = epoch.version
+        await response.prepare(request)
+        await self._write(request, response, passage, labelled)
+        return response
+
+    async def _pump(self, passage: _Passage, upstream: aiohttp.ClientResponse, by_event: bool) -> None:
+        rest = b""
+        try:
+            async for data in upstream.content.iter_any():
+                self._reads += 1
+                events, end, rest = (rest + data).rpartition(b"\n\n") if by_event else (data, b"", b"")
+                if events:
+                    passage.pieces.put_nowait((self._epoch, events + end))
+            passage.pieces.put_nowait((self._epoch, rest))
+            passage.pieces.put_nowait(None)
+        except aiohttp.ClientError as error:
+            passage.pieces.put_nowait(error)
+
+    async def _write(
+        self, request: web.Request, response: web.StreamResponse, passage: _Passage, labelled: bool
+    ) -> None:
+        said = ""
+        while (piece := await passage.pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                log.warning("the engine's answer broke off: %s: %s", type(piece).__name__, piece)
+                return _break(request)
+            if isinstance(piece, _Cut) or not await _leaves(piece[0]):
+                return await _end(request, response, labelled)
+            epoch, data = piece
+            if labelled and data and epoch.version not in ("", said):
+                said = epoch.version
+                data = _event({"object": "rollyard.weights", "weights_version": said}) + data
+            await response.write(data)
+        await response.write_eof()
+
+
+async def _leaves(epoch: _Epoch) -> bool:
+    await epoch.judged.wait()
+    return bool(epoch.proven)
+
+
+async def _end(request: web.Request, response: web.StreamResponse, labelled: bool) -> None:
+    """Of a stream in completions' shape, in that shape; of any other answer, broken."""
+    if not labelled:
+        return _break(request)
+    await response.write(_event({"object": "text_completion", "choices": [ABORTED]}) + b"data: [DONE]\n\n")
+    await response.write_eof()
+
+
+def _break(request: web.Request) -> None:
+    """The answer has begun: its only honest end is a broken connection."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
+    """A JSON object with these fields set; what is none passes as it is, for the engine to complain of."""
+    if not fields:
+        return body
+    head = body.rstrip()
+    if b'"cache_salt"' not in head and head.endswith(b"}") and head != b"{}":
+        # Of a field that is there twice the last one counts; to read and write 32,000 ids would take milliseconds.
+        return head[:-1] + b"," + json.dumps(dict(fields)).encode()[1:]
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(asked, dict):
+        return body
+    salts = [str(salt) for salt in (asked.get("cache_salt"), fields.get("cache_salt")) if salt]
+    return json.dumps({**asked, **fields, **({"cache_salt": "/".join(salts)} if salts else {})}).encode()

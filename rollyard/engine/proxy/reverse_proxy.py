@@ -1,0 +1,148 @@
+"""The only TCP socket of an allocation with an engine: TLS, a token, and a short list of paths.
+
+Behind it the engine listens on a Unix socket; whatever else it serves (vLLM's /pause, /collective_rpc, …) stays shut, and
+the routes of a transfer of weights but while an order waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from rollyard.core.errors import Conflict
+from rollyard.engine.proxy.epochs import Generations, Shut, with_fields
+from rollyard.engine.proxy.headers import end_to_end
+from rollyard.engine.proxy.weights_transfer import ROUTES, Transfer
+
+log = logging.getLogger(__name__)
+
+COMPLETIONS = ("POST", "/v1/completions")
+GENERATE = ("POST", "/inference/v1/generate")
+OPEN = {
+    COMPLETIONS,
+    GENERATE,
+    ("GET", "/v1/models"),
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+}
+SERVED = OPEN | ROUTES
+AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
+"""What aiohttp would add: an engine must see what the client said and no more."""
+MAX_BODY_BYTES = 64 << 20
+HEADER_SECONDS = 30.0
+"""Until a connection has sent the header of its first, or next, request; our own clients keep an idle one for 15 s."""
+LINGER_SECONDS = 1.0
+"""A caller that is refused while it sends is read for so long, that it may see the answer."""
+RETRY_AFTER = "5"
+"""Seconds after which what was refused may be asked again."""
+
+
+class Door:
+    """A reverse proxy that streams both ways; a client that goes takes its request with it."""
+
+    def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
+        """`ending`: whether the engine is being ended; that it no longer answers is no fault then."""
+        self._engine = engine
+        self._expected = f"Bearer {token}".encode()
+        self.generations = Generations()
+        self.transfer = Transfer(engine)
+        self._ending = ending
+        self._in_flight = 0
+        self.idle = asyncio.Event()
+        """Set while no request is under way."""
+        self.idle.set()
+
+    async def open(self, listener: socket.socket, tls: ssl.SSLContext) -> web.AppRunner:
+        """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        # Bodies pass as they are: what is compressed for the engine is not for us to unpack.
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=2.0,
+            auto_decompress=False,
+            keepalive_timeout=HEADER_SECONDS,
+            lingering_time=LINGER_SECONDS,
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener, ssl_context=tls).start()
+        return runner
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(shown, self._expected):
+            return _error(401, "Unauthorized", "send the endpoint's token: `Authorization: Bearer …`")
+        if (request.method, request.path) not in SERVED:
+            return _error(404, "NotFound", f"{request.method} {request.path} is not served here")
+        self._in_flight += 1
+        self.idle.clear()
+        try:
+            return await self._relay(request)
+        finally:
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self.idle.set()
+
+    async def _relay(self, request: web.Request) -> web.StreamResponse:
+        try:
+            if (request.method, request.path) in ROUTES:
+                return await self.transfer.relay(request)
+            return await self._ask(request)
+        except Shut as why:
+            refused = _error(503, "NotReady", str(why))
+            refused.headers["Retry-After"] = RETRY_AFTER
+            return refused
+        except Conflict as why:
+            return _error(why.code, why.reason, str(why))
+        except aiohttp.ClientError as error:
+            if self._ending():
+                refused = _error(503, "NotReady", "this model server is shutting down")
+                refused.headers["Retry-After"] = RETRY_AFTER
+                return refused
+            log.warning("the engine does not answer: %s: %s", type(error).__name__, error)
+            return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
+
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        """Raises Shut, aiohttp.ClientError."""
+        # The path is one of the list's, whatever spelling of it the client chose.
+        url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
+        headers, body = end_to_end(request.headers), await request.read()
+
+        async def ask(fields: Mapping[str, Any]) -> aiohttp.ClientResponse:
+            sent = with_fields(body, fields)
+            data = BytesIO(sent) if sent else None  # plain bytes would be written in one go, however many
+            return await self._engine.request(
+                request.method, url, headers=headers, data=data, skip_auto_headers=AUTOMATIC
+            )
+
+        way = (request.method, request.path)
+        if way in (COMPLETIONS, GENERATE):
+            return await self.generations.relay(request, ask, labelled=way == COMPLETIONS)
+        return await _look(request, await ask({}))
+
+
+async def _look(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    """A short answer that makes no tokens. Raises aiohttp.ClientError."""
+    async with upstream:
+        response = web.Response(
+            status=upstream.status, headers=end_to_end(upstream.headers), body=await upstream.read()
+        )
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+def _error(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": reason, "code": code}}, status=code)

@@ -1,0 +1,1 @@
+"""vLLM: which one is installed, and how it is controlled while it runs."""

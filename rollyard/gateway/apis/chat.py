@@ -1,0 +1,125 @@
+"""OpenAI's `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.gateway.apis.base import Body, data, flag, model_of, new_id, now, openai_error, wants_usage
+from rollyard.gateway.requests.call_errors import Refusal, bad_request
+from rollyard.gateway.requests.chat_request import ROLES, Asked, Said, assistant, objects, offered, text_field, text_of
+from rollyard.gateway.requests.ignored_fields import TOOL
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_wanted
+from rollyard.gateway.session.session import Session, Tell
+from rollyard.tokens.chat_template import Message
+
+OWN = ("model", "messages", "tools", "tool_choice", "stream", "stream_options")
+
+
+class ChatExchange:
+    def __init__(self, body: Body) -> None:
+        self.stream = flag(body, "stream")
+        self._usage = wants_usage(body)
+        self._model = model_of(body)
+        messages = [_message(m) for m in objects(body.get("messages"), "messages")]
+        if not messages:
+            raise bad_request("`messages` must have at least one message", param="messages")
+        tools = offered(body.get("tool_choice"), _tools(body))
+        self._asked = Asked(messages, tools, read_wanted(body, OWN))
+        self._id, self._created, self._opened = new_id("chatcmpl-"), now(), False
+
+    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
+        return await session.chat(self._asked, tell)
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": said.content or None, "refusal": None}
+        if said.calls:
+            message["tool_calls"] = _calls(said)
+        elif not said.content:
+            message["content"] = ""
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": said.finish}
+        return {**self._envelope("chat.completion"), "choices": [choice], "usage": usage(said)}
+
+    def text(self, piece: str) -> bytes:
+        return self._open() + self._chunk({"content": piece})
+
+    def end(self, said: Said) -> bytes:
+        events = [self._open()]
+        for i, call in enumerate(_calls(said)):
+            named = {**call["function"], "arguments": ""}
+            events.append(self._chunk({"tool_calls": [{"index": i, **call, "function": named}]}))
+            rest = {"index": i, "function": {"arguments": call["function"]["arguments"]}}
+            events.append(self._chunk({"tool_calls": [rest]}))
+        events.append(self._chunk({}, said.finish))
+        if self._usage:
+            events.append(data({**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage(said)}))
+        return b"".join([*events, b"data: [DONE]\n\n"])
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return data(openai_error(refusal))
+
+    @staticmethod
+    def error(refusal: Refusal) -> dict[str, Any]:
+        return openai_error(refusal)
+
+    def _open(self) -> bytes:
+        if self._opened:
+            return b""
+        self._opened = True
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        body = {**self._envelope("chat.completion.chunk"), "choices": [choice]}
+        return data({**body, "usage": None} if self._usage else body)
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+
+def usage(said: Said) -> dict[str, Any]:
+    return {
+        "prompt_tokens": said.prompt_tokens,
+        "completion_tokens": said.completion_tokens,
+        "total_tokens": said.prompt_tokens + said.completion_tokens,
+    }
+
+
+def _calls(said: Said) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in said.calls
+    ]
+
+
+def _tools(body: Body) -> list[dict[str, Any]]:
+    tools = objects(body.get("tools"), "tools")
+    for tool in tools:
+        known = tool.get("type", "function") == "function" and isinstance(tool.get("function"), dict)
+        if not known or not isinstance(tool["function"].get("name"), str):
+            raise bad_request("each of `tools` must be a function with a name", param="tools")
+        check_fields(tool, ("type", "function"), TOOL, "tools[]")
+        check_fields(tool["function"], ("name", "description", "parameters"), TOOL, "tools[].function")
+    return tools
+
+
+def _message(message: dict[str, Any]) -> Message:
+    """As templates want it: what harnesses add or leave out makes no difference."""
+    role = ROLES.get(str(message.get("role")))
+    if role is None:
+        raise bad_request(f"`role` must be one of {', '.join(ROLES)}, not {message.get('role')!r}", param="messages")
+    content = text_of(message.get("content"), "content")
+    if role == "assistant":
+        calls = [_call(call) for call in objects(message.get("tool_calls"), "tool_calls")]
+        return assistant(content, calls)
+    if role == "tool":
+        id = text_field(message.get("tool_call_id") or "", "tool_call_id")
+        return {"role": "tool", "content": content, "tool_call_id": id}
+    named = {"name": text_field(message["name"], "name")} if message.get("name") else {}
+    return {"role": role, "content": content, **named}
+
+
+def _call(call: dict[str, Any]) -> tuple[str, str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request("each of `tool_calls` must have a function with a name", param="messages")
+    return str(call.get("id") or ""), function["name"], function.get("arguments")

@@ -1,0 +1,186 @@
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rollyard.gateway.apis.base import Body, event, flag, model_of, new_id
+from rollyard.gateway.requests.call_errors import Refusal, bad_request, no_threads
+from rollyard.gateway.requests.chat_request import (
+    Asked,
+    Said,
+    assistant,
+    function,
+    objects,
+    offered,
+    text_field,
+    text_of,
+)
+from rollyard.gateway.requests.ignored_fields import TOOL, WHOLE
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_wanted
+from rollyard.gateway.session.session import Session, Tell
+from rollyard.tokens.chat_template import Message
+
+OWN = ("model", "messages", "system", "tools", "tool_choice", "stream")
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+ERROR_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class MessagesExchange:
+    def __init__(self, body: Body) -> None:
+        self.stream = flag(body, "stream")
+        self._model = model_of(body)
+        self.asked = read(body)
+        self._id, self._blocks, self._open = new_id("msg_"), 0, False
+        self._began = False
+
+    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
+        return await session.chat(self.asked, tell)
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        content: list[dict[str, Any]] = [{"type": "text", "text": said.content}] if said.content else []
+        content += [{**_tool_use(c.id, c.name), "input": json.loads(c.arguments)} for c in said.calls]
+        usage = {"input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens}
+        return {**self._message(content, usage), **_stop(said)}
+
+    def text(self, piece: str) -> bytes:
+        events = [self._begin()]
+        if not self._open:
+            events.append(self._start({"type": "text", "text": ""}))
+        return b"".join([*events, self._delta({"type": "text_delta", "text": piece})])
+
+    def end(self, said: Said) -> bytes:
+        events = [self._begin(), self._stop_block()]
+        for call in said.calls:
+            events.append(self._start({**_tool_use(call.id, call.name), "input": {}}))
+            events.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
+            events.append(self._stop_block())
+        usage = {"input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens}
+        events.append(event({"type": "message_delta", "delta": _stop(said), "usage": usage}))
+        return b"".join([*events, event({"type": "message_stop"})])
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return event(self.error(refusal))
+
+    @staticmethod
+    def error(refusal: Refusal) -> dict[str, Any]:
+        kind = ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+        message = str(refusal)
+        if refusal.too_long is not None:
+            tokens, context = refusal.too_long
+            message = f"prompt is too long: {tokens} tokens > {context - 1} maximum, for an answer has to fit too"
+        details = {"details": dict(refusal.details)} if refusal.details is not None else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+        message = {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
+        return {**message, "stop_reason": None, "stop_sequence": None, "usage": usage}
+
+    def _begin(self) -> bytes:
+        if self._began:
+            return b""
+        self._began = True
+        message = self._message([], {"input_tokens": 0, "output_tokens": 0})
+        return event({"type": "message_start", "message": message})
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._open = True
+        return event({"type": "content_block_start", "index": self._blocks, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
+
+    def _stop_block(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open, self._blocks = False, self._blocks + 1
+        return event({"type": "content_block_stop", "index": self._blocks - 1})
+
+
+def read(body: Body) -> Asked:
+    """Raises Refusal."""
+    if body.get("thread") is not None:
+        raise no_threads(WHOLE)
+    messages: list[Message] = []
+    if system := text_of(body.get("system"), "system"):
+        messages.append({"role": "system", "content": system})
+    for message in objects(body.get("messages"), "messages"):
+        messages += _messages(message)
+    messages, lead = _led(messages)
+    if not any(m["role"] != "system" for m in messages):
+        raise bad_request("`messages` must have at least one message", param="messages")
+    tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
+    choice = body.get("tool_choice")
+    wanted = read_wanted(body, OWN)
+    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+        wanted = type(wanted)(wanted.fields, parallel=False)
+    return Asked(messages, offered(choice, tools), wanted, lead)
+
+
+def _led(messages: list[Message]) -> tuple[list[Message], str]:
+    """Messages in a row of the assistant are one, as Anthropic has it; the last of all is how the next turn begins."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is not None and last["role"] == message["role"] == "assistant":
+            calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+            joined[-1] = {**last, "content": last["content"] + message["content"]}
+            joined[-1] |= {"tool_calls": calls} if calls else {}
+        else:
+            joined.append(message)
+    if not joined or joined[-1]["role"] != "assistant":
+        return joined, ""
+    last = joined.pop()
+    if "tool_calls" in last:
+        raise bad_request("the last message has a tool_use that no tool_result follows", param="messages")
+    if not last["content"]:
+        raise bad_request("the last message is the assistant's and has no text to continue", param="messages")
+    return joined, last["content"]
+
+
+def _messages(message: dict[str, Any]) -> Iterator[Message]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise bad_request(f"`role` must be user or assistant, not {role!r}", param="messages")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "content")
+    if role == "assistant":
+        text = [b for b in blocks if b.get("type") not in ("tool_use", *THOUGHTS)]
+        calls = [b for b in blocks if b.get("type") == "tool_use"]
+        named = [(str(b.get("id")), text_field(b.get("name"), "name"), b.get("input")) for b in calls]
+        yield assistant(text_of(text, "content"), named)
+        return
+    rest = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            result = text_of(block.get("content"), "tool_result")
+            yield {"role": "tool", "content": result, "tool_call_id": str(block.get("tool_use_id"))}
+        else:
+            rest.append(block)
+    if rest:
+        yield {"role": role, "content": text_of(rest, "content")}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise bad_request(
+            f"a tool of type {tool['type']!r} runs at its provider, which this gateway is not; offer a tool of your own",
+            param="tools",
+        )
+    check_fields(tool, ("type", "name", "description", "input_schema"), TOOL, "tools[]")
+    return function(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+
+
+def _tool_use(id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name}
+
+
+def _stop(said: Said) -> dict[str, Any]:
+    if said.stop is not None and not said.calls:
+        return {"stop_reason": "stop_sequence", "stop_sequence": said.stop}
+    return {"stop_reason": STOP_REASONS[said.finish], "stop_sequence": None}

@@ -1,0 +1,196 @@
+"""OpenAI's `/v1/responses`, without state between calls: `input` is the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollyard.gateway.apis.base import Body, event, flag, model_of, new_id, now, openai_error, stream_options
+from rollyard.gateway.requests.call_errors import Refusal, bad_request
+from rollyard.gateway.requests.chat_request import ROLES, Asked, Said, assistant, function, objects, offered, text_of
+from rollyard.gateway.requests.ignored_fields import TOOL
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_wanted
+from rollyard.gateway.session.session import Session, Tell
+from rollyard.tokens.chat_template import Message
+
+OWN = ("model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options")
+ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")
+
+
+class ResponsesExchange:
+    def __init__(self, body: Body) -> None:
+        self.stream = flag(body, "stream")
+        self._body = dict(body)
+        self._asked = read(body)
+        self._model = model_of(body)
+        self._id, self._message_id, self._created = new_id("resp_"), new_id("msg_"), now()
+        self._number = 0
+        self._text: list[str] = []
+        self._began = False
+
+    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
+        return await session.chat(self._asked, tell)
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        output = [self._message(said.content, "completed")] if said.content else []
+        output += [_function_call(c.id, c.name, c.arguments, "completed") for c in said.calls]
+        usage = {
+            "input_tokens": said.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": said.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": said.prompt_tokens + said.completion_tokens,
+        }
+        if said.finish != "length":
+            return self._response("completed", output, usage)
+        cut = {"incomplete_details": {"reason": "max_output_tokens"}}
+        return {**self._response("incomplete", output, usage), **cut}
+
+    def text(self, piece: str) -> bytes:
+        events = [self._begin()]
+        if not self._text:
+            events.append(self._event("output_item.added", output_index=0, item=self._message(None, "in_progress")))
+            events.append(self._event("content_part.added", **self._place(), part=_part("")))
+        self._text.append(piece)
+        return b"".join([*events, self._event("output_text.delta", **self._place(), delta=piece, logprobs=[])])
+
+    def end(self, said: Said) -> bytes:
+        events = [self._begin()]
+        if self._text:
+            text = "".join(self._text)
+            events.append(self._event("output_text.done", **self._place(), text=text, logprobs=[]))
+            events.append(self._event("content_part.done", **self._place(), part=_part(text)))
+            events.append(self._event("output_item.done", output_index=0, item=self._message(text, "completed")))
+        whole = self.whole(said)
+        for i, item in enumerate(whole["output"]):
+            if item["type"] == "function_call":
+                events.append(self._call(i, item))
+        events.append(self._event(whole["status"], response=whole))
+        return b"".join(events)
+
+    def broken(self, refusal: Refusal) -> bytes:
+        failed = {
+            **self._response("failed", [], None),
+            "error": {"code": refusal.code or "server_error", "message": str(refusal)},
+        }
+        return self._event("failed", response=failed)
+
+    @staticmethod
+    def error(refusal: Refusal) -> dict[str, Any]:
+        return openai_error(refusal)
+
+    def _begin(self) -> bytes:
+        if self._began:
+            return b""
+        self._began = True
+        response = self._response("in_progress", [], None)
+        return self._event("created", response=response) + self._event("in_progress", response=response)
+
+    def _call(self, index: int, item: dict[str, Any]) -> bytes:
+        place = {"output_index": index, "item_id": item["id"]}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        return b"".join([
+            self._event("output_item.added", output_index=index, item=begun),
+            self._event("function_call_arguments.delta", **place, delta=item["arguments"]),
+            self._event("function_call_arguments.done", **place, arguments=item["arguments"], name=item["name"]),
+            self._event("output_item.done", output_index=index, item=item),
+        ])  # fmt: skip
+
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
+        self._number += 1
+        return event({"type": f"response.{kind}", "sequence_number": self._number - 1, **fields})
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+
+    def _message(self, text: str | None, status: str) -> dict[str, Any]:
+        content = [] if text is None else [_part(text)]
+        return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
+
+    def _response(self, status: str, output: list[Any], usage: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._model,
+            "output": output,
+            "parallel_tool_calls": self._asked.wanted.parallel,
+            "previous_response_id": None,
+            "store": False,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": self._body.get("tool_choice") or "auto",
+            "tools": self._body.get("tools") or [],
+            "truncation": "disabled",
+            "usage": usage,
+            **{name: self._body.get(name) for name in ECHOED},
+        }
+
+
+def read(body: Body) -> Asked:
+    """Raises Refusal."""
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given, "input")
+    messages: list[Message] = []
+    if instructions := text_of(body.get("instructions"), "instructions"):
+        messages.append({"role": "system", "content": instructions})
+    turn: list[dict[str, Any]] = []
+    for item in items:
+        if _of_assistant(item):
+            turn.append(item)
+            continue
+        messages += _turn(turn)
+        turn = []
+        messages.append(_message(item))
+    messages += _turn(turn)
+    if not items:
+        raise bad_request("`input` must be text or a list of items, and must not be empty", param="input")
+    tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
+    stream_options(body)
+    return Asked(messages, offered(body.get("tool_choice"), tools), read_wanted(body, OWN))
+
+
+def _of_assistant(item: dict[str, Any]) -> bool:
+    """What one turn of a model comes back as: its text, its calls and its thoughts are items of their own."""
+    return item.get("type") in ("function_call", "reasoning") or item.get("role") == "assistant"
+
+
+def _turn(items: list[dict[str, Any]]) -> list[Message]:
+    said = [item for item in items if item.get("role") == "assistant"]
+    calls = [item for item in items if item.get("type") == "function_call"]
+    if not said and not calls:
+        return []
+    text = "".join(text_of(item.get("content"), "content") for item in said)
+    return [assistant(text, [(str(c.get("call_id")), str(c.get("name")), c.get("arguments")) for c in calls])]
+
+
+def _message(item: dict[str, Any]) -> Message:
+    if item.get("type") == "function_call_output":
+        output = text_of(item.get("output"), "output")
+        return {"role": "tool", "content": output, "tool_call_id": str(item.get("call_id"))}
+    role = ROLES.get(str(item.get("role")))
+    if item.get("type") not in (None, "message") or role is None:
+        what = item.get("type") or f"role {item.get('role')!r}"
+        raise bad_request(f"`input` has an item of {what}, which this gateway does not support", param="input")
+    return {"role": role, "content": text_of(item.get("content"), "content")}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise bad_request(
+            f"a tool of type {tool.get('type')!r} runs at its provider, which this gateway is not; offer a tool of your own",
+            param="tools",
+        )
+    check_fields(tool, ("type", "name", "description", "parameters"), TOOL, "tools[]")
+    return function(tool.get("name"), tool.get("description"), tool.get("parameters"))
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _function_call(call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
+    item = {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id}
+    return {**item, "name": name, "arguments": arguments, "status": status}

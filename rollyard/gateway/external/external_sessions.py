@@ -1,0 +1,296 @@
+"""The sessions of agents outside of sandboxes: opened, found by their calls, counted on their endpoints, dropped in the end.
+
+They are in this process's memory alone, so there are bounds on how many there are and on how much they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import aiohttp
+
+from rollyard.core.aio import Signal
+from rollyard.core.byte_budget import Bodies
+from rollyard.core.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
+from rollyard.gateway.external.open_sessions import OpenSessions
+from rollyard.gateway.external.routed_sampler import Placement, PoolKey, RoutedPolicy
+from rollyard.gateway.external.unmet_demand import Wishes
+from rollyard.gateway.requests.call_errors import Refusal, gone
+from rollyard.gateway.session.serial_executor import Apart
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
+from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.template_cache import Templates
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
+
+MAX_OPEN = 256
+MAX_AT_ONCE = 128
+"""Calls of one session: each is two connections of the server's."""
+MAX_KEPT = 4096
+"""Closed ones that were not deleted included."""
+MAX_BODIES = 256 << 20
+"""Bytes of requests in memory, of all sessions."""
+MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
+"""Recorded in one session, and in all; a token takes about 100 bytes."""
+THREADS = 4
+LONG_CHARACTERS = 1 << 12
+"""The server has rollouts to serve: what takes longer than a few milliseconds is none of its loop's business."""
+SWEEP_SECONDS = 0.5
+RETRY_SECONDS = 5
+WISH_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
+"""Who could not get in is demand for so long; without an id we do not know whether the same one comes again."""
+REMEMBERED = 10_000
+ADVICE = "open another with POST /v1/sessions"
+UNKNOWN = "it was dropped, or the server has restarted: sessions exist only in its memory"
+
+
+@dataclass
+class Outside:
+    """One session with what the server knows of it."""
+
+    request: SessionRequest
+    pool: PoolKey
+    instance: str
+    """Tells it from an earlier one of the same id."""
+    session: Session
+    policy: RoutedPolicy
+    created_at: float
+    open: bool = True
+
+    def touch(self) -> None:
+        self.session.last_used = time.monotonic()
+
+    @property
+    def idle(self) -> float:
+        """Seconds without a call or a look."""
+        return 0.0 if self.session.in_flight else time.monotonic() - self.session.last_used
+
+    def view(self) -> SessionView:
+        session = self.session
+        return SessionView(
+            id=session.id,
+            namespace=self.pool[0],
+            pool=self.pool[1],
+            state="Open" if self.open else "Closed",
+            endpoint=self.policy.endpoint.id,
+            calls=session.calls,
+            in_flight=session.in_flight,
+            waiting=self.policy.waiting if session.in_flight else "",
+            tokens=session.tokens,
+            truncated=session.truncated,
+            created_at=self.created_at,
+            expires_in_idle=round(max(0.0, self.request.idle_seconds - self.idle), 3),
+        )
+
+
+class OutsideSessions:
+    """All of them, by id."""
+
+    def __init__(self, connector: aiohttp.BaseConnector, placement: Placement, opened: OpenSessions) -> None:
+        """`connector` leads to model servers, and is closed with this; `opened` is kept up to date here."""
+        self._http = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        )
+        self._tokens = TokenClient(self._http)
+        self._placement = placement
+        self._found: dict[str, Outside] = {}
+        self._ended: dict[str, str] = {}
+        """Id -> why it is gone; the latest."""
+        self._opened = opened
+        self._threads = ThreadPoolExecutor(THREADS, "gateway")
+        self._templates = Templates(self._threads)
+        self._bodies = Bodies(MAX_BODIES)
+        self._wishes = Wishes(MAX_OPEN)
+        self.session_refused = Signal[PoolKey]()
+        """Somebody could not get a session in this pool: no endpoint had room."""
+
+    def demand(self, pool: PoolKey) -> int:
+        """Sessions that a pool is to serve: the open ones, whatever has become of their endpoints, and those that could not
+        be opened."""
+        there = sum(s.open for s in self._found.values())
+        own = sum(s.open for s in self._found.values() if s.pool == pool)
+        return own + min(self._wishes.count(pool), MAX_OPEN - there)
+
+    # for who opens them
+
+    async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[Outside, bool]:
+        """The session, and whether it is new. `now` in Unix seconds.
+
+        Raises Conflict for an id that means another, TooManyRequests, Unavailable without an endpoint, TemplateUnusable for
+        a model's.
+        """
+        id, pool = request.id or f"s-{secrets.token_hex(8)}", (namespace, request.pool)
+        if (there := self._same(id, pool, request)) is not None:
+            return there, False
+        self._admit()
+        endpoint, template, folder = self._first(id, pool, request), None, ""
+        while template is None or endpoint.tokenizer != folder:
+            folder = endpoint.tokenizer
+            template = await self._templates.get(folder)
+            if (there := self._same(id, pool, request)) is not None:  # opened by another meanwhile
+                return there, False
+            self._admit()
+            endpoint = self._first(id, pool, request)  # the one of before may be full by now, or gone
+        made = self._made(id, pool, request, endpoint, template, now)
+        self._found[id] = made
+        self._ended.pop(id, None)
+        self._wishes.drop(pool, id)
+        self._opened.place(id, endpoint.id)
+        return made, True
+
+    def get(self, id: str) -> Outside:
+        """Looking at it counts as use. Raises NotFound, Expired."""
+        found = self._found.get(id)
+        if found is None and id in self._ended:
+            raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
+        if found is None:
+            raise NotFound(f"there is no session {id!r}; if it existed before, {UNKNOWN}; {ADVICE}")
+        found.touch()
+        return found
+
+    def all(self, namespace: str) -> list[Outside]:
+        """Without counting as a look at them."""
+        return [found for found in self._found.values() if found.pool[0] == namespace]
+
+    async def record(self, id: str) -> str:
+        """A `SessionRecord`, as JSON: what it has come to so far. Raises NotFound, Expired."""
+        found = self.get(id)
+        session = found.session
+
+        def read() -> str:
+            segments, turns, breaks = session.segments(), session.turns(), session.breaks()
+            trajectory = SessionTrajectory(segments=segments, turns=turns, breaks=breaks)
+            return SessionRecord(session=found.view(), trajectory=trajectory).model_dump_json()
+
+        return await session.look(read)
+
+    def close(self, id: str) -> None:
+        """No further calls, and those in flight are given up; the trajectory stays. Raises NotFound, Expired."""
+        found = self.get(id)
+        if found.open:
+            found.open = False
+            found.session.close()
+            self._opened.leave(id, found.policy.endpoint.id)
+
+    def drop(self, id: str, why: str) -> Outside:
+        """With its trajectory. Raises NotFound, Expired."""
+        self.close(id)
+        dropped = self._found.pop(id)
+        self._ended[id] = why
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return dropped
+
+    # for their calls
+
+    def called(self, id: str, instance: str | None) -> Session:
+        """The session that a call is for. `instance`: as its key says; None for who may use all. Raises Refusal."""
+        found = self._found.get(id)
+        if found is None or instance not in (None, found.instance):
+            raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN)}; {ADVICE}")
+        if not found.open:
+            raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
+        if not self._room():
+            message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some, then call again"
+            raise Refusal(429, "rate_limit_error", message, code="sessions_full")
+        return found.session
+
+    # beside them
+
+    async def run(self) -> None:
+        """Drop what is not used, and leave endpoints that are to be left; for ever."""
+        while True:
+            moves, stranded = dict(self._placement.to_move()), self._placement.stranded()
+            for id, found in list(self._found.items()):
+                if self._found.get(id) is not found:
+                    continue  # dropped while another moved
+                if found.idle > found.request.idle_seconds:
+                    self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
+                elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
+                    moves[found.policy.endpoint.id] -= 1
+                    await found.policy.settle()
+                elif found.open and found.session.in_flight:
+                    found.policy.leave(stranded)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    def end_calls(self) -> None:
+        """The server stops: every session with it."""
+        for id in list(self._found):
+            self.close(id)
+
+    async def shut_down(self) -> None:
+        self.end_calls()
+        self._templates.close()
+        await self._http.close()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    # inside
+
+    def _same(self, id: str, pool: PoolKey, request: SessionRequest) -> Outside | None:
+        there = self._found.get(id)
+        if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
+            what = "with another body" if there.open else "which is closed"
+            what = (
+                what
+                if there.pool[0] == pool[0]
+                else f"in namespace {there.pool[0]!r}; an id is unique on the whole server"
+            )
+            raise Conflict(
+                f"a session {id!r} already exists, {what}; use another id, or no id, or delete it with "
+                f"DELETE /v1/sessions/{id}"
+            )
+        if there is not None:
+            there.touch()
+        return there
+
+    def _first(self, id: str, pool: PoolKey, request: SessionRequest) -> Endpoint:
+        """Raises Unavailable."""
+        endpoint = self._placement.first(pool, request.min_weights_version)
+        if endpoint is None:
+            self._wishes.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
+            self.session_refused.emit(pool)
+            raise Unavailable(self._placement.lacking(pool, request.min_weights_version), retry_after=RETRY_SECONDS)
+        return endpoint
+
+    def _admit(self) -> None:
+        if sum(s.open for s in self._found.values()) >= MAX_OPEN:
+            message = f"{MAX_OPEN} sessions are open, which is the limit: close some, or wait until they expire"
+            raise TooManyRequests(message, retry_after=RETRY_SECONDS)
+        if len(self._found) >= MAX_KEPT:
+            message = f"{MAX_KEPT} sessions are kept, which is the limit: delete closed ones"
+            raise TooManyRequests(message, retry_after=RETRY_SECONDS)
+        if not self._room():
+            message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some"
+            raise TooManyRequests(message, retry_after=RETRY_SECONDS)
+
+    def _room(self) -> bool:
+        return sum(s.session.tokens for s in self._found.values()) < MAX_TOKENS
+
+    def _made(
+        self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
+    ) -> Outside:
+        def moved(before: str, after: str) -> None:
+            if self._opened.is_on(id, before):  # a closed one is nowhere
+                self._opened.leave(id, before)
+                self._opened.place(id, after)
+
+        policy = RoutedPolicy(
+            id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved, request.min_weights_version
+        )
+        terms = Terms(
+            model=endpoint.model,
+            sampling=request.sampling,
+            fixed=not request.caller_sampling,
+            max_calls=request.max_calls,
+            tool_parser=request.tool_parser,
+            max_tokens=MAX_SESSION_TOKENS,
+            max_at_once=MAX_AT_ONCE,
+        )
+        session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS), self._bodies)
+        return Outside(request, pool, secrets.token_hex(8), session, policy, now)

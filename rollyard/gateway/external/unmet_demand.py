@@ -1,0 +1,33 @@
+"""Who asked for a session and could not get in: until they come again, or stay away for too long, they are demand."""
+
+from __future__ import annotations
+
+import time
+
+from rollyard.gateway.external.routed_sampler import PoolKey
+
+
+class Wishes:
+    def __init__(self, most: int) -> None:
+        """`most`: in one pool; further ones take the place of the oldest."""
+        self._most = most
+        self._until: dict[PoolKey, dict[str, float]] = {}
+        """By id, in the order in which they came (monotonic seconds)."""
+
+    def add(self, pool: PoolKey, id: str, seconds: float) -> None:
+        wishes = self._until.setdefault(pool, {})
+        wishes.pop(id, None)
+        wishes[id] = time.monotonic() + seconds
+        while len(wishes) > self._most:
+            del wishes[next(iter(wishes))]
+
+    def drop(self, pool: PoolKey, id: str) -> None:
+        self._until.get(pool, {}).pop(id, None)
+
+    def count(self, pool: PoolKey) -> int:
+        now, wishes = time.monotonic(), self._until.get(pool, {})
+        for id in [id for id, until in wishes.items() if until <= now]:
+            del wishes[id]
+        if not wishes:
+            self._until.pop(pool, None)
+        return len(wishes)

@@ -1,0 +1,99 @@
+"""What a caller is told when a call cannot be done; each API says it in a shape of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollyard.core.errors import RollyardError
+
+
+class Refusal(RollyardError):
+    """`status` decides whether clients repeat a call by themselves: they do on 429 and 5xx, not on other 4xx."""
+
+    def __init__(
+        self, status: int, kind: str, message: str, *, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        """As in OpenAI's `error.type`."""
+        self.code = code
+        self.param = param
+        self.details: Mapping[str, Any] | None = None
+        """For clients of Anthropic's API that act on it."""
+        self.too_long: tuple[int, int] | None = None
+        """(tokens of the prompt, tokens of the context) where the one does not fit the other."""
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> Refusal:
+    return Refusal(400, "invalid_request_error", message, param=param, code=code)
+
+
+def too_long(message: str) -> Refusal:
+    """Clients know this code, and that a repetition will not help."""
+    return bad_request(message, code="context_length_exceeded", param="messages")
+
+
+def prompt_too_long(tokens: int, context: int) -> Refusal:
+    """In the words that OpenAI's clients look for."""
+    refusal = too_long(
+        f"This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens, "
+        "which leaves no room for an answer. Please reduce the length of the messages."
+    )
+    refusal.too_long = tokens, context
+    return refusal
+
+
+def no_model(name: str, served: str) -> Refusal:
+    message = f"there is no model {name[:100]!r}; this session serves {served!r}, under any name"
+    return Refusal(404, "invalid_request_error", message, code="model_not_found", param="model")
+
+
+def no_threads(advice: str) -> Refusal:
+    """Anthropic's client knows these details: it repeats the call without `thread`, and its tool runner goes on so."""
+    refusal = bad_request(f"this gateway cannot apply `thread`; {advice}", param="thread")
+    refusal.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return refusal
+
+
+def template_unusable(message: str) -> Refusal:
+    """Nothing is wrong with the conversation, and no repetition helps."""
+    return Refusal(422, "invalid_request_error", message, code="template_unusable")
+
+
+def too_slow(seconds: float) -> Refusal:
+    return Refusal(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
+
+
+def turn_limit(limit: int) -> Refusal:
+    """403, because every client gives up on it at once."""
+    return Refusal(
+        403, "permission_error", f"this session has made its {limit} model calls; open another one", code="turn_limit"
+    )
+
+
+def too_many(limit: int) -> Refusal:
+    message = f"{limit} calls of this session are in flight, which is the limit: repeat the call after one has ended"
+    return Refusal(429, "rate_limit_error", message, code="calls_at_once")
+
+
+def token_limit(limit: int) -> Refusal:
+    return Refusal(
+        403,
+        "permission_error",
+        f"the segments of this session have reached {limit} tokens, which is the limit: continue in another session",
+        code="token_limit",
+    )
+
+
+def no_session(message: str) -> Refusal:
+    return Refusal(401, "authentication_error", message, code="invalid_session")
+
+
+def gone(message: str) -> Refusal:
+    return Refusal(410, "invalid_request_error", message, code="session_gone")
+
+
+def unavailable(message: str) -> Refusal:
+    return Refusal(503, "server_error", message, code="unavailable")

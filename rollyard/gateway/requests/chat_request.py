@@ -1,0 +1,143 @@
+"""One model call as all APIs come down to: messages in the template's shape, tools, sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollyard.gateway.requests.call_errors import bad_request
+from rollyard.gateway.requests.sampling_overrides import Wanted
+from rollyard.tokens.chat_template import Message
+
+MAX_OBJECTS = 20_000
+"""Messages of a call: to render half a million takes a minute, whatever they say."""
+MESSAGE_CHARACTERS = 40
+"""What a template writes around each."""
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call as the client sees it."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as text."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    messages: list[Message]
+    """`role`, `content` as text; of an assistant also `tool_calls` with arguments as objects; of a tool `tool_call_id`."""
+    tools: list[dict[str, Any]]
+    """As OpenAI's chat API has them; empty where the caller wants no calls."""
+    wanted: Wanted
+    lead: str = ""
+    """How the next turn begins, behind all messages: the policy goes on from there."""
+
+    @property
+    def characters(self) -> int:
+        """About as many as the prompt has."""
+        said = sum(len(m["content"]) + len(str(m.get("tool_calls", ""))) + MESSAGE_CHARACTERS for m in self.messages)
+        return said + (len(str(self.tools)) if self.tools else 0)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of a call."""
+
+    content: str
+    calls: tuple[Call, ...]
+    finish: str
+    """`stop`, `length` or `tool_calls`."""
+    prompt_tokens: int
+    completion_tokens: int
+    stop: str | None = None
+    """Which of the texts that end a turn has ended it."""
+
+
+def text_of(content: Any, where: str) -> str:
+    """Content as one text; parts are joined. Raises Refusal for what is no text, such as an image."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be text or a list of text parts", param=where)
+    return "".join(_part(part, where) for part in content)
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(part, dict) and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise bad_request(f"{where} has a part of type {kind!r}; this gateway accepts text only", param=where)
+
+
+def text_field(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{where} must be text", param=where)
+    return value
+
+
+def objects(value: Any, where: str) -> list[dict[str, Any]]:
+    """A list of objects; null is an empty one."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise bad_request(f"`{where}` must be a list of objects", param=where)
+    if len(value) > MAX_OBJECTS:
+        raise bad_request(f"`{where}` may have at most {MAX_OBJECTS} objects; it has {len(value)}", param=where)
+    return value
+
+
+def function(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+    """A tool as OpenAI's chat API writes it."""
+    function: dict[str, Any] = {"name": text_field(name, "the name of a tool")}
+    if description is not None:
+        function["description"] = description
+    return {
+        "type": "function",
+        "function": {**function, "parameters": parameters or {"type": "object", "properties": {}}},
+    }
+
+
+def offered(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools of a call by its `tool_choice`, which is a word, or an object with a `type`."""
+    word = choice.get("type") if isinstance(choice, dict) else choice
+    if word in (None, "auto"):
+        return tools
+    if word == "none":
+        return []
+    raise bad_request(
+        f"`tool_choice` {word!r} is not supported: sampling is not constrained; use auto or none",
+        param="tool_choice",
+    )
+
+
+def assistant(content: str, calls: Sequence[tuple[str, str, Any]]) -> Message:
+    """`calls`: (id, name, arguments as text or object) each."""
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": _object(arguments)}}
+            for id, name, arguments in calls
+        ]
+    return message
+
+
+def _object(arguments: Any) -> Any:
+    """Templates want the object; what is no JSON stays as it is."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,1 @@
+"""One agent's session: its calls become turns and segments."""

@@ -1,0 +1,108 @@
+"""Prompts without messages (`/v1/completions`): the same tree, by the beginning of the prompt itself.
+
+A prompt of ids goes on where it begins with a branch's ids; a prompt of text where it begins with a branch's text, and then
+only what is new in it is tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rollyard.gateway.session.history import QUOTED, alike
+from rollyard.kinds.rollout import Segment, Turn
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.segment_builder import Break, Cause, Track
+
+
+@dataclass
+class PlainBranch:
+    opened_by: Break | None
+    track: Track = field(default_factory=Track)
+    text: str = ""
+    """Of the ids; what a prompt of text has to begin with."""
+    first: int = 0
+    """Characters of its first prompt."""
+    busy: bool = True
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def segment_count(self) -> int:
+        return 1
+
+    @property
+    def token_count(self) -> int:
+        return len(self.track.ids)
+
+    @property
+    def breaks(self) -> Sequence[Break]:
+        return [self.opened_by] if self.opened_by is not None else []
+
+    def segments(self) -> list[Segment]:
+        assert self.track.prompt_length is not None
+        return [self.track.segment(self.track.prompt_length)]
+
+
+@dataclass(frozen=True)
+class PlainPrepared:
+    branch: PlainBranch
+    prompt: list[int]
+    text: str
+
+
+class PlainHistory:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._branches: list[PlainBranch] = []
+
+    @property
+    def branches(self) -> Sequence[PlainBranch]:
+        return self._branches
+
+    def prepare(self, prompt: str | Sequence[int]) -> PlainPrepared:
+        """Find or open the branch and hold it until `record` or `release`."""
+        free = [b for b in self._branches if not b.busy]
+        if isinstance(prompt, str):
+            text = prompt
+            found = max((b for b in free if text.startswith(b.text)), key=lambda b: len(b.text), default=None)
+            begin, new = (found.track.ids, text[len(found.text) :]) if found else ([], text)
+            ids = begin + self._template.encode(new)
+        else:
+            ids = list(prompt)
+            going_on = (b for b in free if ids[: len(b.track.ids)] == b.track.ids)
+            found = max(going_on, key=lambda b: len(b.track.ids), default=None)
+            text = self._template.decode(ids)
+        if found is None:
+            opened_by = self._broken(text)
+            found = PlainBranch(opened_by, Track(opened_by=opened_by), first=len(text))
+        found.busy = True
+        return PlainPrepared(found, ids, text)
+
+    def _broken(self, text: str) -> Break | None:
+        """Why a prompt goes on with no branch; None for a new one, which has nothing that was sampled here."""
+        near = max(self._branches, key=lambda b: alike(b.text, text), default=None)
+        common = alike(near.text, text) if near is not None else 0
+        if near is None or not near.first <= common < len(text):
+            return None
+        turn, old, new = sum(len(b.turns) for b in self._branches), near.text[common:], text[common:]
+        what = f"has {new[:QUOTED]!r}, but had {old[:QUOTED]!r}" if old else "continues while another call does"
+        return Break(turn, Cause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
+
+    def record(self, prepared: PlainPrepared, sampled: Sampled, text: str) -> None:
+        """`text`: all that the ids say, as the caller sees it."""
+        branch, track = prepared.branch, prepared.branch.track
+        track.append_prompt(prepared.prompt[len(track.ids) :])
+        if track.prompt_length is None:
+            track.prompt_length = len(prepared.prompt)
+        track.ids += sampled.token_ids
+        track.logprobs += sampled.logprobs
+        track.weights_version += sampled.weights_versions
+        track.finish_reasons.append(sampled.finish_reason)
+        branch.text = prepared.text + text
+        if branch not in self._branches:
+            self._branches.append(branch)
+        branch.busy = False
+
+    def release(self, prepared: PlainPrepared) -> None:
+        prepared.branch.busy = False

@@ -1,0 +1,420 @@
+"""One agent's session: its calls become turns and segments, on the endpoint that its policy stays with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from rollyard.core.byte_budget import Bodies
+from rollyard.core.errors import (
+    AnswerRefused,
+    ContextExceeded,
+    EndpointRefused,
+    RollyardError,
+    TaskError,
+    TemplateUnusable,
+)
+from rollyard.gateway.requests.call_errors import (
+    Refusal,
+    bad_request,
+    gone,
+    prompt_too_long,
+    template_unusable,
+    token_limit,
+    too_long,
+    too_many,
+    turn_limit,
+    unavailable,
+)
+from rollyard.gateway.requests.chat_request import Asked, Call, Said, assistant
+from rollyard.gateway.requests.sampling_overrides import Wanted, merged
+from rollyard.gateway.session.history import ChatBranch, History, Prepared
+from rollyard.gateway.session.prompt_history import PlainBranch, PlainHistory, PlainPrepared
+from rollyard.gateway.session.serial_executor import Apart
+from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.streaming_text import Speech
+from rollyard.kinds.rollout import Sampling, Segment, Turn
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parsed, parser_for
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Tell = Callable[[str], Awaitable[None]]
+"""Is told each piece of text as it arrives."""
+LEAST_HELD, LARGEST_HELD = 64 << 20, 4
+"""Bytes that the requests of one session may have in memory, and how many of the longest."""
+CHARACTERS_A_TOKEN = 4
+
+
+class Policy(Protocol):
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        """One turn, whatever endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and what else ends it all."""
+        ...
+
+
+class Session:
+    """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
+
+    def __init__(
+        self,
+        id: str,
+        template: ChatTemplate,
+        policy: Policy,
+        terms: Terms,
+        apart: Apart | None = None,
+        bodies: Bodies | None = None,
+    ) -> None:
+        """`apart`: where conversations are rendered and tokenised; of this session alone. `bodies`: of all sessions
+        that share this process's memory."""
+        self.id = id
+        self.terms = terms
+        self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
+        self.refused: EndpointRefused | None = None
+        """What the endpoint last said of a request that it did not like."""
+        self.exceeded: ContextExceeded | None = None
+        """The last error of a prompt that did not fit the context."""
+        self.truncated = False
+        """A limit was reached: of calls, or of the context."""
+        self.tokens = 0
+        """In all segments together, prompts included."""
+        self.opened_at = int(time.time())
+        """Unix seconds."""
+        self.last_used = time.monotonic()
+        self.bodies = Bodies(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
+        """Of its calls, until these end."""
+        self._template = template
+        self._policy = policy
+        self._chats = History(template)
+        self._plain = PlainHistory(template)
+        self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
+        self._apart = apart or Apart()
+        self._merged: tuple[Wanted, Sampling] | None = None
+        """What the last call asked for, and what that comes to."""
+        self._begun = 0
+        self._under_way = 0
+        self._spent = 0
+        """Calls that were answered or may yet be."""
+        self._in_flight: set[asyncio.Task[Sampled]] = set()
+        self._closed = False
+
+    # what a trajectory is made of
+
+    @property
+    def calls(self) -> int:
+        """Model calls that have been answered."""
+        return len(self._turns)
+
+    @property
+    def in_flight(self) -> int:
+        """Model calls that were admitted and have no end yet."""
+        return self._under_way
+
+    async def aside(self, read: Callable[[], T], size: int) -> T:
+        """A request of so many bytes, read where it does not keep others waiting."""
+        return await self._apart.run(read, size)
+
+    async def look(self, read: Callable[[], T]) -> T:
+        """What `read` makes of the segments, turns and breaks, while no call changes them."""
+        return await self._apart.run(read, CHARACTERS_A_TOKEN * self.tokens)
+
+    def segments(self) -> list[Segment]:
+        return [segment for branch in self._branches() for segment in branch.segments()]
+
+    def turns(self) -> list[Turn]:
+        """In the order of their ends; each with the number of its segment among all."""
+        first, so_far = {}, 0
+        for branch in self._branches():
+            first[id(branch)] = so_far
+            so_far += branch.segment_count
+        own = {id(branch): iter(branch.turns) for branch in self._branches()}
+        ordered = [(branch, next(own[id(branch)])) for branch, _ in self._turns]
+        return [turn.model_copy(update={"segment": first[id(b)] + turn.segment}) for b, turn in ordered]
+
+    def breaks(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for broken in (broken for branch in self._branches() for broken in branch.breaks):
+            counts[broken.cause.value] = counts.get(broken.cause.value, 0) + 1
+        return counts
+
+    def close(self) -> None:
+        """No further calls; those in flight are given up."""
+        self._closed = True
+        for task in self._in_flight:
+            task.cancel()
+        if not self.failure.done():
+            self.failure.cancel()
+
+    # calls
+
+    def check(self, *, counts: bool = True) -> None:
+        """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
+        self.last_used = time.monotonic()
+        self._check_open()
+        if self.failure.done():
+            raise unavailable("this session has failed, not because of its caller; its rollout restarts")
+        limit = self.terms.max_calls
+        if limit is not None and self._spent >= limit:
+            self.truncated |= counts
+            raise turn_limit(limit)
+        if self.terms.max_at_once is not None and self._under_way >= self.terms.max_at_once:
+            raise too_many(self.terms.max_at_once)
+        if self.tokens >= self.terms.max_tokens:
+            self.truncated |= counts
+            raise token_limit(self.terms.max_tokens)
+
+    def _check_open(self) -> None:
+        """What was told of it in the end stays so: a turn whose caller reads slowly may end behind it. Raises Refusal."""
+        if self._closed:
+            raise gone("this session is closed")
+
+    def too_large(self) -> Refusal:
+        """For a request above `terms.max_body`."""
+        message = f"a request may have at most {self.terms.max_body} bytes; more do not fit into the context"
+        self.exceeded, self.truncated = ContextExceeded(message), True
+        return too_long(message)
+
+    async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
+        """One turn of a conversation. Raises Refusal."""
+        parser = self._parser(asked)
+        prepared = await self._prepared(asked)
+        try:
+            with self._admitted(asked.wanted) as sampling:
+                stops = sampling.stop or []
+                decode, stop_ids = self._template.decode, self._template.stop_ids
+                speech = Speech(decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.lead)
+                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+                answer = partial(self._answer, asked, parser, prepared, sampled, stops, seconds)
+                said = await self._apart.run(answer, _characters(sampled), self._recorded_all_the_same)
+        except BaseException:
+            self._apart.later(partial(self._chats.release, prepared))
+            raise
+        if tell is not None and (rest := speech.finish(said.content)):
+            await tell(rest)
+        return said
+
+    async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
+        """One continuation of a prompt without messages. Raises Refusal."""
+        prepared = await self._apart.run(partial(self._plain.prepare, prompt), len(prompt), self._plain.release)
+        try:
+            with self._admitted(wanted) as sampling:
+                stops = sampling.stop or []
+                speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
+                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+                continued = partial(self._continued, prepared, sampled, stops, seconds)
+                said = await self._apart.run(continued, _characters(sampled), self._recorded_all_the_same)
+        except BaseException:
+            self._apart.later(partial(self._plain.release, prepared))
+            raise
+        if tell is not None and (rest := speech.finish(said.content)):
+            await tell(rest)
+        return said
+
+    async def prompt_tokens(self, asked: Asked) -> int:
+        """How long the prompt of such a call would be. Raises Refusal."""
+        prepared = await self._prepared(asked)
+        self._apart.later(partial(self._chats.release, prepared))
+        return len(prepared.prompt)
+
+    async def _prepared(self, asked: Asked) -> Prepared:
+        """Raises Refusal."""
+        try:
+            return await self._apart.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
+        except TaskError as error:
+            raise bad_request(str(error), param="messages") from error
+        except TemplateUnusable as error:
+            raise template_unusable(str(error)) from error
+
+    @contextlib.contextmanager
+    def _admitted(self, wanted: Wanted) -> Iterator[Sampling]:
+        """Right before sampling, with no wait between: calls at once must not pass the limit together."""
+        self.check()
+        self._under_way, self._spent = self._under_way + 1, self._spent + 1
+        try:
+            yield self._parameters(wanted)
+        except BaseException:
+            self._spent -= 1
+            raise
+        finally:
+            self._under_way -= 1
+            self.last_used = time.monotonic()
+
+    def _recorded_all_the_same(self, said: Said) -> None:
+        """Its caller gave up while a thread was at it."""
+        self._spent += 1
+
+    def _parameters(self, wanted: Wanted) -> Sampling:
+        if self._merged is None or self._merged[0] != wanted:  # a harness asks for the same with every call
+            self._merged = wanted, merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
+        sampling = self._merged[1]
+        number, self._begun = self._begun, self._begun + 1
+        if sampling.seed is None or not self.terms.fixed:
+            return sampling
+        # each call draws from a seed of its own, the same in every attempt
+        seed = zlib.crc32(f"{sampling.seed}/{self.terms.sample_index}/{number}".encode())
+        return sampling.model_copy(update={"seed": seed})
+
+    async def _sample(
+        self, prompt: Sequence[int], sampling: Sampling, speech: Speech, tell: Tell | None
+    ) -> tuple[Sampled, float]:
+        """The turn and how many seconds it took, its text told as it comes. Raises Refusal."""
+        started = time.monotonic()
+        try:
+            async with self._sampling(prompt, sampling, speech if tell is not None else None) as (task, pieces):
+                while tell is not None and (piece := await pieces.get()) is not None:
+                    await tell(piece)
+                return await task, time.monotonic() - started
+        except ContextExceeded as error:
+            self.exceeded, self.truncated = error, True
+            told = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
+            raise told from error
+        except Refusal:
+            raise
+        except RollyardError as error:
+            if isinstance(error, EndpointRefused) and not isinstance(error, AnswerRefused):
+                self.refused = error
+                raise bad_request(str(error)) from error
+            if not self.failure.done():
+                self.failure.set_result(error)
+            raise unavailable(f"the model cannot answer: {error}") from error
+
+    @contextlib.asynccontextmanager
+    async def _sampling(
+        self, prompt: Sequence[int], sampling: Sampling, speech: Speech | None
+    ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
+        """The call runs inside the block, and is given up when the block is left before its end."""
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def hear(ids: Sequence[int]) -> None:
+            if speech is not None and (text := speech.feed(ids)):
+                pieces.put_nowait(text)
+
+        task = asyncio.create_task(self._policy.sample(prompt, sampling, hear))
+        task.add_done_callback(lambda _: pieces.put_nowait(None))
+        self._in_flight.add(task)
+        try:
+            yield task, pieces
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise gone("this session was closed") from None
+            raise
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._in_flight.discard(task)
+
+    def _parser(self, asked: Asked) -> ToolCallParser | None:
+        """None where no tools are on offer. Made before anything is sampled. Raises Refusal."""
+        try:
+            return parser_for(self._template, self.terms.tool_parser, asked.tools) if asked.tools else None
+        except TaskError as error:
+            raise bad_request(str(error), param="tools") from error
+        except Exception as error:  # a parser may be anyone's
+            log.warning("session %s: the parser of tool calls does not support these tools", self.id, exc_info=True)
+            raise bad_request(
+                f"the parser of tool calls does not support these tools: {error!r}", param="tools"
+            ) from error
+
+    def _answer(
+        self,
+        asked: Asked,
+        parser: ToolCallParser | None,
+        prepared: Prepared,
+        sampled: Sampled,
+        stops: Sequence[str],
+        seconds: float,
+    ) -> Said:
+        """Record the turn, as ids, and as the caller is told it. Raises Refusal."""
+        self._check_open()
+        conversation = prepared.branch.conversation
+        lead, none = prepared.lead, [None] * len(prepared.lead)
+        whole = conversation.add_sampled(
+            [*lead, *sampled.token_ids],
+            [*none, *sampled.logprobs],
+            [*none, *sampled.weights_versions],
+            sampled.finish_reason,
+        )
+        text = whole.removeprefix(asked.lead)
+        said, stop = _cut(text, stops)
+        shown = asked.lead + said
+        turn = parsed(parser, shown) if parser is not None else ParsedTurn(shown.strip())
+        calls = turn.calls if asked.wanted.parallel else turn.calls[:1]
+        content = shown.strip() if turn.error is not None and not calls else turn.content
+        given = tuple(
+            Call(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls
+        )
+        message = assistant(content, [(c.id, c.name, c.arguments) for c in given])
+        self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
+        content = content.removeprefix(asked.lead.lstrip())  # which the caller has already
+        self._took(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
+        finish = "tool_calls" if given else _finish(sampled, stop)
+        return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
+
+    def _continued(self, prepared: PlainPrepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+        """Record the continuation, and as the caller is told it. Raises Refusal."""
+        self._check_open()
+        text = self._template.decode(_said(sampled, self._template.stop_ids))
+        self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
+        self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
+        content, stop = _cut(text, stops)
+        return Said(content, (), _finish(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop)
+
+    def _took(
+        self,
+        branch: ChatBranch | PlainBranch,
+        prompt: Sequence[int],
+        sampled: Sampled,
+        text: str,
+        parsed: ParsedTurn,
+        seconds: float,
+        results: Sequence[str],
+    ) -> None:
+        """`results`: what the tools said to the branch's turn before."""
+        if results and branch.turns:
+            branch.turns[-1] = branch.turns[-1].model_copy(update={"tool_results": list(results)})
+        turn = Turn(
+            segment=branch.segment_count - 1,
+            prompt_length=len(prompt),
+            response_length=len(sampled.token_ids),
+            text=text,
+            finish_reason=sampled.finish_reason,
+            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
+            timings={"model": round(seconds, 6), "tools": 0.0},
+        )
+        branch.turns.append(turn)
+        self._turns.append((branch, turn))
+        self.tokens = sum(branch.token_count for branch in self._branches())
+
+    def _branches(self) -> list[ChatBranch | PlainBranch]:
+        return [*self._chats.branches, *self._plain.branches]
+
+
+def _characters(sampled: Sampled) -> int:
+    return CHARACTERS_A_TOKEN * len(sampled.token_ids)
+
+
+def _said(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
+    ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
+    return sampled.token_ids[:-1] if ended else sampled.token_ids
+
+
+def _finish(sampled: Sampled, stop: str | None) -> str:
+    """A turn that went on at another endpoint may have passed the text that ends it."""
+    return "length" if sampled.finish_reason == "length" and stop is None else "stop"
+
+
+def _cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Up to the first of the texts that end a turn, and which it was."""
+    at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
+    return text[:at], stop

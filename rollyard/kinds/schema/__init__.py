@@ -1,0 +1,1 @@
+"""Strict reading of kinds, and how they are shown: YAML, validation, columns."""

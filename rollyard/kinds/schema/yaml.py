@@ -1,0 +1,177 @@
+"""Manifests as people write them, read without YAML's traps.
+
+`12:00:00` stays that string (plain PyYAML reads 43200), so do `010`, `on` and `yes`; a key given twice is an error. All
+mistakes of a text are told together, each as `file:line:column: path: message`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from rollyard.core.errors import Invalid
+from rollyard.kinds.base import KindObject
+from rollyard.kinds.registry import KINDS
+from rollyard.kinds.schema.fields import Path
+from rollyard.kinds.schema.validation import Problem, check
+from rollyard.kinds.values.paths import make_absolute
+
+MAX_NODES = 100_000
+"""Against a text whose aliases blow up."""
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves what YAML 1.2's core schema does, less octal, hexadecimal, infinity and not-a-number."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+for _name, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", r"[-+]?(0|[1-9][0-9]{0,17})", [*"-+0123456789"]),
+    ("float", r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?", [*"-+.0123456789"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
+
+
+@dataclass
+class _Document:
+    """One document as plain data, and where each of its parts stands."""
+
+    data: Any = None
+    keys: dict[Path, yaml.Mark] = field(default_factory=dict)
+    values: dict[Path, yaml.Mark] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    nodes: int = 0
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise RecursionError
+        self.values[path] = node.start_mark
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            text = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else ""
+            below = (*path, text)
+            if key_node.tag != _TAG + "str":
+                self._refuse(
+                    (*path, text or "?"), key_node.start_mark, f'a key must be a string; write "{text}" in quotes'
+                )
+            elif text in found:
+                first = self.keys[below].line + 1
+                self._refuse(below, key_node.start_mark, f"is given twice, first on line {first}; keep one of them")
+            else:
+                self.keys[below] = key_node.start_mark
+                found[text] = self.build(value_node, below)
+        return found
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        text = node.value
+        match node.tag.removeprefix(_TAG):
+            case "str":
+                return text
+            case "null":
+                return None
+            case "bool" if str(text).lower() in ("true", "false"):
+                return str(text).lower() == "true"
+            case "int" if re.fullmatch(r"[-+]?[0-9]{1,18}", str(text)):
+                return int(text)
+            case "float" if re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", str(text)):
+                number = float(text)
+                return number if math.isfinite(number) else text
+        self._refuse(path, node.start_mark, f"the tag {node.tag} is not supported; write plain values")
+        return None
+
+    def _refuse(self, path: Path, mark: yaml.Mark, message: str) -> None:
+        # Several mistakes may share a path: they are told apart by where they stand.
+        self.problems.append(_Located(path, message, mark=mark))
+
+    def mark(self, problem: Problem) -> yaml.Mark:
+        """Where to look: the key for an unknown field or a whole mapping, the value otherwise."""
+        if isinstance(problem, _Located):
+            return problem.mark
+        path = problem.path
+        while path not in self.values:
+            path = path[:-1]
+        value = self.values[path]
+        key = self.keys.get(path, value)
+        return key if problem.at_key or value.line != key.line else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Located(Problem):
+    mark: yaml.Mark
+
+
+def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
+    """The objects of a YAML (or JSON) text of one or more documents; a `List` of kind v1 stands for its items.
+
+    Relative paths are taken from the folder `base`, where one is given. `source` is what mistakes are reported under.
+    Raises Invalid: its text has one line a mistake, its causes the fields.
+    """
+    objects: list[KindObject] = []
+    lines: list[str] = []
+    problems: list[Problem] = []
+    for document in _documents(text, source, lines):
+        told = list(document.problems)
+        for data, above in _items(document.data):
+            if base is not None:
+                make_absolute(data, base)
+            obj, found = _check(data)
+            told += [Problem((*above, *p.path), p.message, p.reason, p.at_key) for p in found]
+            objects += [obj] if obj else []
+        marked = sorted(((document.mark(p), p) for p in told), key=lambda pair: (pair[0].line, pair[0].column))
+        lines += [f"{source}:{m.line + 1}:{m.column + 1}: {p}" for m, p in marked]
+        problems += [p for _, p in marked]
+    if lines:
+        raise Invalid("\n".join(lines), causes=[p.cause() for p in problems])
+    return objects
+
+
+def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
+    """Each document that is not empty. Where the text is no YAML, says so in `lines` and ends."""
+    try:
+        for node in yaml.compose_all(text, Loader=_Loader):
+            document = _Document()
+            document.data = document.build(node, ())
+            if document.data is not None or document.problems:
+                yield document
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        lines.append(f"{source}:{place}: {', '.join(w for w in (error.context, error.problem) if w)}")
+    except yaml.YAMLError as error:
+        lines.append(f"{source}:1:1: {error}")
+    except RecursionError:
+        lines.append(f"{source}:1:1: it is nested too deeply, or an alias contains itself; write it out")
+
+
+def _items(data: Any) -> Iterator[tuple[Any, Path]]:
+    is_list = isinstance(data, dict) and data.get("kind") == "List" and data.get("apiVersion") == "v1"
+    if is_list and isinstance(data.get("items"), list):
+        yield from ((item, ("items", i)) for i, item in enumerate(data["items"]))
+    else:
+        yield data, ()
+
+
+def _check(data: Any) -> tuple[KindObject | None, list[Problem]]:
+    obj, problems = check(data)
+    word = data.get("kind") if isinstance(data, dict) else None
+    if isinstance(word, str) and word in KINDS and not KINDS[word].USER_WRITTEN:
+        choices = ", ".join(name for name, kind in KINDS.items() if kind.USER_WRITTEN)
+        return None, [Problem(("kind",), f"Rollyard creates every {word} itself; write one of {choices}")]
+    return obj, problems

@@ -1,0 +1,282 @@
+"""The node agent: one task a lease, one line to the server, and a clock of its own that ends what is not renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import aiohttp
+
+from rollyard.client.node_connection import NodeLine
+from rollyard.client.server_link import Link
+from rollyard.core.aio import Waker
+from rollyard.core.errors import Fenced, NoEndpoint
+from rollyard.kinds.rollout import Stage
+from rollyard.node.agents.tasks.installed_handlers import load_handlers
+from rollyard.node.lease_run import Work, Workshop
+from rollyard.node.lease_sampler import ROLE, LeasedPolicy
+from rollyard.node.result_uploads import Uploads
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.stage_workers import StagePools
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.template_cache import Templates
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.node import (
+    NODE_AGENT_ERROR,
+    UNREADABLE_LEASE,
+    Cancel,
+    Drain,
+    Grant,
+    HandBack,
+    Heartbeat,
+    Hello,
+    Lease,
+    LeaseRef,
+    Renewed,
+    Repin,
+    Resize,
+    ToNode,
+    Unread,
+    Want,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str, int]
+"""(namespace, rollout id, fence)."""
+HAND_BACK_SECONDS = 5.0
+MAX_ERROR_CHARS = 2000
+
+
+class NodeAgent:
+    """All leases of one allocation."""
+
+    def __init__(self, link: Link, http: aiohttp.ClientSession, models: aiohttp.ClientSession) -> None:
+        self._link = link
+        self._http = http
+        self._tokens = TokenClient(models)
+        self._identity = link.identity()
+        self._line = NodeLine(link, http, self._hello, self._hear)
+        self._uploads = Uploads(link, http)
+        self._handlers = load_handlers()
+        for kind, why in self._handlers.failed.items():
+            log.error("task kind %s is not available here: its handler cannot be loaded: %s", kind, why)
+        log.info("task kinds: %s", ", ".join(sorted(self._handlers.loaded)))
+        self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
+        self._policies: dict[Key, LeasedPolicy] = {}
+        self._templates = Templates()
+        self._shop: Workshop | None = None
+        self._sandboxes: Sandboxes | None = None
+        self._places = 0
+        """Sandboxes that fit into the allocation; the first Welcome says it."""
+        self._lease_seconds = 30.0
+        self._renewed_at = asyncio.get_running_loop().time()
+        self._grants = 0
+        """Received on this connection."""
+        self._moved = Waker()
+        self._drain = False
+        self._drained = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` (hand everything back) or a drain is done. Raises Fenced."""
+        parts = [self._line.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
+        tasks = [asyncio.create_task(_plain(part)) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._hand_back("NodeAgentStopped")
+        finally:
+            works = [task for _, task in self._works.values()]
+            for task in (*tasks, *works):
+                task.cancel()
+            await asyncio.gather(*tasks, *works, return_exceptions=True)
+            await self._handlers.close()
+            if self._sandboxes is not None:
+                await self._sandboxes.close()
+
+    # what the server says
+
+    async def _hear(self, message: ToNode) -> None:
+        match message:
+            case Welcome():
+                await self._welcome(message)
+            case Grant(leases=leases, unread=unread):
+                self._grants += 1
+                for lease in leases:
+                    self._take(lease)
+                await self._refuse(unread)
+            case Renewed(sent_at=sent_at, lost=lost):
+                self._renewed_at = max(self._renewed_at, sent_at)
+                self._drop(lost, "the server gave it to another node agent")
+            case Cancel(lease=ref):
+                self._drop([ref], "cancelled")
+            case Repin(lease=ref, role=role, now=now):
+                policy = self._policies.get((ref.namespace, ref.id, ref.fence))
+                if policy is not None and role == ROLE:
+                    policy.repin(now=now)
+            case Drain():
+                self._drain = True
+                self._changed()
+            case Resize(widths=widths, places=places):
+                if self._shop is not None:
+                    known = {stage: widths[stage] for stage in Stage if stage in widths}
+                    self._shop.pools.ask(known, places)
+                    self._changed()
+
+    async def _welcome(self, welcome: Welcome) -> None:
+        self._grants = 0
+        self._lease_seconds = welcome.lease_seconds
+        self._renewed_at = asyncio.get_running_loop().time()
+        self._drop(welcome.lost, "the server gave it to another node agent")
+        if self._shop is None:
+            runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
+            self._sandboxes, self._places = Sandboxes(runtime), welcome.places
+            widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
+            self._shop = Workshop(
+                pools=StagePools(widths),
+                sandboxes=self._sandboxes,
+                handlers=self._handlers,
+                uploads=self._uploads,
+                template=self._templates.get,
+                policy=self._policy,
+                sandbox=welcome.sandbox,
+                stages=welcome.stages,
+                node=self._identity.node,
+            )
+        self._changed()
+
+    # leases
+
+    def _take(self, lease: Lease) -> None:
+        key = (lease.namespace, lease.id, lease.fence)
+        if key in self._works or self._shop is None:
+            return
+        work = Work(self._shop, lease, self._changed)
+        self._works[key] = (work, asyncio.create_task(self._pursue(key, work)))
+        self._changed()
+
+    async def _refuse(self, unread: list[Unread]) -> None:
+        for one in unread:
+            log.warning("a lease has fields that this node agent does not know: %s", one.why)
+            if one.lease is not None:  # else it runs out
+                await self._line.say(HandBack(lease=one.lease, reason=UNREADABLE_LEASE))
+        self._changed()  # the server does not count on this room until it is told of it again
+
+    async def _pursue(self, key: Key, work: Work) -> None:
+        try:
+            await work.pursue()
+        except Fenced as error:
+            log.warning("%s", error)
+        except NoEndpoint as error:
+            await self._line.say(HandBack(lease=work.ref, reason=str(error)))
+        except Exception as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it was stopped, and what came of that is nobody's fault
+                log.info("rollout %s was stopped: %r", key[1], error)
+                return
+            # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
+            log.exception("rollout %s caused an error in the code of the node agent", key[1])
+            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
+            await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
+        finally:
+            self._works.pop(key, None)
+            self._policies.pop(key, None)
+            self._changed()
+
+    def _drop(self, refs: list[LeaseRef], why: str) -> None:
+        for ref in refs:
+            found = self._works.pop((ref.namespace, ref.id, ref.fence), None)
+            if found is not None:
+                log.info("stopping rollout %s: %s", ref.id, why)
+                found[1].cancel()
+
+    async def _hand_back(self, reason: str) -> None:
+        """Give back whatever is in hand, while there is still a line to say it on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                for work, task in list(self._works.values()):
+                    task.cancel()
+                    await self._line.say(HandBack(lease=work.ref, reason=reason))
+
+    # what we say
+
+    def _hello(self) -> Hello:
+        held = [work.ref for work, _ in self._works.values()]
+        widths = _widths(self._shop.pools) if self._shop else {}
+        return Hello(
+            identity=self._identity,
+            held=held,
+            widths=widths,
+            places=self._places,
+            kinds=sorted(self._handlers.loaded),
+            failed_kinds=dict(self._handlers.failed),
+        )
+
+    def _changed(self) -> None:
+        self._moved.wake()
+
+    async def _beat(self) -> None:
+        """A heartbeat in time, and at once when something moved; with it how much more there is room for."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._moved.pause(self._lease_seconds / 3)
+            if self._shop is None:
+                continue
+            pools = self._shop.pools
+            pools.settle(self._early())
+            held = [work.ref for work, _ in self._works.values()]
+            await self._line.say(Heartbeat(held=held, widths=_widths(pools), sent_at=loop.time()))
+            await self._line.say(self._want(pools))
+            if self._drain and not self._works:
+                self._drained.set()
+            await asyncio.sleep(0.02)  # what moves together is told together
+
+    def _want(self, pools: StagePools) -> Want:
+        if self._drain:
+            return Want()
+        early = self._early()
+        late = len(self._works) - early
+        evals = max(0, pools[Stage.EVAL].limit - late)
+        return Want(init=pools.room(early), eval=evals, kinds=sorted(self._handlers.loaded), grants=self._grants)
+
+    def _early(self) -> int:
+        """Rollouts that are not in EVAL yet: what they do takes a sandbox, now or soon."""
+        return sum(work.stage is not Stage.EVAL for work, _ in self._works.values())
+
+    async def _watch_clock(self) -> None:
+        """Stop by our own clock what was not renewed: the server gives it to another at about the same time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            left = self._renewed_at + self._lease_seconds - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            if self._works:
+                log.warning("leases not renewed for %g s: stopping %d rollouts", self._lease_seconds, len(self._works))
+                self._drop([work.ref for work, _ in self._works.values()], "its lease expired")
+            await asyncio.sleep(1.0)
+
+    # shared parts
+
+    def _policy(self, lease: Lease, template: ChatTemplate) -> LeasedPolicy:
+        endpoint = lease.endpoints[ROLE]
+        ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
+        policy = LeasedPolicy(
+            self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
+        )
+        self._policies[ref.namespace, ref.id, ref.fence] = policy
+        return policy
+
+
+def _widths(pools: StagePools) -> dict[str, int]:
+    return {stage.value: width for stage, width in pools.widths.items()}
+
+
+async def _plain(part: Coroutine[Any, Any, Any]) -> None:
+    await part

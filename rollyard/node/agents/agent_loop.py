@@ -1,0 +1,114 @@
+"""The agent loop: sample a turn, carry out its tool calls, until a turn makes none or a limit is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollyard.core.errors import ContextExceeded
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
+from rollyard.node.agents import tool_schemas
+from rollyard.node.agents.tool_execution import Tools
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parsed
+
+
+class Policy(Protocol):
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+        """Raises ContextExceeded when no token fits any more, EndpointError when no server could be used."""
+        ...
+
+
+@dataclass
+class AgentRun:
+    """What has happened so far; stays good when the loop is cut off in the middle."""
+
+    conversation: Conversation
+    parser: ToolCallParser
+    """Of the model's family."""
+    turns: list[Turn] = field(default_factory=list)
+    status: Status = Status.TRUNCATED
+    """Truncated until a turn ends the conversation by itself."""
+
+
+async def run_agent(
+    run: AgentRun, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
+) -> None:
+    """Fill `run` turn by turn. Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for
+    the first token; every other limit ends it Truncated."""
+    for number in range(agent.max_turns):
+        started = time.monotonic()
+        prompt = await _prompt_ids(run.conversation)
+        try:
+            sample = await policy.sample(prompt, _seeded(sampling, sample_index, number))
+        except ContextExceeded as error:
+            if not run.turns:
+                raise ContextExceeded(
+                    f"the prompt has {len(prompt)} tokens and leaves no room for an answer: {error}",
+                    context=error.context,
+                ) from error
+            return
+        text = run.conversation.add_sampled(
+            sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
+        )
+        sampled = time.monotonic()
+        segment = run.conversation.segment_count - 1
+        said = parsed(run.parser, text)
+        calls = [{"name": c.name, "arguments": c.arguments} for c in said.calls]
+        turn = Turn(
+            segment=segment,
+            prompt_length=len(prompt),
+            response_length=len(sample.token_ids),
+            text=text,
+            finish_reason=sample.finish_reason,
+            tool_calls=calls,
+            timings={"model": round(sampled - started, 6), "tools": 0.0},
+        )
+        run.turns.append(turn)
+        if sample.finish_reason == "length":
+            return
+        if not said.calls and said.error is None:
+            run.status = Status.COMPLETED
+            return
+        results = [await tools.call(c.name, c.arguments) for c in said.calls]
+        results = _answer(run, said, results)
+        timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
+        run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
+
+
+async def _prompt_ids(conversation: Conversation) -> list[int]:
+    """In a thread: a prompt of a million characters takes seconds to tokenise, and neighbours have leases to renew.
+
+    A thread cannot be stopped, so whoever is cancelled waits for it: the conversation is looked at next.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.gather(making, return_exceptions=True)
+        raise
+
+
+def _answer(run: AgentRun, said: ParsedTurn, results: list[str]) -> list[str]:
+    """Put behind the turn what its calls gave, and what is wrong with the one that cannot be read; gives both as texts."""
+    wrong = tool_schemas.bad_call(said.error, run.parser.form) if said.error is not None else None
+    if wrong is not None and results and run.parser.error_role == "user":
+        # Mistral's template refuses a user behind tool results: only the model may speak there
+        results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
+    run.conversation.add_results(said.calls, results, said.content)
+    if wrong is None:
+        return results
+    run.conversation.add_messages([{"role": run.parser.error_role, "content": wrong}])
+    return [*results, wrong]
+
+
+def _seeded(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
+    """Each turn of each sample draws from a seed of its own, the same in every attempt."""
+    if sampling.seed is None:
+        return sampling
+    return sampling.model_copy(update={"seed": zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode())})

@@ -1,0 +1,63 @@
+"""Compares what a `code` task's calls came to with what was expected, in a checker process.
+
+Both sides are plain JSON as `case_driver.encode` writes it: null, true, numbers, strings and lists stand for themselves;
+`{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex": [re, im]}` for the rest.
+Nothing an agent wrote is read by more than a JSON parser, one line a call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from typing import Any
+
+from rollyard.node.agents.scoring.case_driver import MAX_BYTES, encode
+from rollyard.node.agents.scoring.checker_process import serve
+
+CPU_SECONDS = 10
+MEMORY_BYTES = 1 << 30
+FREE_ORDER = ("set", "dict")
+
+
+def passed(expects: bytes, results: bytes) -> dict[str, float]:
+    """How many of the expected values (a JSON list of Python literals) the result lines have.
+
+    `bad_results` where there are not as many lines, or one is too long: the driver has not written that.
+    """
+    expected, found = json.loads(expects), results.split(b"\n")
+    if len(found) != len(expected) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
+        return {"passed": 0.0, "bad_results": 1.0}
+    return {"passed": float(sum(map(same, expected, found)))}
+
+
+def same(expect: str, found: bytes) -> bool:
+    """Whether the line `found` is the value of the literal: types count, floats may differ by rounding."""
+    try:
+        return _equal(json.loads(json.dumps(encode(ast.literal_eval(expect)))), json.loads(found))
+    except (ValueError, RecursionError, MemoryError, OverflowError):  # 10**400 is no float
+        return False
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) or isinstance(b, float):
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
+        return numbers and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(*_ordered(key, a[key], b[key])) for key in a)
+    return bool(a == b)
+
+
+def _ordered(tag: str, *values: Any) -> list[Any]:
+    """Members sorted by their text where order says nothing. No hash is made of what an agent wrote."""
+    if tag not in FREE_ORDER:
+        return list(values)
+    return [sorted(value, key=json.dumps) if isinstance(value, list) else value for value in values]
+
+
+if __name__ == "__main__":
+    serve(passed, CPU_SECONDS, MEMORY_BYTES)

@@ -1,0 +1,128 @@
+"""Child processes that judge what agents wrote, side by side, each with limits of its own.
+
+What an agent wrote can keep any parser or algebra system busy for ever, or fill the memory. So the node agent hands the
+bytes on unread: a child reads them, under limits of CPU time and memory that the kernel keeps. The limit is CPU time
+because a busy machine must not turn a right answer into a slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rollyard.core.errors import NodeFault
+
+START_SECONDS = 120.0
+"""An algebra system takes seconds to import on a busy machine."""
+
+
+class Overrun(Exception):
+    """The question killed who judged it: by its CPU limit, or twice in other ways. `str()` is a metric's name."""
+
+
+class _Ended(Exception):
+    pass
+
+
+class Checkers:
+    """Children that run one module, started when they are needed, at most two for each core."""
+
+    def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
+        """`module` is a program around `checker_process.serve`, `harmless` a question that any working child answers."""
+        self._module = module
+        self._harmless = harmless
+        self._turns = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
+        self._idle: list[asyncio.subprocess.Process] = []
+
+    async def ask(self, *parts: bytes) -> dict[str, Any]:
+        """Return the answer of a child about `parts`.
+
+        Raises Overrun, and NodeFault when no child starts or answers at all. A process that was killed may have been killed
+        from outside, so the question is asked again before that is held against it. A caller that is cancelled leaves no
+        child at work.
+        """
+        async with self._turns:
+            for _ in range(2):
+                verdict = await self._answer(parts)
+                if "died" not in verdict:
+                    return verdict
+                if verdict["died"] == signal.SIGXCPU:
+                    raise Overrun("timed_out")
+            if "died" in await self._answer(self._harmless):
+                raise NodeFault(f"the processes that check answers ({self._module}) die on this node at every request")
+        raise Overrun("checker_killed")
+
+    async def _answer(self, parts: Sequence[bytes]) -> dict[str, Any]:
+        child = await self._take()
+        try:
+            verdict: dict[str, Any] = await _exchange(child, parts)
+        except _Ended:
+            _kill(child)
+            return {"died": None}
+        except BaseException:
+            _kill(child)
+            raise
+        self._idle.append(child)
+        return verdict
+
+    async def close(self) -> None:
+        """End the children that wait for a question. Else the loop that closes first makes asyncio complain about them."""
+        while self._idle:
+            child = self._idle.pop()
+            _kill(child)
+            await child.wait()
+
+    async def _take(self) -> asyncio.subprocess.Process:
+        while self._idle:
+            child = self._idle.pop()
+            if child.returncode is None:
+                return child
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", self._module, stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                ready = await _line(child)
+        except (TimeoutError, _Ended):
+            _kill(child)
+            raise NodeFault(
+                f"the process that checks answers ({self._module}) did not start; see this node agent's log"
+            ) from None
+        except BaseException:
+            _kill(child)
+            raise
+        assert ready == "ready", ready
+        return child
+
+
+async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -> Any:
+    assert child.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it ended: so does its output
+        child.stdin.write(struct.pack(f"!{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts))
+        await child.stdin.drain()
+    return await _line(child)
+
+
+async def _line(child: asyncio.subprocess.Process) -> Any:
+    """The next message of a child of ours; raises _Ended at its end."""
+    assert child.stdout is not None
+    line = await child.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise _Ended
+    return json.loads(line)
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+    # its pipes too, or the loop that closes first leaves them to the garbage collector, which complains
+    child._transport.close()  # type: ignore[attr-defined]

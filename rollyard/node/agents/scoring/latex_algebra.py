@@ -1,0 +1,168 @@
+"""Expressions in LaTeX that are no plain number: read by latex2sympy, compared by what they come to.
+
+To be used in a checker process alone: an expression can take any time and memory.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from sympy import Expr
+
+from rollyard.node.agents.scoring.numerals import TOLERANCE
+
+DIGITS = 50
+CLOSE = sympy.Float("1e-30")
+POINTS, LEAST = 16, 3
+"""Where expressions with variables are compared, and how many of these must give real numbers."""
+_ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
+_OTHERS = {
+    "binom",
+    "dbinom",
+    "tbinom",
+    "lfloor",
+    "lceil",
+    "gcd",
+    "lcm",
+    "det",
+    "min",
+    "max",
+    "mod",
+    "bmod",
+    "sum",
+    "prod",
+    "int",
+    "lim",
+}
+_UNDONE = (sympy.Integral, sympy.Derivative, sympy.Sum, sympy.Product, sympy.Limit)
+_NORMAL = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
+)
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+
+
+class Unreadable(Exception):
+    pass
+
+
+def read(text: str) -> Expr:
+    """The expression, nothing in it worked out. Raises Unreadable."""
+    try:
+        found = latex2sympy(text, normalization_config=_NORMAL)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # the parser has no exception of its own
+        raise Unreadable(text) from error
+    if not isinstance(found, Expr | sympy.Equality):
+        raise Unreadable(text)
+    return found
+
+
+def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
+    """Whether the answer comes to the reference, in a form that the reference's allows.
+
+    With variables any equivalent form is one. A number may take no more operations than the reference takes, and no
+    function that the reference does not use. `rounded`: the answer is a decimal.
+    Raises Unreadable when the reference is, or is no expression.
+    """
+    reference = read(reference_text)
+    try:
+        answer = read(answer_text)
+    except Unreadable:
+        return False
+    variables = _variables(reference)
+    to_do = _OTHERS if variables else _OTHERS | _ELEMENTARY
+    if to_do.intersection(_COMMAND.findall(answer_text)).difference(_COMMAND.findall(reference_text)):
+        return False
+    if answer.has(*_UNDONE) and not reference.has(*_UNDONE):
+        return False
+    if isinstance(reference, sympy.Equality) or isinstance(answer, sympy.Equality):
+        return _same_equation(reference, answer)
+    if not variables and operations(answer) > operations(reference):
+        return False
+    return _same_value(_exact(reference), _exact(answer), rounded)
+
+
+def operations(expression: sympy.Basic) -> int:
+    """Operations left to do: sums, products of numbers, powers, roots, functions. A coefficient and a quotient are none."""
+    inner = sum(map(operations, expression.args))
+    if isinstance(expression, sympy.Add):
+        return inner + len(expression.args) - 1
+    if isinstance(expression, sympy.Mul):
+        factors = list(_factors(expression))
+        above = [f for f in factors if f.is_Number and abs(f) != 1]
+        below = [f for f in factors if _is_inverse(f) and f.args[0].is_Number]
+        others = [f for f in factors if not f.is_Number and f not in below]
+        return inner + sum(max(0, len(kind) - 1) for kind in (above, below, others))
+    if isinstance(expression, sympy.Pow):
+        return inner + (not _is_inverse(expression))
+    return inner + isinstance(expression, sympy.Function)
+
+
+def _factors(expression: sympy.Basic) -> Iterator[sympy.Basic]:
+    for factor in expression.args:
+        if isinstance(factor, sympy.Mul):
+            yield from _factors(factor)
+        else:
+            yield factor
+
+
+def _is_inverse(expression: sympy.Basic) -> bool:
+    return isinstance(expression, sympy.Pow) and expression.args[1] == -1
+
+
+def _variables(expression: sympy.Basic) -> set[str]:
+    return {symbol.name for symbol in expression.free_symbols} - {"i"}
+
+
+def _exact(expression: Expr) -> Expr:
+    """Worked out, decimals as fractions, i as the imaginary unit."""
+    exact = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
+    unit = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expression.xreplace({**exact, **unit}).doit()
+
+
+def _same_value(reference: Expr, answer: Expr, rounded: bool) -> bool:
+    difference = reference - answer
+    if difference == 0:
+        return True
+    if difference.is_Rational and not rounded:
+        return False
+    close = sympy.Rational(TOLERANCE.numerator, TOLERANCE.denominator) if rounded else CLOSE
+    symbols = sorted(difference.free_symbols, key=str)
+    if not symbols:
+        return _small(difference, reference, close)
+    draw = random.Random(0)
+    points = [{s: sympy.Rational(draw.randint(-300, 300), 97) for s in symbols} for _ in range(POINTS)]
+    real = [p for p in points if _is_real(reference.subs(p)) and _is_real(answer.subs(p))]
+    used = real if len(real) >= LEAST else points
+    return all(_small(difference.subs(p), reference.subs(p), close) for p in used)
+
+
+def _is_real(expression: Expr) -> bool:
+    return bool(sympy.N(expression, DIGITS).is_real)
+
+
+def _small(difference: Expr, reference: Expr, close: Expr) -> bool:
+    of, size = sympy.N(difference, DIGITS), sympy.N(reference, DIGITS)
+    if not (of.is_number and size.is_number and of.is_finite and size.is_finite):
+        return False
+    return bool(abs(of) <= close * abs(size)) or bool(abs(of) < CLOSE * CLOSE)
+
+
+def _same_equation(reference: sympy.Basic, answer: sympy.Basic) -> bool:
+    """Whether both are equations whose sides differ by the same, up to a constant factor."""
+    if not (isinstance(reference, sympy.Equality) and isinstance(answer, sympy.Equality)):
+        return False
+    one, other = (_exact(equation.args[0] - equation.args[1]) for equation in (reference, answer))
+    symbols = sorted(one.free_symbols, key=str)
+    if not symbols or one.free_symbols != other.free_symbols:
+        return False
+    draw = random.Random(0)
+    at = {s: sympy.Rational(draw.randint(-300, 300), 97) for s in symbols}
+    there, here = one.subs(at), other.subs(at)
+    return bool(here != 0 and there != 0 and _same_value(one * here, other * there, rounded=False))

@@ -1,0 +1,119 @@
+"""Task kind `code`: write a file; hidden cases score it in a fresh sandbox.
+
+The expected values never enter any sandbox: there the calls are only carried out, and what came out is compared out here,
+in a process of its own under limits. So a solution can print, exit, fork, or write where results go; the best it can forge
+is the right value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollyard.core.errors import SandboxStartFailed, TaskError
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.task_fields import Case, CodeTask, read_code
+from rollyard.node.agents import system_prompts
+from rollyard.node.agents.scoring import case_driver
+from rollyard.node.agents.scoring.checker_pool import Checkers, Overrun
+from rollyard.node.agents.tasks.base import Artifact, Message, Score
+from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.wire.node import MAX_ARTIFACT_BYTES
+
+FOLDER = "/tmp/check"
+DRIVER = Path(case_driver.__file__)
+PROBE = "python3 -I -c 'import json, operator, os, select, signal, sys, time, types, typing'"
+PROBE_SECONDS = 30.0
+MAX_RESULTS_BYTES = 16 << 20
+BYTES_A_CHARACTER = 12
+"""Characters that one of a literal takes in JSON at most: an emoji is two escapes of six."""
+SPARE_BYTES = 1 << 20
+"""For values that are longer than what was expected, and wrong."""
+
+
+class CodeHandler:
+    eval_needs_sandbox = True
+
+    def __init__(self) -> None:
+        self._checkers = Checkers("rollyard.node.agents.scoring.case_results", (b'["1"]', b"1\n"))
+
+    async def close(self) -> None:
+        await self._checkers.close()
+
+    def image(self, task: Task) -> str | None:
+        return read_code(task).image
+
+    def tools(self, task: Task) -> list[str]:
+        return ["bash", "editor"]
+
+    def prompt(self, task: Task) -> list[Message]:
+        return [
+            {"role": "system", "content": system_prompts.CODE},
+            {"role": "user", "content": read_code(task).problem},
+        ]
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        for path, text in read_code(task).files.items():
+            try:
+                await sandbox.write_file(path, text.encode())
+            except OSError as error:
+                raise TaskError(f"the task's file {path} cannot be written: {error}") from error
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        """The solution; nothing when it is missing, too large, or no text: that is the agent's doing."""
+        try:
+            data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
+            return {"solution": data.decode()}
+        except (OSError, UnicodeDecodeError, ValueError):
+            return {}
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        code = read_code(task)
+        if "solution" not in artifact:
+            return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0})
+        assert sandbox is not None
+        await self.init(task, sandbox)
+        results = await _carry_out(code, artifact["solution"], sandbox, seconds)
+        metrics = await self._passed(code.cases, results)
+        return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
+
+    async def _passed(self, cases: Sequence[Case], results: bytes | None) -> dict[str, float]:
+        """How many calls came to what was expected. Results that cannot be judged are the solution's doing: none."""
+        if results is None:
+            return {"passed": 0.0, "bad_results": 1.0}
+        try:
+            return {"passed": 0.0, **await self._checkers.ask(json.dumps([c.expect for c in cases]).encode(), results)}
+        except Overrun as why:
+            return {"passed": 0.0, str(why): 1.0}
+
+
+async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
+    """Results of the calls, a line each, unread; None when the solution left nothing of a size to read.
+
+    Raises TaskError for a sandbox that cannot even run the driver.
+    """
+    probe = await sandbox.bash(PROBE, PROBE_SECONDS)
+    if probe.timed_out:
+        raise SandboxStartFailed(f"python3 did not start within {PROBE_SECONDS:g} s")
+    if probe.exit_code != 0:
+        raise TaskError(f"hidden cases need a python3 (3.7 or later) in the image: {probe.output.strip()[-300:]}")
+    total = min(code.case_seconds * len(code.cases), 0.9 * seconds)
+    job = {"solution": code.solution, "calls": [c.call for c in code.cases], "case_seconds": code.case_seconds}
+    try:
+        await sandbox.write_file(code.solution, solution.encode())
+    except OSError as error:
+        raise TaskError(f"{code.solution} cannot be written in a fresh sandbox: {error}") from error
+    await sandbox.write_file(f"{FOLDER}/driver.py", await asyncio.to_thread(DRIVER.read_bytes))
+    await sandbox.write_file(f"{FOLDER}/job.json", json.dumps({**job, "seconds": total}).encode())
+    command = shlex.join(["python3", "-I", f"{FOLDER}/driver.py", f"{FOLDER}/job.json", f"{FOLDER}/results.json"])
+    await sandbox.bash(command, min(total + 10.0, seconds))
+    limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
+    try:
+        return await sandbox.read_file(f"{FOLDER}/results.json", limit)
+    except OSError:  # the solution ended the driver, or wrote there itself
+        return None

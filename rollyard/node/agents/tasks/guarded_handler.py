@@ -1,0 +1,175 @@
+"""The one place where a plug-in's code is called: what it raises and returns is checked here, and nowhere else.
+
+A task handler is somebody else's code. Its own exception, or an answer of the wrong shape, ends the rollout Failed with the
+handler's line, and is never taken for a fault of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import reprlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollyard.core.errors import (
+    EndpointError,
+    HandlerFailed,
+    Invalid,
+    NodeFault,
+    RollyardError,
+    SandboxError,
+    TaskError,
+)
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.node.agents.tasks.base import Artifact, Message, Score, TaskHandler
+from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.node.sandbox.sandbox import Sandbox
+
+OURS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
+"""These say what they say, also from within a handler."""
+METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
+MAX_MESSAGE_CHARS = 2000
+MAX_METRICS_CHARS = 8000
+"""They stand in the record of the rollout too, not in its trajectory alone."""
+
+
+class GuardedHandler:
+    """A task handler as everybody else calls it. Each call raises HandlerFailed for what is the handler's own fault."""
+
+    def __init__(self, kind: str, handler: TaskHandler) -> None:
+        """Raises TypeError for what is no handler."""
+        lacking = [name for name in METHODS if not callable(getattr(handler, name, None))]
+        if not isinstance(getattr(handler, "eval_needs_sandbox", None), bool):
+            lacking.append("eval_needs_sandbox (True or False)")
+        if lacking:
+            raise TypeError(f"{type(handler).__name__} is not a task handler: it lacks {', '.join(lacking)}")
+        self._kind = kind
+        self._handler = handler
+        self.eval_needs_sandbox = handler.eval_needs_sandbox
+
+    async def close(self) -> None:
+        """Call the handler's own `close`, where it has one."""
+        with self._guard("close"):
+            if (close := getattr(self._handler, "close", None)) is not None:
+                await close()
+
+    def image(self, task: Task) -> str | None:
+        with self._guard("image"):
+            image = self._handler.image(task)
+            self._check("image", image, image is None or _text(image), "a path, or None")
+        return image
+
+    def tools(self, task: Task) -> list[str]:
+        with self._guard("tools"):
+            tools = self._handler.tools(task)
+            right = _all(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
+            self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
+        return tools
+
+    def prompt(self, task: Task) -> list[Message]:
+        with self._guard("prompt"):
+            prompt = self._handler.prompt(task)
+            right = _all(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
+            right = right and bool(prompt)
+            self._check("prompt", prompt, right, "a list of messages such as {'role': 'user', 'content': '...'}")
+        return prompt
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        with self._guard("init"):
+            await self._handler.init(task, sandbox)
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        with self._guard("collect"):
+            artifact = await self._handler.collect(task, sandbox)
+            right = isinstance(artifact, dict) and all(_text(k) and _text(v) for k, v in artifact.items())
+            self._check("collect", artifact, right, "a dict of name -> text")
+        return artifact
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        shown = [turn.model_copy(deep=True) for turn in turns]  # what it changes there is no part of the trajectory
+        with self._guard("evaluate"):
+            score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
+            self._check("evaluate", score, isinstance(score, Score), "a Score")
+            self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
+            right = isinstance(score.metrics, Mapping) and all(
+                _text(name) and _number(value) for name, value in score.metrics.items()
+            )
+            self._check("evaluate", score.metrics, right, "a Score whose metrics are name -> finite number")
+            metrics = {name: float(value) for name, value in score.metrics.items()}
+            expected = f"a Score whose metrics have {MAX_METRICS_CHARS} characters at most"
+            self._check("evaluate", metrics, len(str(metrics)) <= MAX_METRICS_CHARS, expected)
+            return Score(float(score.reward), metrics)
+
+    @contextlib.contextmanager
+    def _guard(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as raised:  # KeyboardInterrupt would end the node agent, an unknown one keep the lease
+            error = first_cause(raised)
+            if isinstance(error, OURS):
+                raise error from None
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            what = explained(error, type(self._handler).__module__)
+            raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
+
+    def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
+        if not right:
+            shown = f"{call}() of task kind {self._kind!r} must return {expected}, but returned {reprlib.repr(found)}"
+            raise HandlerFailed(shown)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error itself; of a task group's, the first one of ours, else the first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [first_cause(inner) for inner in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, RollyardError)), causes[0])
+
+
+def explained(error: BaseException, module: str) -> str:
+    """`KeyError: 'topic' (/path/quiz.py:14)`: the innermost line in this module, else of all."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
+    where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        where = f" ({error.filename}:{error.lineno})"
+    try:
+        message = str(error)[:MAX_MESSAGE_CHARS]
+    except BaseException as another:  # noqa: BLE001 - its own code too
+        message = f"(its message raises {type(another).__name__})"
+    return f"{type(error).__name__}: {message}{where}"
+
+
+def _all(found: Any, right: Any) -> bool:
+    return isinstance(found, list | tuple) and all(right(one) for one in found)
+
+
+def _number(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _text(value: Any) -> bool:
+    """Text that can be stored: half of a surrogate pair cannot."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _json(value: Any) -> bool:
+    """Tell whether a chat template, and a tokenizer after it, can take this text."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode() is not None
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,47 @@
+"""The task handlers that are installed: our own and plug-ins, by the entry point group `rollyard.tasks`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from rollyard.core.errors import HandlerFailed, failure_text
+from rollyard.node.agents.tasks.guarded_handler import GuardedHandler, explained
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+ENTRY_POINTS = "rollyard.tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """By task kind."""
+
+    loaded: Mapping[str, GuardedHandler]
+    failed: Mapping[str, str]
+    """Why a handler cannot be loaded: type and message of its exception, and the line."""
+
+    async def close(self) -> None:
+        """Let go of what handlers hold, such as processes that check answers. A handler that fails at it is logged."""
+        for kind, handler in self.loaded.items():
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await handler.close()
+            except (HandlerFailed, TimeoutError) as error:
+                log.warning("the handler of task kind %r failed to close: %s", kind, failure_text(error))
+
+
+def load_handlers() -> Handlers:
+    """Every installed handler. A plug-in that cannot be loaded takes away its own kind and no other."""
+    loaded: dict[str, GuardedHandler] = {}
+    failed: dict[str, str] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            loaded[entry.name] = GuardedHandler(entry.name, entry.load()())
+        except BaseException as error:  # noqa: BLE001 - the boundary to code that is not ours
+            failed[entry.name] = explained(error, entry.module)
+    return Handlers(loaded, failed)

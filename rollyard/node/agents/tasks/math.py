@@ -1,0 +1,84 @@
+"""Task kind `math`: compute with IPython, answer in \\boxed{}, judged by the rule in docs/math.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rollyard.core.errors import TaskError
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.task_fields import read_math
+from rollyard.node.agents import system_prompts
+from rollyard.node.agents.scoring.checker_pool import Checkers, Overrun
+from rollyard.node.agents.tasks.base import Artifact, Message, Score
+from rollyard.node.sandbox.sandbox import Sandbox
+
+MAX_ANSWER_CHARS = 2000
+_BRACES = re.compile(r"\\boxed\{|[{}]")
+
+
+class MathHandler:
+    eval_needs_sandbox = False
+
+    def __init__(self) -> None:
+        self._checkers = Checkers("rollyard.node.agents.scoring.math_answers", (b"1", b"1"))
+
+    async def close(self) -> None:
+        await self._checkers.close()
+
+    def image(self, task: Task) -> str | None:
+        return read_math(task).image
+
+    def tools(self, task: Task) -> list[str]:
+        return ["ipython"]
+
+    def prompt(self, task: Task) -> list[Message]:
+        return [
+            {"role": "system", "content": system_prompts.MATH},
+            {"role": "user", "content": read_math(task).problem},
+        ]
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        pass
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        return {}
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        answer = last_boxed(turns[-1].text) if turns else None
+        if answer is None:
+            return Score(0.0, {"answered": 0.0})
+        if len(answer) > MAX_ANSWER_CHARS:
+            return Score(0.0, {"answered": 1.0, "too_long": 1.0})
+        verdict = await self._verdict(read_math(task).answer, answer)
+        return Score(verdict.pop("right", 0.0), {"answered": 1.0, **verdict})
+
+    async def _verdict(self, reference: str, answer: str) -> dict[str, float]:
+        """`right`, or why an answer could not be judged. Raises TaskError where that is the reference's doing."""
+        asked = reference.encode("utf-8", "replace")
+        try:
+            verdict = await self._checkers.ask(asked, answer.encode("utf-8", "replace"))
+        except Overrun as why:
+            try:
+                await self._checkers.ask(asked, b"0")
+            except Overrun:
+                raise TaskError(f"the reference answer {reference!r} cannot be computed within the limits") from None
+            return {str(why): 1.0}
+        if "bad_reference" in verdict:
+            raise TaskError(f"the reference answer {reference!r} cannot be read as mathematics")
+        return verdict
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last \\boxed{…} whose braces balance; None when there is none. Takes time in proportion."""
+    found, content, open_at = -1, None, list[tuple[int, bool]]()
+    for brace in _BRACES.finditer(text):
+        if brace[0] != "}":
+            open_at.append((brace.end(), brace[0] != "{"))
+        elif open_at:
+            begin, boxed = open_at.pop()
+            if boxed and begin > found:
+                found, content = begin, text[begin : brace.start()]
+    return content

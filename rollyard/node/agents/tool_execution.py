@@ -1,0 +1,48 @@
+"""Carries out a model's tool calls in a sandbox. Whatever the agent does wrong is a tool result, never an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.node.agents import tool_schemas
+from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.tokens.tool_calls.hermes import FORM
+
+
+class Tools:
+    """The tools one rollout is offered."""
+
+    def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
+        """`form` says how the model at hand writes a call; it is part of the answer to a wrong one."""
+        self._offered = offered
+        self._sandbox = sandbox
+        self._timeout = timeout
+        self._form = form
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What the model reads back. Raises SandboxLost alone."""
+        if name not in self._offered:
+            return tool_schemas.unknown_tool(name, self._offered)
+        parameters = tool_schemas.SCHEMAS[name]["function"]["parameters"]
+        if missing := [p for p in parameters["required"] if p not in arguments]:
+            return tool_schemas.bad_call(f"{name} needs {', '.join(missing)}", self._form)
+        if unknown := [a for a in arguments if a not in parameters["properties"]]:
+            return tool_schemas.bad_call(
+                f"{name} has no argument {unknown[0]!r}; it takes {', '.join(parameters['properties'])}", self._form
+            )
+        if wrong := [p for p in parameters["required"] if not isinstance(arguments[p], str)]:
+            return tool_schemas.bad_call(f"{wrong[0]} must be a string", self._form)
+        match name:
+            case "bash":
+                done = await self._sandbox.bash(arguments["command"], self._timeout)
+                late = self._timeout if done.timed_out else None
+                return tool_schemas.bash_result(
+                    done.output, done.exit_code, timed_out_after=late, restarted=done.restarted
+                )
+            case "ipython":
+                cell = await self._sandbox.ipython(arguments["code"], self._timeout)
+                late = self._timeout if cell.timed_out else None
+                return tool_schemas.ipython_result(cell.output, timed_out_after=late, restarted=cell.restarted)
+            case _:
+                edit = await self._sandbox.edit(**arguments)
+                return tool_schemas.shorten(edit.output)

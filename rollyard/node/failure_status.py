@@ -1,0 +1,55 @@
+"""From what went wrong to a status: the one place that decides whose fault it was. Pure."""
+
+from __future__ import annotations
+
+from rollyard.core.errors import (
+    ContextExceeded,
+    EndpointError,
+    EndpointRefused,
+    ImageNotFound,
+    NodeFault,
+    NothingSampled,
+    RollyardError,
+    SandboxError,
+    TaskError,
+)
+from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
+
+
+class StageTimeout(NodeFault):
+    """A stage's budget ran out where that is not the agent's doing."""
+
+
+def verdict(error: RollyardError) -> Status:
+    """InfraFailed means "this attempt, by no fault of the task": the server decides about another one."""
+    match error:
+        case ImageNotFound() | TaskError() | EndpointRefused() | ContextExceeded():
+            return Status.FAILED
+        case SandboxError() | EndpointError() | NodeFault():
+            return Status.INFRA_FAILED
+        case _:
+            return Status.FAILED
+
+
+def failed(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
+    """The outcome without a reward; what was sampled so far is kept for people to look at."""
+    base = so_far or Outcome(status=Status.FAILED, node=node)
+    told = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
+    return base.model_copy(update={"status": verdict(error), "reward": None, "error": told})
+
+
+def unsampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:
+    """Why RUN ended without one sampled token. `overdue`: by its budget, of so many seconds.
+
+    `calls`: model calls that were made; `tokens`: those that had arrived of turns that were cut off.
+    """
+    if not overdue:
+        return NothingSampled("the agent ended without a sampled token")
+    if tokens:
+        return NothingSampled(
+            f"RUN's budget of {seconds:g} s ended during the first turn, after {tokens} tokens: "
+            "raise the budget, or lower `sampling.max_tokens`"
+        )
+    if calls:
+        return StageTimeout(f"no model server sent a token within RUN's budget of {seconds:g} s")
+    return NothingSampled(f"the agent's command made no model call within RUN's budget of {seconds:g} s")

@@ -1,0 +1,146 @@
+"""An agent that is a command inside the sandbox; a gateway that only this sandbox reaches answers its model calls.
+
+The gateway's socket listens on the sandbox's own loopback and is accepted on out here, so the sandbox still has no network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from rollyard.core.aio import running
+from rollyard.core.errors import TaskError
+from rollyard.gateway.app import KEY_PREFIX, build
+from rollyard.gateway.requests.call_errors import Refusal
+from rollyard.gateway.session.session import Session
+from rollyard.kinds.rollout import AgentSpec, Status
+from rollyard.node.sandbox.base import HOME, WORKSPACE, CommandResult
+from rollyard.node.sandbox.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+FOLDER = f"{HOME}/.rollyard"
+PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
+SHUTDOWN_SECONDS = 1.0
+LONGEST_SECONDS = 20 * 86_400.0
+"""RUN's budget is the caller's to keep; it may stand still for a while. poll() takes no more than 24 days."""
+LAST_WORDS = 1000
+MAX_CONNECTIONS = 128
+"""Of one sandbox: each is a file descriptor of the node agent's."""
+
+
+class _Door(asyncio.Protocol):
+    """Hands a new connection to the server, and ends one beyond the limit."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if len(self._server.connections) >= MAX_CONNECTIONS:
+            transport.abort()
+            return
+        handler = self._server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
+
+
+class Harness:
+    """One command; its calls are `session`'s."""
+
+    def __init__(self, sandbox: Sandbox, session: Session) -> None:
+        self._sandbox = sandbox
+        self._session = session
+
+    async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
+        """Completed when the command ends by itself with exit code 0 within all limits, Truncated otherwise; the exit code.
+
+        Raises SandboxLost, TaskError when the command ended before its first model call, ContextExceeded when no call had
+        a prompt that fits, and whatever kept the session from going on.
+        """
+        async with self._gateway() as base:
+            await self._write_prompt(prompt)
+            done = await self._command(agent, base)
+        session = self._session
+        words = done.output.strip()[-LAST_WORDS:]
+        log.info("session %s: its command ended with %s", session.id, done.exit_code)
+        if not session.calls:
+            raise (
+                session.exceeded
+                or session.refused
+                or TaskError(
+                    f"the agent's command ended with exit code {done.exit_code} before its first model call: {words}"
+                )
+            )
+        whole = done.exit_code == 0 and not session.truncated
+        return Status.COMPLETED if whole else Status.TRUNCATED, done.exit_code
+
+    @asynccontextmanager
+    async def _gateway(self) -> AsyncIterator[str]:
+        """Its base URL inside the sandbox."""
+        listener = await self._sandbox.listen()
+        runner = web.AppRunner(
+            build(self._find),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+            auto_decompress=False,
+        )
+        accepting: asyncio.Server | None = None
+        try:
+            port = listener.getsockname()[1]
+            await runner.setup()
+            assert runner.server is not None
+            door = partial(_Door, runner.server)
+            accepting = await asyncio.get_running_loop().create_server(door, sock=listener)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            self._session.close()
+            if accepting is not None:
+                accepting.close()
+            await runner.cleanup()
+            listener.close()
+
+    async def _find(self, request: web.Request, named: str | None) -> Session:
+        """Whatever connects here is this sandbox's; a name is optional, and another's is refused."""
+        if named not in (None, self._session.id):
+            raise Refusal(403, "permission_error", "this gateway serves only the session of its own sandbox")
+        return self._session
+
+    async def _write_prompt(self, prompt: Sequence[Mapping[str, Any]]) -> None:
+        for path, system in ((SYSTEM_FILE, True), (PROMPT_FILE, False)):
+            said = [str(m["content"]) for m in prompt if (m["role"] == "system") == system]
+            await self._sandbox.write_file(path, "\n\n".join(said).encode("utf-8", "replace"))
+
+    async def _command(self, agent: AgentSpec, base: str) -> CommandResult:
+        async with running(self._sandbox.bash(_script(agent, base, self._session.id), LONGEST_SECONDS)) as command:
+            either: set[asyncio.Future[Any]] = {command, self._session.failure}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._session.failure.done():
+                raise self._session.failure.result()
+            return command.result()
+
+
+def _script(agent: AgentSpec, base: str, session: str) -> str:
+    """In a shell of its own, so that `exit` and `set -e` are the command's own affair."""
+    assert agent.command is not None
+    key = f"{KEY_PREFIX}{session}"
+    env = {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_BASE": f"{base}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": key,
+        "ROLLYARD_PROMPT_FILE": PROMPT_FILE,
+        "ROLLYARD_SYSTEM_PROMPT_FILE": SYSTEM_FILE,
+        **agent.env,
+    }
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+    return f"(\n{exports}cd {WORKSPACE}\n{agent.command}\n)"

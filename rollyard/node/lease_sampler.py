@@ -1,0 +1,163 @@
+"""The policy as one rollout sees it: it stays on the endpoint of its lease, and goes on at another when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import aiohttp
+
+from rollyard.client.server_link import Backoff, Link
+from rollyard.core.errors import ContextExceeded, NoEndpoint, RollyardError, Unavailable
+from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.requests_in_flight import InFlight
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.streamed_response import OnProgress
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.node import LeaseRef, NewEndpoint
+
+log = logging.getLogger(__name__)
+
+ROLE = "policy"
+MAX_MOVES = 10
+LOOK_SECONDS = 0.2
+PARKED_SECONDS = 300.0
+"""Longer than this a rollout does not keep its sandbox while there is no endpoint."""
+
+
+class LeasedPolicy:
+    """Samples turns for one lease."""
+
+    def __init__(
+        self,
+        link: Link,
+        http: aiohttp.ClientSession,
+        tokens: TokenClient,
+        ref: LeaseRef,
+        endpoint: Endpoint,
+        stop_ids: Sequence[int],
+        context_tokens: int | None,
+    ) -> None:
+        self._link = link
+        self._http = http
+        self._tokens = tokens
+        self._ref = ref
+        self.endpoint = endpoint
+        self._stop_ids = list(stop_ids)
+        self._context = context_tokens
+        self._moving = asyncio.Lock()
+        self.limit: asyncio.Timeout | None = None
+        """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
+        self.asked = 0
+        """Turns that were asked for."""
+        self.heard = 0
+        """Tokens that have arrived, also those of turns that were cut off."""
+        self._repin = False
+        self._in_flight = InFlight()
+        self._sampling = 0
+        self._leaving: asyncio.Task[None] | None = None
+
+    def repin(self, *, now: bool = False) -> None:
+        """Ask before the next turn whether there is a better endpoint by now; `now`: in the middle of a turn too."""
+        self._repin = True
+        if now and self._sampling and (self._leaving is None or self._leaving.done()):
+            self._leaving = asyncio.create_task(self._leave())
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
+    ) -> Sampled:
+        """One turn, whatever endpoints fail meanwhile.
+
+        Raises ContextExceeded, EndpointLost, EndpointRefused, NoEndpoint, Fenced.
+        """
+        self.asked += 1
+        limit = sampling.max_tokens
+        if self._context is not None:
+            limit = min(limit, self._context - len(prompt_ids))
+        if limit < 1:
+            raise ContextExceeded(
+                f"the conversation has {len(prompt_ids)} tokens, and the context {self._context}", context=self._context
+            )
+
+        def hear(ids: Sequence[int]) -> None:
+            self.heard += len(ids)
+            if on_progress is not None:
+                on_progress(ids)
+
+        self._sampling += 1
+        try:
+            return await self._tokens.complete_with_failover(
+                self._checkout, prompt_ids, sampling, limit, self._stop_ids, hear, MAX_MOVES, self._in_flight
+            )
+        finally:
+            self._sampling -= 1
+            if not self._sampling and self._leaving is not None:
+                self._leaving.cancel()
+
+    async def _leave(self) -> None:
+        """Requests at an endpoint that is out go on elsewhere with the ids they have, once each has fallen silent there."""
+        before = self.endpoint.id
+        try:
+            await self._checkout(None)
+        except RollyardError as error:  # the lease is void, or the server cannot be asked: it will say so again
+            log.info("staying at endpoint %s: %s", before, error)
+            return
+        while left := self._in_flight.at() - {self.endpoint.id}:
+            if ended := self._in_flight.end_quiet(left):
+                log.warning("endpoint %s is down: %d requests continue at %s", before, ended, self.endpoint.id)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _checkout(self, failed: str | None) -> Endpoint:
+        async with self._moving:  # calls of one agent at once lose the same endpoint once
+            if failed is None:
+                if self._repin:
+                    self.endpoint = await self._better()
+                    self._repin = False
+            elif failed == self.endpoint.id:
+                log.warning("endpoint %s failed during a turn", failed)
+                self.endpoint = await self._another(failed)
+                self._repin = False
+            return self.endpoint
+
+    async def _better(self) -> Endpoint:
+        """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""
+        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="the server asked it to choose again")
+        try:
+            answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
+        except Unavailable as error:
+            log.info("staying at endpoint %s: %s", self.endpoint.id, error)
+            return self.endpoint
+        return Endpoint.model_validate(answer)
+
+    async def _another(self, failed: str) -> Endpoint:
+        """Waits, parked, until one is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed back."""
+        wanted = NewEndpoint(lease=self._ref, role=ROLE, failed=failed, why="a node agent could not use it")
+        backoff, began = Backoff(0.2, 2.0), time.monotonic()
+        with self._parked():
+            while True:
+                try:
+                    answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
+                    return Endpoint.model_validate(answer)
+                except Unavailable as error:
+                    log.warning("no other endpoint yet: %s", error)
+                wanted = wanted.model_copy(update={"again": True})
+                if time.monotonic() - began > PARKED_SECONDS:
+                    raise NoEndpoint(f"no other endpoint was ready for {PARKED_SECONDS:g} s")
+                await backoff.wait()
+
+    @contextlib.contextmanager
+    def _parked(self) -> Iterator[None]:
+        limit, began = self.limit, asyncio.get_running_loop().time()
+        when = limit.when() if limit is not None else None
+        if limit is None or when is None:
+            yield
+            return
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            limit.reschedule(when + asyncio.get_running_loop().time() - began)

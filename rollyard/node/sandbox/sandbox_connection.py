@@ -1,0 +1,103 @@
+"""The client of the sandbox agent: many calls at once on one Unix socket, replies matched by id.
+
+The other side of `rollyard.sandbox_agent.frames`, which describes the frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import struct
+from typing import Any
+
+from rollyard.core.errors import SandboxLost
+
+PROTOCOL = 2
+MAX_FRAME = 1 << 30
+_LENGTHS = struct.Struct("!II")
+Header = dict[str, Any]
+Frame = tuple[Header, bytes]
+
+
+class Connection(asyncio.Protocol):
+    """Calls fail with SandboxLost once the other side is gone; a cancelled call is stopped over there as well."""
+
+    def __init__(self) -> None:
+        self.hello: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
+        self._buffer = bytearray()
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._end: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None and self._end is None
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        if self._transport is None or self._end is not None:
+            raise SandboxLost(self._end or "the connection to the sandbox is not open")
+        head = json.dumps(header, separators=(",", ":")).encode()
+        self._transport.write(_LENGTHS.pack(len(head), len(body)) + head + body)
+
+    async def call(self, header: Header, body: bytes, limit: float) -> Frame:
+        """The reply to one call. After `limit` seconds without one the sandbox counts as lost."""
+        number = next(self._ids)
+        reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.send({"id": number, **header}, body)
+        self._waiting[number] = reply
+        try:
+            async with asyncio.timeout(limit):
+                return await reply
+        except TimeoutError:
+            self.abort(f"the sandbox gave no answer within {limit:g} s")
+            raise SandboxLost(self._end) from None
+        except asyncio.CancelledError:
+            if self.alive:
+                self.send({"op": "cancel", "id": number})
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def abort(self, why: str) -> None:
+        """Close at once; every call that waits fails with SandboxLost."""
+        self._end = self._end or why
+        if self._transport is not None:
+            self._transport.abort()
+        pending: list[asyncio.Future[Any]] = [self.hello, *self._waiting.values()]
+        for waiting in pending:
+            if not waiting.done():
+                waiting.set_exception(SandboxLost(self._end))
+        # A hello that nobody waits for any more is no news.
+        if self.hello.done() and not self.hello.cancelled():
+            self.hello.exception()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort("the sandbox ended" if exc is None else f"the connection to the sandbox broke: {exc}")
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= _LENGTHS.size:
+            head_length, body_length = _LENGTHS.unpack_from(self._buffer)
+            end = _LENGTHS.size + head_length + body_length
+            if end > MAX_FRAME:
+                self.abort("the sandbox sent an invalid frame")
+                return
+            if len(self._buffer) < end:
+                return
+            with memoryview(self._buffer) as view:
+                head = json.loads(bytes(view[_LENGTHS.size : _LENGTHS.size + head_length]))
+                body = bytes(view[_LENGTHS.size + head_length : end])
+            del self._buffer[:end]
+            self._deliver(head, body)
+
+    def _deliver(self, header: Header, body: bytes) -> None:
+        if not self.hello.done():
+            self.hello.set_result(header)
+        elif (waiting := self._waiting.get(header.get("id", 0))) and not waiting.done():
+            waiting.set_result((header, body))

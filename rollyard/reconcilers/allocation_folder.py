@@ -1,0 +1,187 @@
+"""The folder an allocation's job works from, on storage that its node sees: its identity, its token, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rollyard.core.errors import NotFound
+from rollyard.kinds.allocation import Allocation, AllocationTemplate
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.schema.object_names import name_problems
+from rollyard.reconcilers.job_endings import RECENT_SECONDS, Output
+from rollyard.slurm.base import BatchScript, Job
+from rollyard.slurm.batch_script import FOLDER, JOB_PREFIX, batch_script
+from rollyard.slurm.python_archive import STAGE, Runtime
+from rollyard.trust.bearer_tokens import Role
+from rollyard.trust.secret_files import write_secret
+from rollyard.wire.files import AllocationFile
+
+TAIL_BYTES, TAIL_LINES = 16 << 10, 20
+"""How much of the end of a log is looked at."""
+SLURMS_OWN = ("slurmstepd: ", "srun: ")
+"""Lines in a job's log that are not the job's."""
+GANG_WAIT_SECONDS = 60
+
+
+class Workspace:
+    """Folders below `<data>/allocations`, 0700, one an allocation."""
+
+    def __init__(self, data: Path, server_id: str, issue: Callable[[Role, str], str]) -> None:
+        self._data = data
+        self._server_id = server_id
+        self._issue = issue
+        self._runtime = Runtime(data / "runtime")
+
+    def comment(self, id: str) -> str:
+        """Names a job as ours; `id` is an allocation's uid, or that of a burst."""
+        return f"rollyard:{self._server_id}:{id}"
+
+    def owner(self, allocation: Allocation) -> str:
+        """What its job is found again by: what adoption and the sweep for orphans go by."""
+        status = allocation.status
+        if status.burst is None:
+            return self.comment(allocation.metadata.uid)
+        return f"{self.comment(status.burst)}/{status.task}"
+
+    def is_ours(self, job: Job) -> bool:
+        return job.comment.startswith(self.comment(""))
+
+    def folder(self, namespace: str, name: str) -> Path:
+        """The one place that makes a path of names. Raises NotFound for a name that no allocation can have."""
+        for text in (namespace, name):
+            if next(name_problems(text), None) is not None:
+                raise NotFound(f"allocation {text[:80]!r} does not exist")
+        return self._data / "allocations" / f"{namespace}.{name}"
+
+    def log_file(self, namespace: str, name: str) -> Path:
+        return self.folder(namespace, name) / "job.log"
+
+    def script(self, allocation: Allocation) -> BatchScript:
+        """What would be submitted for one allocation alone. Pure."""
+        meta = allocation.metadata
+        folder = self.folder(meta.namespace, meta.name)
+        return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
+
+    def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
+        """What would be submitted for allocations of one pool and one template together. Pure."""
+        first = allocations[0]
+        stem = first.metadata.name.rpartition("-")[0]  # without the index
+        return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
+
+    def burst(self, id: str) -> Path:
+        """The manifest of a burst: a folder with a link to each allocation's folder, called after its index."""
+        return self._data / "bursts" / id
+
+    def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
+        template, archive = first.spec.template, self._runtime.archive(first.spec.template)
+        word = "inference-server" if first.spec.pool.kind == "InferencePool" else "node-agent"
+        return batch_script(
+            template,
+            name=f"{JOB_PREFIX}{name}",
+            comment=self.comment(id),
+            log_path=str(folder / "job.log"),
+            directory=str(folder),
+            command=[*_launcher(template), sys.executable, "-m", "rollyard.cli.main", word, "--allocation", FOLDER],
+            tasks=tasks,
+            after_job=first.spec.after_job,
+            stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
+        )
+
+    def link(self, burst: str, allocations: Sequence[Allocation]) -> None:
+        """Write the manifest. Blocks."""
+        folder = self.burst(burst)
+        folder.mkdir(parents=True, mode=0o700)
+        for task, allocation in enumerate(allocations):
+            meta = allocation.metadata
+            (folder / str(task)).symlink_to(self.folder(meta.namespace, meta.name))
+
+    def prepare(self, allocation: Allocation, pool: Pool) -> None:
+        """Write the folder; again is no error. Blocks."""
+        self._runtime.pack(allocation.spec.template)
+        meta = allocation.metadata
+        folder = self.folder(meta.namespace, meta.name)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        role = Role.ENGINE if isinstance(pool, InferencePool) else Role.NODE
+        write_secret(folder / "token", self._issue(role, meta.uid), durable=False)
+        told = AllocationFile(
+            allocation=meta.name,
+            namespace=meta.namespace,
+            uid=meta.uid,
+            pool_kind=pool.kind,
+            pool=pool.metadata.name,
+            endpoint_file=str(self._data / "endpoint.json"),
+            ca_file=str(self._data / "ca.pem"),
+            scratch=allocation.spec.template.scratch,
+            inference=pool.spec if isinstance(pool, InferencePool) else None,
+        )
+        write_secret(folder / "allocation.json", told.model_dump_json(), durable=False)
+
+    def keep(self, script: BatchScript) -> None:
+        """Beside what it is for, for people to look at. Blocks."""
+        write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
+
+    def last_output(self, allocation: Allocation, end: float) -> Output | None:
+        """Return what its job wrote in the seconds before this end (Unix seconds), where that is certain. Blocks."""
+        path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
+        try:
+            with path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                file.seek(max(0, facts.st_size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return None
+        return last_output(lines, facts.st_mtime, end)
+
+    def remove(self, allocation: Allocation) -> None:
+        """Blocks."""
+        status = allocation.status
+        shutil.rmtree(self.folder(allocation.metadata.namespace, allocation.metadata.name), ignore_errors=True)
+        if status.burst is not None:
+            with contextlib.suppress(OSError):  # others of its burst are still there, or it was never linked
+                burst = self.burst(status.burst)
+                (burst / str(status.task)).unlink()
+                if next(burst.glob("[0-9]*"), None) is None:
+                    shutil.rmtree(burst)
+
+
+def last_output(lines: Sequence[str], written_at: float, end: float) -> Output | None:
+    """The last line, or the reason that one of our processes gave for its exit; None where it is older or its age unknown.
+
+    `written_at`: when the last of them was (Unix seconds). Lines of our own logs say themselves when they were. Pure.
+    """
+    said = [line for line in lines if line.strip()]
+    for line in reversed(said[-TAIL_LINES:]):
+        at, level, message = _logged(line)
+        if at is not None and level == "critical" and end - at < RECENT_SECONDS:
+            return Output(message, end - at, meant=True)
+    if not said or said[-1].startswith(SLURMS_OWN):  # which moves the file's time
+        return None
+    at, _, message = _logged(said[-1])
+    before = end - (written_at if at is None else at)
+    return Output(message, before) if before < RECENT_SECONDS else None
+
+
+def _logged(line: str) -> tuple[float | None, str, str]:
+    """(Unix seconds, level, message) of a line of our logs; (None, "", line) of any other."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        logged = json.loads(line)
+        at = datetime.fromisoformat(logged["time"].replace("Z", "+00:00")).timestamp()
+        return at, str(logged["level"]), str(logged["message"])
+    return None, "", line.strip()
+
+
+def _launcher(template: AllocationTemplate) -> list[str]:
+    """A gang has one process on each node; the first that dies ends them all, and none waits long for the others."""
+    if template.nodes == 1:
+        return []
+    # srun does not take the cores over from sbatch (Slurm 22.05, release notes).
+    cores = f"--cpus-per-task={template.cpus_per_task}"
+    return ["srun", "--kill-on-bad-exit=1", f"--wait={GANG_WAIT_SECONDS}", "--ntasks-per-node=1", cores]

@@ -1,0 +1,300 @@
+"""How many allocations a pool that follows its demand should have. Pure.
+
+Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) with what Knative's autoscaler knows of bursts and of zero:
+
+- each metric asks for ceil(total / what one replica takes), which is ceil(current x metric / target); within a tolerance of
+  0.1 it asks for no change; the metric that asks for most wins. What is submitted and not ready counts as current, so
+  that nothing is asked for twice;
+- up to what was asked for all through one window, down to the highest that was asked for within another; policies limit
+  the pace of both;
+- from zero at the first demand; from one to zero only when there was nothing to do for `idleTimeoutSeconds`;
+- a burst that asks for twice the size is a panic: it does not wait for the window, and nothing is given back until it has
+  been over for a minute;
+- nothing is given back while a metric is not known, nor, after a restart, until the window is full again;
+- at most FLAP_BUDGET changes of direction within FLAP_WINDOW_SECONDS. Demand cannot wait and giving back can, so a turn
+  towards fewer has to leave room for the turn back that may follow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Literal
+
+from rollyard.core.clock import as_datetime
+from rollyard.kinds.autoscaling import (
+    MAX_PERIOD_SECONDS,
+    MAX_WINDOW_SECONDS,
+    Autoscaling,
+    ScalingPolicy,
+    ScalingRecord,
+    ScalingRules,
+)
+from rollyard.reconcilers.sliding_max import Peaks
+
+TOLERANCE = 0.1
+PANIC_THRESHOLD, PANIC_SECONDS = 2, 60.0
+FLAP_BUDGET, FLAP_WINDOW_SECONDS = 6, 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One measure of what is asked of a pool."""
+
+    name: str
+    total: float | None
+    """Over the whole pool, what waits included; None while it is not known."""
+    target: float
+    """What one replica takes of it."""
+    complete: bool = True
+    """False where `total` may be more, because a replica has not said its part."""
+
+    @property
+    def missing(self) -> bool:
+        return self.total is None or not self.complete
+
+    def needs(self, current: int) -> int | None:
+        """Replicas that it asks for."""
+        if self.total is None:
+            return None
+        if current > 0 and abs(self.total / (current * self.target) - 1) <= TOLERANCE + 1e-9:
+            return current
+        return math.ceil(self.total / self.target - 1e-9)  # 0.3 / 0.1 is a little over 3
+
+    def describe(self) -> str:
+        if self.total is None:
+            return f"{self.name} unknown"
+        return f"{self.name} {'' if self.complete else 'at least '}{self.total:.4g}, target {self.target:.4g} each"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered from call to call, and may be lost: then it is waited for until it is whole again."""
+
+    since: float
+    """From when on nothing is missing in it (Unix seconds)."""
+    asked: Peaks = field(default_factory=Peaks)
+    """Sizes that were asked for."""
+    asked_negated: Peaks = field(default_factory=Peaks)
+    """Their highest is minus the lowest that was asked for."""
+    changes: tuple[tuple[float, int], ...] = ()
+    """(when it was noticed, by how many the size changed)."""
+    size: int | None = None
+    """At the last call."""
+    panic_until: float = -math.inf
+
+    @classmethod
+    def begin(cls, now: float, *, new: bool) -> Memory:
+        """`new`: the pool was never scaled, so that there is nothing that could have been forgotten."""
+        return cls(since=-math.inf if new else now)
+
+    def observe(self, now: float, size: int, wanted: int) -> Memory:
+        """Notice what became of the last decision, and what is asked for now."""
+        changes = tuple(change for change in self.changes if change[0] > now - MAX_PERIOD_SECONDS)
+        if self.size not in (None, size):
+            changes = (*changes, (now, size - (self.size or 0)))
+        return replace(
+            self,
+            asked=self.asked.add(now, wanted, MAX_WINDOW_SECONDS),
+            asked_negated=self.asked_negated.add(now, -wanted, MAX_WINDOW_SECONDS),
+            changes=changes,
+            size=size,
+            panic_until=now + PANIC_SECONDS if wanted >= PANIC_THRESHOLD * max(1, size) else self.panic_until,
+        )
+
+    def changed(self, since: float) -> int:
+        """By how many the size has changed since."""
+        return sum(by for at, by in self.changes if at > since)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What keeps the size from what is asked for; a reason and a message of a condition."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    desired: int
+    message: str
+    """The numbers it was made from."""
+    record: ScalingRecord = field(default_factory=ScalingRecord)
+    """Goes into the pool's status together with the decision."""
+    memory: Memory | None = None
+    """For the next call."""
+    limit: Limit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One decision in the making."""
+
+    bounds: Autoscaling
+    memory: Memory
+    record: ScalingRecord
+    size: int
+    """So far, within the bounds."""
+    wanted: int
+    """Within the bounds."""
+    now: float
+
+
+def autoscale(
+    bounds: Autoscaling, memory: Memory, record: ScalingRecord, metrics: Sequence[Metric], *, current: int, now: float
+) -> Scale:
+    """The next size of a pool. `current` is what was last decided, whether or not all of it has started."""
+    low, high = bounds.min_replicas, bounds.max_replicas
+    size = min(max(current, low), high)
+    asked = max((need for m in metrics if (need := m.needs(size)) is not None), default=0)
+    unknown = [m.name for m in metrics if m.missing and asked < size]
+    wanted = size if unknown else min(max(asked, low), high)
+    memory = memory.observe(now, current, wanted)
+    record = record.model_copy(update={"idle_since": _idle_since(metrics, record, now)})
+    case = _Case(bounds, memory, record, size, wanted, now)
+    desired, limit = _up(case) if wanted > size else _down(case) if wanted < size else (size, None)
+    if unknown:
+        limit = Limit(
+            "MetricUnknown",
+            f"{', '.join(unknown)}: some allocations have not reported it; none is given back until they do",
+        )
+    elif limit is None and asked != wanted:
+        limit = _beyond(asked, bounds)
+    numbers = f"{'; '.join(m.describe() for m in metrics)}; the demand needs {asked}, bounds {low} to {high}"
+    return Scale(desired, numbers, _turned(record, size, desired, now), memory, limit)
+
+
+def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) -> datetime | None:
+    """Since when nothing that is known of is to be done."""
+    totals = [m.total for m in metrics if m.total is not None]
+    return (record.idle_since or as_datetime(now)) if totals and not any(totals) else None
+
+
+def _beyond(asked: int, bounds: Autoscaling) -> Limit:
+    if asked > bounds.max_replicas:
+        return Limit(
+            "TooManyReplicas",
+            f"the demand needs {asked} allocations, but spec.autoscaling.maxReplicas is {bounds.max_replicas}",
+        )
+    return Limit(
+        "TooFewReplicas",
+        f"the demand needs {asked} allocations, but spec.autoscaling.minReplicas is {bounds.min_replicas}",
+    )
+
+
+# towards more
+
+
+def _up(case: _Case) -> tuple[int, Limit | None]:
+    rules, size, wanted, now = case.bounds.behavior.scale_up, case.size, case.wanted, case.now
+    window = 0 if now < case.memory.panic_until else rules.stabilization_window_seconds
+    least = -case.memory.asked_negated.highest(now - window, -wanted)
+    if now - case.memory.since < window:
+        least = size  # what was asked for before is forgotten
+    steady = max(size or 1, min(least, wanted))
+    most = max(size, _reach(rules, case, _raised, (max, min), steady))
+    if most < steady:
+        return most, Limit(
+            "ScaleUpLimit",
+            f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleUp allows {most} now",
+        )
+    if steady < wanted:
+        return steady, Limit(
+            "ScaleUpStabilized",
+            f"the demand needs {wanted} allocations, but has not needed as many for all of the last {window} s",
+        )
+    return steady, None
+
+
+def _raised(start: int, policy: ScalingPolicy) -> int:
+    if policy.type == "Count":
+        return start + policy.value
+    return math.ceil(max(1, start) * (100 + policy.value) / 100)
+
+
+# towards fewer
+
+
+def _down(case: _Case) -> tuple[int, Limit | None]:
+    rules, size, wanted, now = case.bounds.behavior.scale_down, case.size, case.wanted, case.now
+    window = rules.stabilization_window_seconds
+    if now < case.memory.panic_until:
+        return size, Limit(
+            "Panic", f"the demand needs {wanted} allocations, but its last burst is less than {PANIC_SECONDS:.0f} s ago"
+        )
+    if now - case.memory.since < max([window, *(p.period_seconds for p in rules.policies)]):
+        return size, Limit(
+            "WindowNotFull",
+            f"the demand needs {wanted} allocations, but the server has not yet measured it for a whole window",
+        )
+    highest = min(size, case.memory.asked.highest(now - window, wanted))
+    steady = max(highest, 0 if _idle_long_enough(case) else 1)
+    if steady == size and highest < size:
+        seconds = case.bounds.idle_timeout_seconds
+        return size, Limit("NotIdleLongEnough", f"the last allocation is given back after {seconds} s without work")
+    if steady == size:
+        return size, Limit(
+            "ScaleDownStabilized",
+            f"the demand needs {wanted} allocations, but needed {size} within the last {window} s",
+        )
+    if len(turns := _recent(case.record, now)) + 2 > FLAP_BUDGET and case.record.direction == "Up":
+        return size, Limit(
+            "FlapBudget",
+            f"the demand needs {steady} allocations, but the direction changed {len(turns)} times in the last hour",
+        )
+    least = max(steady, min(size, _reach(rules, case, _lowered, (min, max), steady)))
+    if least > steady:
+        return least, Limit(
+            "ScaleDownLimit",
+            f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleDown allows {least} now",
+        )
+    return steady, None
+
+
+def _idle_long_enough(case: _Case) -> bool:
+    since = case.record.idle_since
+    return since is not None and case.now - since.timestamp() >= case.bounds.idle_timeout_seconds
+
+
+def _lowered(start: int, policy: ScalingPolicy) -> int:
+    if policy.type == "Count":
+        return start - policy.value
+    return math.floor(start * (100 - policy.value) / 100)
+
+
+# both
+
+
+def _reach(
+    rules: ScalingRules,
+    case: _Case,
+    step: Callable[[int, ScalingPolicy], int],
+    pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
+    unlimited: int,
+) -> int:
+    """As far as the policies allow; `pick` takes the furthest and the nearest of sizes. Each counts from its period's start."""
+    if rules.select_policy == "Disabled":
+        return case.size
+    if not rules.policies:
+        return unlimited
+    starts = [case.size - case.memory.changed(case.now - p.period_seconds) for p in rules.policies]
+    sizes = [step(start, policy) for start, policy in zip(starts, rules.policies, strict=True)]
+    furthest, nearest = pick
+    return furthest(sizes) if rules.select_policy == "Max" else nearest(sizes)
+
+
+def _recent(record: ScalingRecord, now: float) -> list[datetime]:
+    return [turn for turn in record.turns if turn.timestamp() > now - FLAP_WINDOW_SECONDS]
+
+
+def _turned(record: ScalingRecord, size: int, desired: int, now: float) -> ScalingRecord:
+    """With the direction of this decision, and that it is another one."""
+    if desired == size:
+        return record
+    direction: Literal["Up", "Down"] = "Up" if desired > size else "Down"
+    if record.direction in (None, direction):
+        return record.model_copy(update={"direction": direction})
+    return record.model_copy(update={"direction": direction, "turns": [*_recent(record, now), as_datetime(now)]})

@@ -1,0 +1,138 @@
+"""How a job ended, in words: what is certain first, and the job's last output as what it is. Pure.
+
+The cause is never guessed. Certain are the signal or exit code, what we did ourselves and why, and Slurm's state with whom it
+names; where nobody is known, that is said. A line of a log is no cause: it may be hours old and speak of something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollyard.core.exit_codes import exit_words
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.registry import Pool
+from rollyard.reconcilers.failure_backoff import GONE
+from rollyard.reconcilers.plan import template_hash
+
+SHORT_CHARS = 120
+"""For tables and conditions of pools: one line."""
+LONG_CHARS = 1_000
+RECENT_SECONDS = 5.0
+"""Output older than this at the end is not shown."""
+_TERSE = {"", "None", "NonZeroExitCode"}
+"""Reasons of Slurm's that say no more than the exit code."""
+_STATES = {
+    "TIMEOUT": "its walltime ended (TIMEOUT)",
+    "PREEMPTED": "Slurm preempted it (PREEMPTED)",
+    "OUT_OF_MEMORY": "it used more memory than Slurm allows (OUT_OF_MEMORY)",
+    "BOOT_FAIL": "its node did not boot (BOOT_FAIL)",
+    "DEADLINE": "its deadline passed (DEADLINE)",
+    "REVOKED": "Slurm revoked it (REVOKED)",
+    GONE: "Slurm no longer knows it, and its end is not known",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The last line that a job wrote."""
+
+    text: str
+    before: float = 0.0
+    """Seconds between it and the end."""
+    meant: bool = False
+    """Our own process named it as the reason for which it exits."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Facts that are certain about the end of a job."""
+
+    state: str
+    exit_code: int | None = None
+    """As a shell says it: 128 + n for signal n."""
+    slurm_reason: str = ""
+    node: str = ""
+    by_us: str = ""
+    """Why we ended it; empty where we did not."""
+    requeued: int = 0
+    """How often Slurm had run it again, though its work had gone to others; we end such a run."""
+    cancelled_by: str = ""
+    """Whom Slurm names, such as `uid 0 (root)`."""
+    output: Output | None = None
+
+
+def short(end: End) -> str:
+    """One line; the output only where nothing else says who or what ended it."""
+    found = _certain(end)
+    if end.output is not None and _unexplained(end):
+        found = f"{found}{_said(end.output)}"
+    return one_line(found, SHORT_CHARS)
+
+
+def long(end: End) -> str:
+    """All that there is to say."""
+    found = _certain(end)
+    # One that is cancelled while it waits keeps what it waited for; and JobLaunchFailure is what Slurm calls a kill.
+    if end.slurm_reason not in _TERSE and end.state != "CANCELLED" and (end.exit_code or 0) <= 128:
+        found = f"{found}; Slurm's reason: {end.slurm_reason}"
+    tail = _said(end.output) if end.output is not None else f"; it wrote nothing in its last {RECENT_SECONDS:g} s"
+    return one_line(f"{found}{tail}", LONG_CHARS)
+
+
+def one_line(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allocation]) -> tuple[str, str]:
+    """(reason, words) of our own decision to drain or delete an allocation."""
+    name = allocation.metadata.name
+    if pool is None or pool.metadata.deletion_timestamp is not None:
+        return "PoolDeleted", "its pool is deleted"
+    if pool.spec.suspend:
+        return "Suspended", "its pool is suspended"
+    successor = next((a.metadata.name for a in siblings if a.spec.successor_of == name), None)
+    if successor is not None:
+        return "Replaced", f"replaced by {successor}"
+    if allocation.spec.template_hash != template_hash(pool):
+        return "OutOfDate", "its template is out of date"
+    return (
+        ("GivenBack", "given back: its pool needs fewer allocations")
+        if allocation.spec.drain
+        else ("Deleted", "its allocation was deleted")
+    )
+
+
+def _certain(end: End) -> str:
+    code = exit_words(end.exit_code) if end.exit_code else ""
+    if end.requeued:
+        return f"requeued, not by Rollyard (restart {end.requeued}); that run was ended, because its work has moved"
+    if end.by_us and end.state in ("CANCELLED", "COMPLETED"):
+        return f"ended by Rollyard: {end.by_us}"
+    while_leaving = f", while Rollyard was ending it ({end.by_us})" if end.by_us else ""
+    if end.state == "CANCELLED":
+        by = f" by {end.cancelled_by}, not by Rollyard" if end.cancelled_by else ", not by Rollyard; by whom is unknown"
+        return f"cancelled{by}{while_leaving}"
+    if end.state == "NODE_FAIL":
+        return f"NODE_FAIL{f' on node {end.node}' if end.node else ''}{while_leaving}"
+    if end.state in _STATES:
+        return f"{_STATES[end.state]}{while_leaving}"
+    if end.state == "COMPLETED":
+        return "exit code 0, cause unknown"
+    if end.exit_code is None or end.exit_code == 0:
+        return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _TERSE else ''}{while_leaving}"
+    whom = ", sender unknown" if code.startswith("killed") and not end.by_us else ""
+    return f"{code}{whom}{while_leaving}"
+
+
+def _unexplained(end: End) -> bool:
+    return not (end.by_us or end.requeued) and end.state in ("FAILED", "COMPLETED")
+
+
+def _said(output: Output) -> str:
+    if output.meant:
+        return f": {output.text}"
+    before = max(0.0, output.before)
+    when = f"{before:.0f} s before the end" if before >= 0.5 else "at the end"
+    return f"; its last output, {when}: {output.text}"

@@ -1,0 +1,267 @@
+"""Submits: intent first, then one call to Slurm for all that wait together, a job array where they are alike.
+
+An intent is written under optimistic concurrency, so nothing is decided twice. Whatever dies between intent, submit and
+record, the next complete snapshot tells: the job is found again by its owner, or there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rollyard.controller.event_recorder import Recorder
+from rollyard.controller.failpoints import crash_point
+from rollyard.core.clock import Clock, as_datetime, as_text
+from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Condition, ObjectKey, get_condition, set_condition
+from rollyard.kinds.registry import Pool
+from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.server.store.base import Store
+from rollyard.slurm.base import BatchScript, Driver, JobIds
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.03
+"""What is planned together arrives within it."""
+MOST_TASKS = 500
+"""Of one array; sites allow 1,000 unless they say otherwise (MaxArraySize)."""
+REFUSED = "FAILED"
+"""Job state of a submit that Slurm refused."""
+INTENT_MARGIN_SECONDS = 1.0
+OVERDUE_SECONDS = 3.0
+"""A submit that takes longer is told in the allocation's condition."""
+SUBMITTED = "Submitted"
+"""Type of that condition; there is none where Slurm answered at once."""
+
+
+_TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
+"""In Slurm's words for a refusal that fewer at once may not meet."""
+
+
+class Submitter:
+    """One task; what it holds is a set of names, and the store knows all else."""
+
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        feed: SnapshotFeed,
+        workspace: Workspace,
+        recorder: Recorder,
+        answered: dict[str, float],
+        clock: Clock,
+    ) -> None:
+        """`answered`: uid -> when its last submit answered (Unix seconds), kept here; a snapshot begun before may lack its
+        job."""
+        self._store = store
+        self._driver = driver
+        self._feed = feed
+        self._workspace = workspace
+        self._recorder = recorder
+        self._clock = clock
+        self._waiting: dict[str, ObjectKey] = {}
+        self._wake = asyncio.Event()
+        self.submitting: set[str] = set()
+        """Uids in hand right now."""
+        self.answered = answered
+
+    def add(self, allocation: Allocation) -> None:
+        """Submit it soon; one that is in hand stays in hand."""
+        uid = allocation.metadata.uid
+        if uid not in self.submitting:
+            self._waiting[uid] = allocation.key
+            self.submitting.add(uid)
+            self._wake.set()
+
+    def forget(self, uid: str) -> None:
+        self.answered.pop(uid, None)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._wake.clear()
+            keys, self._waiting = self._waiting, {}
+            try:
+                await self._submit_all(keys)
+            except (RollyardError, OSError) as error:
+                log.warning("not submitted this time: %s", error)
+            finally:
+                self.submitting -= keys.keys()
+
+    async def _submit_all(self, keys: Mapping[str, ObjectKey]) -> None:
+        pools: dict[str, Pool] = {}
+        alike: dict[tuple[Any, ...], list[Allocation]] = {}
+        for uid, key in keys.items():
+            with contextlib.suppress(NotFound):
+                allocation = await self._store.get(key)
+                assert isinstance(allocation, Allocation)
+                meta, owner = allocation.metadata, allocation.spec.pool
+                if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.ended:
+                    continue  # decided on an older picture
+                if owner.uid not in pools:
+                    pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
+                step = meta.uid if allocation.spec.template.within is not None else None  # which is no task of an array
+                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
+                alike.setdefault(kin, []).append(allocation)
+        for (owner_uid, *_), allocations in alike.items():
+            for burst in _portions(sorted(allocations, key=lambda a: a.spec.index)):
+                try:
+                    await self._submit(pools[owner_uid], burst)
+                except (RollyardError, OSError) as error:
+                    log.warning("pool %s: not submitted this time: %s", pools[owner_uid].metadata.name, error)
+
+    async def _pool(self, kind: str, namespace: str, name: str) -> Pool:
+        found = await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
+        assert isinstance(found, Pool)
+        return found
+
+    async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
+        """Whether any of them was let in. A burst that is too many at once is tried in halves. Raises SlurmUnreachable."""
+        try:
+            script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
+        except Invalid as error:  # a value of the template that cannot stand in a script
+            for allocation in allocations:
+                await self.refuse(allocation, str(error))
+            return False
+        crash_point("after-prepare")
+        intended = await asyncio.gather(*(self._intend(a, burst, task) for task, a in enumerate(allocations)))
+        crash_point("after-intent")
+        if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
+            return True
+        ours = [a for a in intended if a is not None]
+        began = self._clock.time()
+        try:
+            ids = await self._call(script, ours)
+        except SubmitRefused as error:
+            if len(ours) > 1 and _TOO_MANY.search(str(error)):
+                half = len(ours) // 2
+                if await self._submit(pool, ours[:half]):
+                    await self._submit(pool, ours[half:])
+                    return True
+                ours = ours[half:]  # where not one has room, the others have none
+            for allocation in ours:
+                await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
+                await self.refuse(allocation, f"SubmitRefused: {error}")
+            return False
+        except SlurmUnreachable as error:
+            log.warning(
+                "it is not known whether %d allocations were submitted; a later look at the queue decides", len(ours)
+            )
+            why = f"{error}; a later look at the queue decides whether the submit of {as_text(began)} made a job"
+            await asyncio.gather(*(self._note(a, None, "AnswerLost", why) for a in ours))
+            raise
+        finally:
+            self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
+        crash_point("after-submit")
+        submitted = list(zip(ours, ids, strict=True))
+        # What could not be recorded is adopted, from the next snapshot, by its owner.
+        await _all(self._record(allocation, id) for allocation, id in submitted)
+        crash_point("after-record")
+        self._feed.refresh()
+        await _all(
+            self._recorder.say(allocation, "Submitted", f"submitted as job {id}") for allocation, id in submitted
+        )
+        if isinstance(ids, JobIds) and ids.complaint:
+            await _all(
+                self._recorder.say(
+                    allocation,
+                    "SubmitComplained",
+                    f"job {id} was submitted, with a complaint: {ids.complaint}",
+                    "Warning",
+                )
+                for allocation, id in submitted
+            )
+        return True
+
+    async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
+        """One submit; when it takes long, `ours` are told while it does, and are as they stand then."""
+        began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
+        try:
+            await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
+            if not call.done():
+                why = f"sbatch has not answered since {as_text(began)}"
+                ours[:] = await asyncio.gather(*(self._note(a, False, "Submitting", why) for a in ours))
+            return await call
+        finally:
+            call.cancel()
+
+    async def _note(self, allocation: Allocation, status: bool | None, reason: str, message: str) -> Allocation:
+        """Say in a condition how its submit goes; one that was changed meanwhile stays as it is."""
+        try:
+            return await self._write(allocation, {"conditions": self._submitted(allocation, status, reason, message)})
+        except (Conflict, NotFound):
+            return allocation
+
+    async def _record(self, allocation: Allocation, id: str) -> None:
+        update: dict[str, Any] = {"job_id": id}
+        if get_condition(allocation.status.conditions, SUBMITTED) is not None:
+            update["conditions"] = self._submitted(allocation, True, "Submitted", f"as job {id}")
+        await self._write(allocation, update)
+
+    def _submitted(self, allocation: Allocation, status: bool | None, reason: str, message: str) -> list[Condition]:
+        generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
+        conditions = allocation.status.conditions
+        return set_condition(conditions, SUBMITTED, status, reason, message, generation=generation, now=now)
+
+    def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
+        """Folders and script; the id of the burst where there is more than one. Blocks."""
+        burst = secrets.token_hex(8) if len(allocations) > 1 else None
+        alone = self._workspace.script
+        script = alone(allocations[0]) if burst is None else self._workspace.burst_script(burst, allocations)
+        for allocation in allocations:
+            self._workspace.prepare(allocation, pool)
+        if burst is not None:
+            self._workspace.link(burst, allocations)
+        self._workspace.keep(script)
+        return script, burst
+
+    async def _intend(self, allocation: Allocation, burst: str | None, task: int) -> Allocation | None:
+        intent = {
+            "intended_at": as_datetime(self._clock.time() + INTENT_MARGIN_SECONDS),
+            "intents": allocation.status.intents + 1,
+            "burst": burst,
+            "task": task if burst is not None else None,
+        }
+        try:
+            return await self._write(allocation, intent)
+        except (Conflict, NotFound):
+            return None
+
+    async def refuse(self, allocation: Allocation, why: str) -> None:
+        """What cannot be submitted as it is written ends here; the pool says why."""
+        now = as_datetime(self._clock.time())
+        conditions = allocation.status.conditions
+        if get_condition(conditions, SUBMITTED) is not None:
+            conditions = self._submitted(allocation, False, "Refused", why)
+        generation = allocation.metadata.generation
+        conditions = set_condition(conditions, "Ready", False, "Ended", why, generation=generation, now=now)
+        reason = one_line(why, SHORT_CHARS)
+        update = {"job_state": REFUSED, "reason": reason, "end_time": now, "conditions": conditions}
+        await self._write(allocation, update)
+
+    async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
+        changed = allocation.model_copy(update={"status": allocation.status.model_copy(update=update)})
+        written = await self._store.update(changed, "status")
+        assert isinstance(written, Allocation)
+        return written
+
+
+def _portions(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]:
+    return (allocations[start : start + MOST_TASKS] for start in range(0, len(allocations), MOST_TASKS))
+
+
+async def _all(work: Iterable[Awaitable[Any]]) -> None:
+    """Together, so that the store writes them in one go; the first error when all have ended."""
+    for done in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done

@@ -1,0 +1,53 @@
+"""Jobs of ours that no Allocation stands for: proven by their owner, and by a list read after the snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rollyard.core.errors import RollyardError
+from rollyard.kinds.allocation import Allocation
+from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.server.store.base import Store
+from rollyard.slurm.base import Driver
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 10.0
+
+
+class OrphanSweep:
+    """Ends them; a job of a stranger, or of another server, is never touched."""
+
+    def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: Workspace) -> None:
+        self._store = store
+        self._driver = driver
+        self._feed = feed
+        self._workspace = workspace
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except RollyardError as error:
+                log.warning("skipped the search for orphaned jobs this time: %s", error)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> list[str]:
+        """Ids of the jobs that were ended."""
+        snapshot = self._feed.latest
+        if snapshot is None:
+            return []
+        found, _ = await self._store.list_objects("Allocation")
+        known = {self._workspace.owner(a) for a in found if isinstance(a, Allocation)}
+        orphans = [
+            job.id
+            for job in snapshot.jobs.values()
+            if not job.state.ended and self._workspace.is_ours(job) and job.owner not in known
+        ]
+        if orphans:
+            log.warning("ending jobs of this server that have no allocation: %s", ", ".join(orphans))
+            await self._driver.cancel(orphans)
+            self._feed.refresh()
+        return orphans

@@ -1,0 +1,37 @@
+"""What of a pool waits in Slurm's queue, and why. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.values.slurm_reasons import explained, word
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What of a pool waits in Slurm's queue."""
+
+    reason: str
+    """The word that most of them wait for."""
+    message: str
+    """Such as `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`."""
+
+
+def waiting(allocations: Sequence[Allocation]) -> Waiting | None:
+    """None when no job waits."""
+    live = [a for a in allocations if not a.status.ended]
+    pending = [a for a in live if a.status.job_state == "PENDING"]
+    if not pending:
+        return None
+    reasons = Counter(word(a.status.reason) for a in pending)
+    words = ", ".join(_counted(name, count, len(reasons)) for name, count in reasons.most_common())
+    starts = [a.status.start_time for a in pending if a.status.start_time is not None]
+    expected = f"; the first is expected to start at {min(starts):%Y-%m-%d %H:%M:%S} UTC" if starts else ""
+    return Waiting(reasons.most_common(1)[0][0], f"{len(pending)} of {len(live)} jobs pending: {words}{expected}")
+
+
+def _counted(name: str, count: int, kinds: int) -> str:
+    return f"{f'{count} ' if kinds > 1 else ''}{explained(name)}"

@@ -1,0 +1,197 @@
+"""The reconcilers, put together: which change has which keys reconciled.
+
+The functions below the table map a change to keys, as in controller-runtime: an object itself (For), the owner of what
+changed (Owns), and whatever else goes by it (Watches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from rollyard.controller.event_recorder import Recorder
+from rollyard.controller.expectations import Expectations
+from rollyard.controller.informer import Informer
+from rollyard.controller.manager import Controller, Manager
+from rollyard.core.clock import Clock
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject, ObjectKey, get_condition
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.registry import Pool
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.reconcilers.allocation import AllocationReconciler
+from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.job_submitter import Submitter
+from rollyard.reconcilers.known_jobs import KnownJobs
+from rollyard.reconcilers.orphan_jobs import OrphanSweep
+from rollyard.reconcilers.pool import PoolReconciler
+from rollyard.reconcilers.rollout_pool import RolloutTrade
+from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.routing.endpoint_state import PoolKey
+from rollyard.server.store.base import Store
+from rollyard.slurm.base import Driver
+
+T = TypeVar("T", bound=KindObject)
+ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]
+"""Maps a change (before, after) to the keys that are to be reconciled; None before it was made, and after it is gone."""
+
+
+@dataclass(frozen=True)
+class Reconcilers:
+    manager: Manager
+    """`run` it, and `add` a key to have it reconciled."""
+    feed: SnapshotFeed
+    """Slurm as all of them see it; the manager runs it."""
+
+
+def build_reconcilers(
+    store: Store,
+    driver: Driver,
+    workspace: Workspace,
+    agents: Agents,
+    endpoints: Endpoints,
+    rollouts: Rollouts,
+    outside_demand: Callable[[PoolKey], int],
+    clock: Clock,
+) -> Reconcilers:
+    """All kinds' reconcilers. `outside_demand`: sessions of outside agents that are open in an InferencePool or are to be."""
+    recorder, expectations = Recorder(store, clock), Expectations(clock)
+    allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
+    inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
+    answered: dict[str, float] = {}
+    feed = SnapshotFeed(driver, clock, KnownJobs(allocations, agents, endpoints, answered, clock).list)
+    submitter = Submitter(store, driver, feed, workspace, recorder, answered, clock)
+
+    async def end_leases(uid: str) -> None:
+        agents.expel(uid)
+        await rollouts.lose_allocation(uid)
+
+    def pool_reconciler(trade: RolloutTrade | InferenceTrade) -> PoolReconciler:
+        return PoolReconciler(store, allocations, feed, recorder, expectations, clock, trade)
+
+    jobs = AllocationReconciler(
+        store, driver, feed, workspace, recorder, agents, endpoints, clock, submitter, end_leases
+    )
+    inference = InferenceTrade(endpoints, rollouts, rollout_pools.list, outside_demand, clock)
+    manager = Manager(
+        informers=[allocations, inference_pools, rollout_pools],
+        controllers=[
+            Controller("Allocation", jobs),
+            Controller("InferencePool", pool_reconciler(inference)),
+            Controller("RolloutPool", pool_reconciler(RolloutTrade(agents, rollouts, inference_pools.get))),
+        ],
+        beside=[feed.run, submitter.run, OrphanSweep(store, driver, feed, workspace).run],
+    )
+
+    def reconcile(informer: Informer[T], *mappings: ChangedKeys[T]) -> None:
+        def changed(old: T | None, new: T | None) -> None:
+            for keys in mappings:
+                for key in keys(old, new):
+                    manager.add(key)
+
+        informer.subscribe(changed)
+
+    def jobs_changed(owners: set[str]) -> None:
+        for allocation in allocations.list():
+            if not owners or workspace.owner(allocation) in owners:
+                manager.add(allocation.key)
+        if not owners:
+            for pool in (*inference_pools.list(), *rollout_pools.list()):
+                manager.add(pool.key)
+
+    # a change of                 is taken note of by
+    allocations.subscribe(partial(_meet_expectations, expectations))
+    inference_pools.subscribe(partial(_follow_weights, endpoints))
+    # a change of                 has these reconciled
+    reconcile(allocations,        allocation_itself, owning_pool)  # fmt: skip
+    reconcile(inference_pools,    pool_itself, partial(rollout_pools_that_may_use, rollout_pools))  # fmt: skip
+    reconcile(rollout_pools,      pool_itself, inference_pools_it_uses)  # fmt: skip
+    feed.jobs_changed.connect(jobs_changed)
+    return Reconcilers(manager, feed)
+
+
+# keys
+
+
+def allocation_itself(old: Allocation | None, new: Allocation | None) -> Iterable[ObjectKey]:
+    return () if new is None else (new.key,)
+
+
+def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[ObjectKey]:
+    yield _pool_of(_seen(old, new))
+
+
+def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
+    """A pool that was declared otherwise; not one whose reconciler wrote its status."""
+    return (_seen(old, new).key,) if _declared(old) != _declared(new) else ()
+
+
+def rollout_pools_that_may_use(
+    rollout_pools: Informer[RolloutPool], old: InferencePool | None, new: InferencePool | None
+) -> Iterable[ObjectKey]:
+    return [pool.key for pool in rollout_pools.list()] if _matters_to_others(old, new) else ()
+
+
+def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) -> Iterable[ObjectKey]:
+    """Their demand is its queue."""
+    if not _matters_to_others(old, new):
+        return ()
+    pool = _seen(old, new)
+    namespace = pool.metadata.namespace
+    return [ObjectKey(kind="InferencePool", namespace=namespace, name=n) for n in pool.spec.inference.values()]
+
+
+# notes
+
+
+def _meet_expectations(expectations: Expectations, old: Allocation | None, new: Allocation | None) -> None:
+    seen = _seen(old, new)
+    if new is not None:
+        expectations.met(_pool_of(seen), ("created", seen.metadata.name))
+    if new is None or new.metadata.deletion_timestamp is not None:
+        expectations.met(_pool_of(seen), ("deleted", seen.metadata.name))
+
+
+def _follow_weights(endpoints: Endpoints, old: InferencePool | None, new: InferencePool | None) -> None:
+    meta = _seen(old, new).metadata
+    endpoints.follow((meta.namespace, meta.name), new.status.weights if new is not None else None)
+
+
+# what changed
+
+
+def _seen(old: T | None, new: T | None) -> T:
+    seen = new or old
+    assert seen is not None
+    return seen
+
+
+def _pool_of(allocation: Allocation) -> ObjectKey:
+    owner = allocation.spec.pool
+    return ObjectKey(kind=owner.kind, namespace=allocation.metadata.namespace, name=owner.name)
+
+
+def _matters_to_others(old: Pool | None, new: Pool | None) -> bool:
+    return (_declared(old), _is_ready(old)) != (_declared(new), _is_ready(new))
+
+
+def _declared(pool: Pool | None) -> tuple[object, ...] | None:
+    """The part of a pool that its controller does not write."""
+    if pool is None:
+        return None
+    meta = pool.metadata
+    operation = pool.status.weights.operation if isinstance(pool, InferencePool) else None
+    pending = operation is not None and operation.phase == "Pending"
+    asked = (operation.target.version, operation.started_at) if operation is not None and pending else None
+    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, asked
+
+
+def _is_ready(pool: Pool | None) -> bool:
+    ready = get_condition(pool.status.conditions, "Ready") if pool is not None else None
+    return ready is not None and ready.status == "True"

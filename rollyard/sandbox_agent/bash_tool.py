@@ -1,0 +1,246 @@
+"""A resident bash on a pseudo-terminal: its directory, variables and background jobs live from call to call.
+
+How a command gets in and its end comes out, each choice against a trap that was met:
+
+- The command goes through a file in memory that bash sources. Typed, it would be cut at 4,095 characters, and an open
+  quote or a heredoc would swallow whatever is typed next. A file in memory works on a full disk too.
+- It is sourced with /dev/null as standard input, so a program that reads gets an end of file instead of our next line.
+- The end is a sentinel that bash prints before its next prompt, with the exit status. It goes to /dev/tty, so that
+  `exec >file` cannot redirect it, and its own standard error to /dev/null, so that `set -x` does not show it.
+- Job control stays on: every command has a process group of its own, which can be stopped while bash lives on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import termios
+import time
+from dataclasses import dataclass
+
+import ptyprocess
+
+from rollyard.sandbox_agent.child_processes import Children, kill_family
+from rollyard.sandbox_agent.output_capture import Capture
+from rollyard.sandbox_agent.own_program import own_program
+from rollyard.sandbox_agent.settings import WORKSPACE, Settings
+from rollyard.sandbox_agent.wake_flag import Wake, readable
+
+START_SECONDS = 10.0
+INTERRUPT_SECONDS = 1.0
+KILL_SECONDS = 1.0
+_SCRIPT_FD = 99
+_LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
+_CHUNK = 1 << 16
+_SENTINEL_ROOM = 64
+"""No sentinel is longer; so many bytes are held back until it is clear that they begin none."""
+_OWN_BASH = "/opt/rollyard/bin/bash"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of one command. `exit_code` is None when it did not end by itself."""
+
+    output: bytes
+    exit_code: int | None = None
+    timed_out: bool = False
+    restarted: bool = False
+
+
+class ShellEnded(Exception):
+    """Bash itself is gone: `exit`, `exec`, `set -e`, or killed."""
+
+
+class Shell:
+    """One bash. `run` is called by one thread only; `wake` may be set by another to stop the running command."""
+
+    def __init__(self, settings: Settings, children: Children) -> None:
+        self.wake = Wake()
+        self._settings = settings
+        self._children = children
+        self._terminal: _Terminal | None = None
+        self._capture = Capture()
+        self._was_lost = False
+
+    def start(self) -> None:
+        if self._terminal is None:
+            self._terminal = _Terminal(self._settings, self._children, self._argv())
+
+    def run(self, command: bytes, timeout: float) -> Finished:
+        if b"\0" in command:
+            return Finished(b"bash: a command cannot contain a NUL byte\n", exit_code=2)
+        self.drain()
+        self.start()
+        assert self._terminal is not None
+        restarted, self._was_lost = self._was_lost, False
+        self._terminal.type(command)
+        timed_out, status = False, None
+        try:
+            status = self._terminal.until_prompt(self._capture, time.monotonic() + timeout, self.wake)
+            if status is None:
+                timed_out = True
+                self._stop_command()
+        except ShellEnded:
+            status, restarted = self._bury(), True
+        return Finished(self._capture.take(), None if timed_out else status, timed_out, restarted)
+
+    def drain(self) -> None:
+        """Take in what background jobs print between calls: unread, it would block them; it belongs to the next call."""
+        if self._terminal is None:
+            return
+        try:
+            self._terminal.read_available(self._capture)
+        except ShellEnded:
+            self._bury()
+            self._was_lost = True
+
+    def idle_fd(self) -> int | None:
+        return self._terminal.fd if self._terminal else None
+
+    def _stop_command(self) -> None:
+        """End the running command and keep bash where possible; raises ShellEnded where it is not."""
+        assert self._terminal is not None
+        for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                # Repeated, as a script may start the next command after the one that was stopped.
+                self._terminal.signal_foreground(signal_number)
+                step = min(deadline, time.monotonic() + 0.25)
+                if self._terminal.until_prompt(self._capture, step, None) is not None:
+                    return
+        raise ShellEnded
+
+    def _bury(self) -> int | None:
+        assert self._terminal is not None
+        terminal, self._terminal = self._terminal, None
+        return terminal.end()
+
+    def _argv(self) -> list[str]:
+        options = ["--norc", "--noprofile", "--noediting", "-i"]
+        bash = shutil.which("bash", path=self._settings.env["PATH"])
+        if bash is None and os.path.exists(_OWN_BASH):
+            return [*own_program(_OWN_BASH), *options]
+        return [bash or "bash", *options]
+
+
+def _no_translation() -> None:
+    """Of line ends. Before bash starts: whenever a job of it is killed it goes back to the modes that it found."""
+    mode = termios.tcgetattr(0)
+    mode[1] &= ~termios.OPOST
+    termios.tcsetattr(0, termios.TCSANOW, mode)
+
+
+class _Terminal:
+    """The pseudo-terminal with bash on it."""
+
+    def __init__(self, settings: Settings, children: Children, argv: list[str]) -> None:
+        nonce = secrets.token_hex(8)
+        self._sentinel = re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\x1e")
+        self._pending = b""
+        script = os.memfd_create("command")
+        self._script = os.dup2(script, _SCRIPT_FD)
+        if script != _SCRIPT_FD:
+            os.close(script)
+        prompt = f"{{ printf '\\036{nonce} %d\\036' $?; }} >/dev/tty 2>/dev/null"
+        env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": prompt}
+        cwd = WORKSPACE if os.path.isdir(WORKSPACE) else "/"
+        self._child = children.start(lambda: self._spawn(argv, cwd, env))
+        self.fd: int = self._process.fd
+        settings.confine(self._child.pid)
+        self._mode = termios.tcgetattr(self.fd)  # kept to undo what a command does to the terminal
+        self._mode[1] &= ~termios.OPOST
+        self._get_ready()
+
+    def _spawn(self, argv: list[str], cwd: str, env: dict[str, str]) -> int:
+        self._process = ptyprocess.PtyProcess.spawn(
+            argv, cwd=cwd, env=env, echo=False, dimensions=(50, 160), pass_fds=(_SCRIPT_FD,), preexec_fn=_no_translation
+        )
+        return int(self._process.pid)
+
+    def _get_ready(self) -> None:
+        said = Capture()
+        deadline = time.monotonic() + START_SECONDS
+        with contextlib.suppress(ShellEnded):
+            if self.until_prompt(said, deadline, None) is not None:
+                self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset HISTFILE; BASH_ARGV0=bash")
+                if self.until_prompt(said, deadline, None) is not None:
+                    return
+        self.end()
+        raise RuntimeError(f"bash did not start; it said: {said.take().decode(errors='replace')!r}")
+
+    def type(self, command: bytes) -> None:
+        os.ftruncate(self._script, 0)
+        os.pwrite(self._script, command, 0)
+        with contextlib.suppress(OSError):
+            termios.tcsetattr(self.fd, termios.TCSANOW, self._mode)
+            os.write(self.fd, _LINE)
+
+    def until_prompt(self, capture: Capture, deadline: float, wake: Wake | None) -> int | None:
+        """Feed `capture` until bash is ready; its `$?`, or None at the deadline or when woken. Raises ShellEnded."""
+        watched = [self.fd, self._child.exited, *([wake.fileno()] if wake else [])]
+        while True:
+            ready = readable(watched, deadline)
+            if self.fd in ready:
+                status = self._feed(self._read(), capture)
+                if status is not None:
+                    return status
+            elif self._child.exited in ready:
+                raise ShellEnded
+            if not ready or (wake and wake.fileno() in ready):
+                return None
+
+    def read_available(self, capture: Capture) -> None:
+        watched = [self.fd, self._child.exited]
+        while ready := readable(watched, time.monotonic()):
+            if self.fd not in ready:
+                raise ShellEnded
+            self._feed(self._read(), capture)
+
+    def _read(self) -> bytes:
+        try:
+            chunk = os.read(self.fd, _CHUNK)
+        except OSError:
+            raise ShellEnded from None  # EIO: nobody holds the other side any more
+        if not chunk:
+            raise ShellEnded
+        return chunk
+
+    def _feed(self, chunk: bytes, capture: Capture) -> int | None:
+        pending = self._pending + chunk
+        if found := self._sentinel.search(pending):
+            capture.feed(pending[: found.start()])
+            self._pending = pending[found.end() :]
+            return int(found[1])
+        start = pending.find(b"\x1e", max(0, len(pending) - _SENTINEL_ROOM))
+        cut = len(pending) if start < 0 else start
+        capture.feed(pending[:cut])
+        self._pending = pending[cut:]
+        return None
+
+    def signal_foreground(self, signal_number: int) -> None:
+        """Signal the command in the foreground; bash itself is only ever interrupted."""
+        with contextlib.suppress(OSError):
+            group = os.tcgetpgrp(self.fd)
+            if group > 0 and (group != self._child.pid or signal_number == signal.SIGINT):
+                os.killpg(group, signal_number)
+
+    def end(self) -> int | None:
+        """Kill whatever is left of this shell; the exit code bash had of its own accord, if any."""
+        self._wait(0.2)
+        status = self._child.status
+        # Stopped first: a fork bomb would otherwise outrun the killing.
+        deadline = time.monotonic() + KILL_SECONDS
+        while kill_family(self._child.pid, signal.SIGSTOP) and time.monotonic() < deadline:
+            kill_family(self._child.pid, signal.SIGKILL)
+        self._wait(KILL_SECONDS)
+        self._process.fileobj.close()
+        self._process.closed = True  # or its destructor would wait for a process that only `Children` may reap
+        self._child.close()
+        return status
+
+    def _wait(self, seconds: float) -> None:
+        readable([self._child.exited], time.monotonic() + seconds)

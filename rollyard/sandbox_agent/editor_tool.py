@@ -1,0 +1,190 @@
+"""The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
+
+Wrong arguments and files that cannot be read are answers to the model, with what it can do instead; nothing raises.
+Line ends and bytes that are no UTF-8 come out of an edit as they went in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollyard.sandbox_agent.settings import WORKSPACE
+from rollyard.sandbox_agent.whole_files import read_file, write_file
+
+MAX_FILE_BYTES = 8 << 20
+MAX_LISTED = 500
+SNIPPET_LINES = 4
+
+
+class EditError(Exception):
+    """What the model did wrong, and what it can do."""
+
+
+def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+    """Carry out one call; its answer, and whether it did what was asked."""
+    try:
+        if command not in _COMMANDS:
+            raise EditError(f"there is no command {command!r}; the commands are: {', '.join(_COMMANDS)}")
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise EditError("`path` must be the path of a file")
+        action, needed, optional = _COMMANDS[command]
+        return action(os.path.join(WORKSPACE, path), **_checked(command, arguments, needed, optional)), True
+    except EditError as error:
+        return f"Error: {error}.", False
+    except OSError as error:
+        return f"Error: {path}: {error.strerror}.", False
+
+
+def _checked(command: str, given: Mapping[str, Any], needed: set[str], optional: set[str]) -> dict[str, Any]:
+    present = {name: value for name, value in given.items() if value is not None}
+    if missing := sorted(needed - present.keys()):
+        raise EditError(f"`{command}` needs {' and '.join(f'`{name}`' for name in missing)}")
+    if unknown := sorted(present.keys() - needed - optional):
+        takes = ", ".join(f"`{name}`" for name in ("path", *sorted(needed | optional)))
+        raise EditError(f"`{command}` does not take `{unknown[0]}`; it takes {takes}")
+    for name, value in present.items():
+        if not _TYPES[name][0](value):
+            raise EditError(f"`{name}` must be {_TYPES[name][1]}")
+    return present
+
+
+def _view(path: str, view_range: list[int] | None = None) -> str:
+    if os.path.isdir(path):
+        if view_range is not None:
+            raise EditError(f"`view_range` is for files, and {path} is a folder; leave it out")
+        return _listing(path)
+    lines = _read(path).splitlines()
+    first, last = _range(view_range, len(lines)) if view_range is not None else (1, len(lines))
+    return _numbered(lines[first - 1 : last], first) or "(empty file)"
+
+
+def _range(wanted: list[int], count: int) -> tuple[int, int]:
+    first, last = wanted
+    if last == -1:
+        last = count
+    if not 1 <= first <= last <= count:
+        raise EditError(
+            f"`view_range` {wanted} does not fit: the file has {count} lines; "
+            f"write [first, last] with 1 <= first <= last <= {count}, or -1 as last for the end"
+        )
+    return first, last
+
+
+def _listing(path: str) -> str:
+    """The folder's files down to two levels, without hidden ones."""
+    found: list[str] = []
+    base = path.rstrip("/") or "/"
+    for folder, folders, files in os.walk(base):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(folder, name) for name in sorted(files) if not name.startswith(".")]
+        found += [os.path.join(folder, name) + "/" for name in folders]
+        if folder != base:
+            folders[:] = []
+        if len(found) > MAX_LISTED:
+            break
+    shown = sorted(found)[:MAX_LISTED]
+    more = ["(more left out)"] if len(found) > MAX_LISTED else []
+    return "\n".join(shown + more) or "(empty folder)"
+
+
+def _create(path: str, file_text: str) -> str:
+    if os.path.isdir(path):
+        raise EditError(f"{path} is a folder; choose the path of a file")
+    existed = os.path.exists(path)
+    _write(path, file_text)
+    return f"{'Replaced' if existed else 'Created'} {path}."
+
+
+def _str_replace(path: str, old_str: str, new_str: str = "") -> str:
+    text = _read(path)
+    if not old_str:
+        raise EditError("`old_str` is empty; use `insert` to add lines, or `create` to write the whole file")
+    count = text.count(old_str)
+    if count == 0:
+        raise EditError(f"`old_str` does not occur in {path}; view the file and copy the text exactly")
+    if count > 1:
+        numbers = _line_numbers(text, old_str)
+        raise EditError(
+            f"`old_str` occurs {count} times in {path}, in lines {numbers}; add neighbouring lines until it is unique"
+        )
+    start = text.index(old_str)
+    edited = text[:start] + new_str + text[start + len(old_str) :]
+    _write(path, edited)
+    line = text.count("\n", 0, start) + 1
+    return f"Edited {path}.\n" + _snippet(edited, line, line + new_str.count("\n"))
+
+
+def _line_numbers(text: str, part: str) -> str:
+    numbers: list[str] = []
+    at = text.find(part)
+    while at >= 0 and len(numbers) < 10:
+        numbers.append(str(text.count("\n", 0, at) + 1))
+        at = text.find(part, at + len(part))
+    return ", ".join(numbers)
+
+
+def _insert(path: str, insert_line: int, new_str: str) -> str:
+    text = _read(path)
+    lines = text.splitlines(keepends=True)
+    if not 0 <= insert_line <= len(lines):
+        raise EditError(f"`insert_line` must be between 0 and {len(lines)}: the new text goes after that line")
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    if insert_line and not lines[insert_line - 1].endswith("\n"):
+        lines[insert_line - 1] += end
+    added = new_str if new_str.endswith("\n") else new_str + end
+    edited = "".join([*lines[:insert_line], added, *lines[insert_line:]])
+    _write(path, edited)
+    return f"Edited {path}.\n" + _snippet(edited, insert_line + 1, insert_line + added.count("\n"))
+
+
+def _snippet(text: str, first: int, last: int) -> str:
+    lines = text.splitlines()
+    start = max(1, first - SNIPPET_LINES)
+    return _numbered(lines[start - 1 : last + SNIPPET_LINES], start)
+
+
+def _numbered(lines: list[str], first: int) -> str:
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first))
+
+
+def _read(path: str) -> str:
+    return read_file(path, MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise EditError("the text contains half of a surrogate pair; write the whole character") from None
+    mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o644
+    write_file(path, data, mode)
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_is_integer(number) for number in value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_Check = tuple[Callable[[object], bool], str]
+_TYPES: dict[str, _Check] = {
+    "file_text": (_is_text, "a string"),
+    "old_str": (_is_text, "a string"),
+    "new_str": (_is_text, "a string"),
+    "insert_line": (_is_integer, "an integer"),
+    "view_range": (_is_range, "a list of two integers, [first, last]"),
+}
+_COMMANDS: dict[str, tuple[Callable[..., str], set[str], set[str]]] = {
+    "view": (_view, set(), {"view_range"}),
+    "create": (_create, {"file_text"}, set()),
+    "str_replace": (_str_replace, {"old_str"}, {"new_str"}),
+    "insert": (_insert, {"insert_line", "new_str"}, set()),
+}

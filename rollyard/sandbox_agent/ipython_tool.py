@@ -1,0 +1,243 @@
+"""The agent's end of the `ipython` tool: starts the kernel process, runs cells in it, stops them, and replaces it.
+
+The kernel is a process of its own, so that `os._exit`, a crash or a cell deaf to interrupts costs that process only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from rollyard.sandbox_agent.child_processes import Children, kill_family
+from rollyard.sandbox_agent.frames import Header, Stream
+from rollyard.sandbox_agent.output_capture import LIMIT, Capture
+from rollyard.sandbox_agent.own_program import own_program
+from rollyard.sandbox_agent.settings import WORKSPACE, Settings
+from rollyard.sandbox_agent.wake_flag import Wake, readable
+
+START_SECONDS = 60.0
+INTERRUPT_SECONDS = 2.0
+INTERRUPT_AGAIN_SECONDS = 0.5
+_KERNEL_FD = 3
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class CellFinished:
+    """What became of one cell: all it printed, then its value or its traceback."""
+
+    output: bytes
+    error: bool = False
+    timed_out: bool = False
+    restarted: bool = False
+
+
+class KernelEnded(Exception):
+    """The Python process is gone: `os._exit`, a crash, or killed."""
+
+
+class Python:
+    """One IPython. `run` is called by one thread only; `wake` may be set by another to stop the running cell."""
+
+    def __init__(self, settings: Settings, children: Children) -> None:
+        self.wake = Wake()
+        self._settings = settings
+        self._children = children
+        self._kernel: _Kernel | None = None
+        self._capture = Capture()
+        self._was_lost = False
+
+    def start(self) -> None:
+        if self._kernel is None:
+            self._kernel = _Kernel(self._settings, self._children)
+
+    def run(self, code: str, timeout: float) -> CellFinished:
+        self.drain()
+        self.start()
+        assert self._kernel is not None
+        restarted, self._was_lost = self._was_lost, False
+        timed_out, exiting = False, False
+        cell = _Cell()
+        try:
+            self._kernel.request(code)
+            if not self._kernel.until_reply(cell, self._capture, time.monotonic() + timeout, self.wake):
+                timed_out = True
+                self._interrupt(cell)
+            exiting = cell.exiting
+        except KernelEnded:
+            exiting = True
+        if exiting:
+            self._bury()
+        output = self._capture.take() + cell.conclusion()
+        return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
+
+    def drain(self) -> None:
+        """Take in what threads and subprocesses print between cells: unread, it would block them."""
+        if self._kernel is None:
+            return
+        try:
+            self._kernel.read_available(self._capture)
+        except KernelEnded:
+            self._bury()
+            self._was_lost = True
+
+    def idle_fd(self) -> int | None:
+        return self._kernel.printed if self._kernel else None
+
+    def _interrupt(self, cell: _Cell) -> None:
+        """Stop the running cell; raises KernelEnded where only the end of the process stops it."""
+        assert self._kernel is not None
+        deadline = time.monotonic() + INTERRUPT_SECONDS
+        while time.monotonic() < deadline:
+            # Repeated, because `os.system` in a loop swallows one interrupt each.
+            self._kernel.interrupt()
+            step = min(deadline, time.monotonic() + INTERRUPT_AGAIN_SECONDS)
+            if self._kernel.until_reply(cell, self._capture, step, None):
+                return
+        raise KernelEnded
+
+    def _bury(self) -> None:
+        if self._kernel is not None:
+            self._kernel.end(self._capture)
+            self._kernel = None
+
+
+class _Cell:
+    """What the kernel's messages about one cell add up to."""
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.exiting = False
+        self._text = ""
+
+    def take(self, kind: str, content: Header) -> bool:
+        """Add one message; True when it is the last."""
+        if kind == "execute_result":
+            self._text = content["data"]["text/plain"]
+        elif kind == "error":
+            self._text, self.failed = "\n".join(content["traceback"]), True
+        elif kind == "execute_reply":
+            self.exiting = bool(content["payload"])
+        return kind == "execute_reply"
+
+    def conclusion(self) -> bytes:
+        text = self._text.encode("utf-8", "replace")
+        if len(text) > LIMIT:
+            bounded = Capture()
+            bounded.feed(text)
+            text = bounded.take()
+        return text.rstrip(b"\n") + b"\n" if text else b""
+
+
+class _Kernel:
+    """The running process: its socket, and the pipe that it prints to."""
+
+    def __init__(self, settings: Settings, children: Children) -> None:
+        ours, its = socket.socketpair()
+        self.printed, printing = os.pipe()
+        os.set_blocking(self.printed, False)
+        self._numbers = itertools.count(1)
+        self._stream = Stream(ours)
+        cwd = WORKSPACE if os.path.isdir(WORKSPACE) else "/"
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, printing, 1),
+            (os.POSIX_SPAWN_DUP2, printing, 2),
+            (os.POSIX_SPAWN_DUP2, its.fileno(), _KERNEL_FD),
+        ]
+        argv = [*own_program(sys.executable), "-I", "-u", "-m", "rollyard.sandbox_agent.ipython_kernel", cwd]
+        env = dict(settings.env)
+        with its:
+            self._child = children.start(lambda: os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True))
+        os.close(printing)
+        settings.confine(self._child.pid)
+        self._get_ready()
+
+    def _get_ready(self) -> None:
+        said = Capture()
+        with contextlib.suppress(KernelEnded):
+            if self._await_message(said, time.monotonic() + START_SECONDS, None):
+                return
+        self.end(said)
+        raise RuntimeError(f"IPython did not start; it said: {said.take().decode(errors='replace')[-2000:]!r}")
+
+    def request(self, code: str) -> None:
+        header = {"msg_id": str(next(self._numbers)), "msg_type": "execute_request", "version": "5.4"}
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        with contextlib.suppress(ConnectionError):
+            self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
+
+    def until_reply(self, cell: _Cell, capture: Capture, deadline: float, wake: Wake | None) -> bool:
+        """Take in messages and output until the cell has ended; False at the deadline or when woken."""
+        while received := self._await_message(capture, deadline, wake):
+            if cell.take(received["header"]["msg_type"], received["content"]):
+                # What the cell printed was in the pipe before it replied.
+                self._read_printed(capture)
+                return True
+        return False
+
+    def _await_message(self, capture: Capture, deadline: float, wake: Wake | None) -> Header | None:
+        watched = [self._stream.fileno(), self.printed, *([wake.fileno()] if wake else [])]
+        while True:
+            ready = readable(watched, deadline)
+            if self.printed in ready and not self._read_printed(capture):
+                watched.remove(self.printed)  # closed by the cell itself: the rest of its output is lost to all
+            if self._stream.fileno() in ready:
+                frame = self._receive()
+                if frame is None:
+                    raise KernelEnded
+                return frame
+            if not ready or (wake and wake.fileno() in ready):
+                return None
+
+    def _receive(self) -> Header | None:
+        try:
+            frame = self._stream.receive()
+        except ValueError:  # a cell wrote into our socket: whatever follows cannot be trusted
+            return None
+        return frame[0] if frame else None
+
+    def _read_printed(self, capture: Capture) -> bool:
+        """All that is in the pipe now; False when nobody can print any more."""
+        for _ in range(64):  # bounded: a thread of the task may print faster than we read
+            try:
+                chunk = os.read(self.printed, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            capture.feed(chunk)
+        return True
+
+    def read_available(self, capture: Capture) -> None:
+        open_still = self._read_printed(capture)
+        if not open_still or self._child.exited in readable([self._child.exited], time.monotonic()):
+            raise KernelEnded
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGINT)
+
+    def end(self, capture: Capture) -> None:
+        """Kill the process and all it left, and keep what it printed last."""
+        readable([self._child.exited], time.monotonic() + 0.1)
+        kill_family(self._child.pid, signal.SIGSTOP)
+        kill_family(self._child.pid, signal.SIGKILL)
+        readable([self._child.exited], time.monotonic() + 1.0)
+        self._read_printed(capture)
+        os.close(self.printed)
+        self._stream.close()
+        self._child.close()

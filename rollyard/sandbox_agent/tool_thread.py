@@ -1,0 +1,89 @@
+"""One tool's thread: runs its calls one after the other, and listens to the tool's processes in between."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollyard.sandbox_agent.frames import Header, Stream
+from rollyard.sandbox_agent.wake_flag import Wake, readable
+
+
+class Tool(Protocol):
+    """What a lane needs of a tool with processes of its own."""
+
+    wake: Wake
+    """Set to stop the running call."""
+
+    def idle_fd(self) -> int | None:
+        """Readable when a process of the tool has printed something between calls."""
+
+    def drain(self) -> None:
+        """Take in what was printed."""
+
+
+@dataclass(frozen=True)
+class Call:
+    id: int
+    header: Header
+    body: bytes
+    run: Callable[[Header, bytes], tuple[Header, bytes]]
+
+
+class Lane(threading.Thread):
+    def __init__(self, name: str, stream: Stream, tool: Tool | None = None) -> None:
+        super().__init__(name=name, daemon=True)
+        self._stream = stream
+        self._tool = tool
+        self._arrived = Wake()
+        self._queue: collections.deque[Call] = collections.deque()
+        self._lock = threading.Lock()
+        self._running: int | None = None
+
+    def put(self, call: Call) -> None:
+        with self._lock:
+            self._queue.append(call)
+        self._arrived.set()
+
+    def cancel(self, call_id: int) -> None:
+        """Forget a call that waits, stop the one that runs; an unknown id is one that has ended."""
+        with self._lock:
+            waiting = [call for call in self._queue if call.id != call_id]
+            self._queue = collections.deque(waiting)
+            if self._running == call_id and self._tool is not None:
+                self._tool.wake.set()
+
+    def run(self) -> None:
+        while True:
+            self._wait()
+            while (call := self._next()) is not None:
+                self._answer(call)
+
+    def _wait(self) -> None:
+        idle = self._tool.idle_fd() if self._tool else None
+        ready = readable([self._arrived.fileno(), *([idle] if idle is not None else [])], None)
+        if self._tool is not None and idle in ready:
+            self._tool.drain()
+        self._arrived.clear()
+
+    def _next(self) -> Call | None:
+        with self._lock:
+            call = self._queue.popleft() if self._queue else None
+            self._running = call.id if call else None
+            if self._tool is not None:
+                self._tool.wake.clear()
+            return call
+
+    def _answer(self, call: Call) -> None:
+        started = time.monotonic()
+        try:
+            header, body = call.run(call.header, call.body)
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the owner has to hear of it
+            traceback.print_exc()
+            header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
+        self._stream.send({"id": call.id, "seconds": time.monotonic() - started, **header}, body)

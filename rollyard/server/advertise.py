@@ -1,0 +1,37 @@
+"""By which name or address others reach this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from pathlib import Path
+
+from rollyard.core.errors import BadRequest
+
+SIOCGIFADDR = 0x8915
+"""<linux/sockios.h>: the IPv4 address of an interface."""
+ANY = ("0.0.0.0", "::", "*")
+
+
+def advertised(asked: str | None, listen: str) -> str:
+    """`asked` as it is or, where it names an interface such as ib0, that interface's address on this very machine.
+
+    Left out: the address that is listened on, or this machine's own name where that is all of them. Raises BadRequest.
+    """
+    if asked is None:
+        return listen if listen not in ANY else os.uname().nodename
+    return _address_of(asked) if Path("/sys/class/net", asked).exists() and asked not in (".", "..") else asked
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            have = ", ".join(name for _, name in socket.if_nameindex())
+            raise BadRequest(
+                f"--advertise {interface}: this machine has no IPv4 address on this interface; name an address or one of {have}"
+            ) from None
+    return socket.inet_ntoa(answer[20:24])

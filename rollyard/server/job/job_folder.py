@@ -1,0 +1,66 @@
+"""`DIR/server-job` in the data folder: what the server's jobs are called, the script they come from, their log.
+
+The script is the wish: while it is there a server shall run, and the one that runs keeps successors queued. Taking it
+away is how the server is stopped for good.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from rollyard.slurm.base import BatchScript, Job, Snapshot
+from rollyard.slurm.batch_script import JOB_PREFIX
+from rollyard.trust.secret_files import write_secret
+
+LAST_WORDS_BYTES = 4096
+
+
+class Place:
+    """The folder; made, with a name for the jobs, when there is none. Blocks; raises OSError."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data.resolve()
+        self.folder = self.data / "server-job"
+        self.script_file = self.folder / "batch.sh"
+        self.log = self.folder / "log"
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = self.folder / "name"
+        if not name.exists():
+            # Not after the path: nodes may see the folder under another one, and two folders may have had the same.
+            write_secret(name, f"{JOB_PREFIX}serve-{secrets.token_hex(4)}")
+        self.name = name.read_text().strip()
+
+    @property
+    def comment(self) -> str:
+        """No owner of an allocation begins so: these jobs are nobody's orphans."""
+        return f"rollyard-server:{self.name}"
+
+    def wanted(self) -> BatchScript | None:
+        """What is to be submitted when no server is queued; None when none shall run."""
+        try:
+            text = self.script_file.read_text()
+        except FileNotFoundError:
+            return None
+        return BatchScript(name=self.name, comment=self.comment, text=text, directory=str(self.folder))
+
+    def want(self, text: str) -> BatchScript:
+        write_secret(self.script_file, text)
+        return BatchScript(name=self.name, comment=self.comment, text=text, directory=str(self.folder))
+
+    def unwant(self) -> None:
+        self.script_file.unlink(missing_ok=True)
+
+    def live(self, snapshot: Snapshot) -> list[Job]:
+        """The server's jobs that have not ended."""
+        return [job for job in snapshot.jobs.values() if job.name == self.name and not job.state.ended]
+
+    def last_words(self) -> str:
+        """The last line of the log, cut to a length that can be shown."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
+                lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        except OSError:
+            return ""
+        return lines[-1][-500:] if lines else ""

@@ -1,0 +1,67 @@
+"""What the job runs: the server as a child that is started again when it dies, and stopped before Slurm would.
+
+Exit status: 0 when it was stopped, 3 when a newer server has the folder. Either way the job is over, and whatever waits
+behind it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Sequence
+
+from rollyard.core.aio import running, wait_or_timeout
+from rollyard.core.telemetry import set_up_logging
+from rollyard.server.job.job_folder import Place
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
+WELL_SECONDS = 60.0
+"""A server that lived so long does not count as one that cannot start."""
+STOP_SECONDS = 20.0
+SUPERSEDED_EXIT = 3
+
+
+def run(place: Place, command: Sequence[str]) -> int:
+    """Until it is told to stop (TERM, or USR1 before the walltime ends), or there is nothing more to do."""
+    set_up_logging()
+    os.umask(0o077)
+    if place.wanted() is None:
+        log.info("a server on %s is no longer desired; ending", place.data)
+        return 0
+    return asyncio.run(_supervise(command))
+
+
+async def _supervise(command: Sequence[str]) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        began = asyncio.get_running_loop().time()
+        status = await _serve_once(command, stop)
+        if stop.is_set() or status in (0, SUPERSEDED_EXIT):
+            return status if status == SUPERSEDED_EXIT else 0
+        if asyncio.get_running_loop().time() - began > WELL_SECONDS:
+            pause = FIRST_PAUSE_SECONDS
+        log.error("the server ended with status %d; restarting it in %g s", status, pause)
+        if await wait_or_timeout(stop, pause):
+            return 0
+        pause = min(LAST_PAUSE_SECONDS, 2 * pause)
+
+
+async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:
+    """The status that it ended with; negative for a signal."""
+    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+    ended = asyncio.create_task(child.wait())
+    async with running(stop.wait()) as stopped:
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not ended.done():
+        child.terminate()
+        await asyncio.wait({ended}, timeout=STOP_SECONDS)
+        if not ended.done():
+            child.kill()
+    return await ended

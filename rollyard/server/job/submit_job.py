@@ -1,0 +1,173 @@
+"""`rollyard serve --in-slurm`: submits the server's job unless there is one, and waits until it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rollyard.core.errors import BadRequest, SlurmUnreachable, Unavailable
+from rollyard.server.job.job_folder import Place
+from rollyard.server.job.job_script import JobOptions, server_script
+from rollyard.server.store.folder_lock import FolderLock
+from rollyard.slurm.base import Driver, Job, JobState
+from rollyard.slurm.choose_driver import choose_driver
+from rollyard.wire.files import EndpointFile
+
+LOOK_SECONDS = 0.5
+CONNECT_SECONDS = 5.0
+STOP_SECONDS = 120.0
+"""For jobs to end; Slurm kills what has not within its KillWait."""
+Tell = Callable[[str], None]
+"""Hears what a person who waits would want to know."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    url: str
+    kubeconfig: str
+    job: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Request:
+    data: Path
+    cluster: str
+    """As for `serve --cluster`; local is refused."""
+    arguments: Sequence[str]
+    """Of `serve` in the job, besides --data and --cluster."""
+    options: JobOptions
+    wait_seconds: float
+
+
+async def start(request: Request, tell: Tell) -> Serving:
+    """Raises RollyardError: refused, ended, or not there within the time."""
+    place, driver = await _open(request)
+    try:
+        live = await _live(place, driver)
+        if live:
+            tell(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
+            if await asyncio.to_thread(place.wanted) is None:  # a --stop was interrupted: nobody would succeed it
+                await asyncio.to_thread(place.want, _script(place, request))
+        else:
+            await asyncio.to_thread(_check_free, place)
+            (id,) = await driver.submit(place.want(_script(place, request)))
+            tell(f"submitted job {id}; its log is {place.log}")
+        async with asyncio.timeout(request.wait_seconds):
+            return await _until_it_serves(place, driver, tell)
+    except TimeoutError:
+        raise Unavailable(
+            f"the server does not serve yet after {request.wait_seconds:g} s; its job stays queued or running. The same "
+            f"command waits again, --stop ends the job ({place.last_words() or 'its log is empty'})"
+        ) from None
+    finally:
+        await driver.close()
+
+
+async def stop(request: Request) -> list[str]:
+    """Ends the server and what waits behind it; the ids of their jobs. Allocations stay. Raises RollyardError."""
+    place, driver = await _open(request)
+    ended: dict[str, None] = {}
+    try:
+        # First the wish, then the jobs: a server that is still there would queue another.
+        await asyncio.to_thread(place.unwant)
+        async with asyncio.timeout(STOP_SECONDS):
+            while live := await _live(place, driver):
+                ended |= dict.fromkeys(job.id for job in live)
+                await driver.cancel([job.id for job in live])
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        raise Unavailable(f"job {', '.join(ended)} has not ended after {STOP_SECONDS:g} s; check squeue") from None
+    finally:
+        await driver.close()
+    return list(ended)
+
+
+async def _open(request: Request) -> tuple[Place, Driver]:
+    if request.cluster == "local":
+        raise BadRequest("--in-slurm needs a Slurm cluster; leave out --cluster or --in-slurm")
+    try:
+        place = await asyncio.to_thread(Place, request.data)
+    except OSError as error:
+        raise Unavailable(f"{error.filename} cannot be used: {error.strerror}") from None
+    return place, await choose_driver(_cluster(request), place.data / "local-slurm")
+
+
+def _cluster(request: Request) -> str:
+    return "slurm" if request.cluster == "auto" else request.cluster
+
+
+def _script(place: Place, request: Request) -> str:
+    run = [sys.executable, "-m", "rollyard.cli.main", "server-job", "--data", str(place.data)]
+    command = [*run, "--cluster", _cluster(request), *request.arguments]
+    return server_script(request.options, name=place.name, comment=place.comment, log=str(place.log), command=command)
+
+
+def _check_free(place: Place) -> None:
+    """Raises Unavailable when a server that is none of our jobs has the folder.
+
+    One of our jobs on a node that was given up may have it: Slurm has just said that none lives, so the next takes it over.
+    """
+    lock = FolderLock(place.data)
+    try:
+        if not lock.take() and ((holder := lock.holder_run()) is None or holder.name != place.name):
+            raise lock.refusal()
+    finally:
+        lock.release()
+
+
+async def _live(place: Place, driver: Driver) -> list[Job]:
+    return place.live(await driver.snapshot())
+
+
+async def _until_it_serves(place: Place, driver: Driver, tell: Tell) -> Serving:
+    said = ""
+    while True:
+        try:
+            live = await _live(place, driver)
+        except SlurmUnreachable as error:
+            live, said = None, _tell_once(tell, said, f"Slurm does not answer: {error}")
+        if live == []:
+            raise Unavailable(f"the server's job has ended: {place.last_words() or f'see {place.log}'}")
+        running = {job.id: job for job in live or () if job.state is JobState.RUNNING}
+        found = _endpoint(place.data)
+        if found is not None and found.job in running:
+            trouble = await _trouble(found.url, place.data / "ca.pem")
+            if not trouble:
+                kubeconfig = str(place.data / "admin.kubeconfig")
+                return Serving(found.url, kubeconfig, found.job, running[found.job].node)
+            said = _tell_once(tell, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
+        elif live and not running:
+            said = _tell_once(tell, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _tell_once(tell: Tell, said: str, now: str) -> str:
+    if now != said:
+        tell(now)
+    return now
+
+
+def _endpoint(data: Path) -> EndpointFile | None:
+    try:
+        return EndpointFile.model_validate_json((data / "endpoint.json").read_bytes())
+    except (OSError, ValueError):
+        return None  # no server has served yet
+
+
+async def _trouble(url: str, ca: Path) -> str:
+    """Why the server is not reached, with its certificate checked; empty when it is."""
+    parts = urlsplit(url)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=context)
+    except (OSError, ssl.SSLError, TimeoutError) as error:
+        return str(error) or type(error).__name__
+    writer.close()
+    return ""

@@ -1,0 +1,60 @@
+"""Keeps successors queued behind the server's job: the first starts when this one ends, for whatever reason.
+
+Two, since a successor that lands on a node that is broken ends at once and queues nobody; Slurm starts them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from rollyard.core.clock import Clock
+from rollyard.core.errors import SlurmUnreachable, SubmitRefused
+from rollyard.server.job.job_folder import Place
+from rollyard.slurm.base import Driver, JobState, Snapshot
+
+log = logging.getLogger(__name__)
+
+SUCCESSORS = 2
+LOOK_SECONDS = 1.0
+REFUSED_SECONDS = 60.0
+
+
+class SuccessorKeeper:
+    """Level-triggered, from the snapshot that everybody shares; `latest` gives it, None while Slurm cannot be read."""
+
+    def __init__(self, place: Place, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock) -> None:
+        self._place, self._driver, self._latest, self._clock = place, driver, latest, clock
+        self._asked_at = float("-inf")
+
+    async def run(self) -> None:
+        while True:
+            pause = LOOK_SECONDS
+            try:
+                await self.look()
+            except SlurmUnreachable as error:
+                log.warning("some of the %d successors are not queued yet: %s", SUCCESSORS, error)
+            except SubmitRefused as error:
+                log.error(
+                    "some of the %d successors cannot be queued; without a successor this server ends with its job: %s",
+                    SUCCESSORS, error,
+                )  # fmt: skip
+                pause = REFUSED_SECONDS
+            await asyncio.sleep(pause)
+
+    async def look(self) -> None:
+        """Submit as many as are missing. Raises SlurmUnreachable, SubmitRefused."""
+        snapshot = self._latest()
+        # A look-up that began before the last submit, or a submit whose answer was lost, decides nothing.
+        if snapshot is None or snapshot.taken_at <= self._asked_at:
+            return
+        waiting = sum(job.state is JobState.PENDING for job in self._place.live(snapshot))
+        for _ in range(SUCCESSORS - waiting):
+            script = await asyncio.to_thread(self._place.wanted)
+            if script is None:
+                return
+            self._asked_at = self._clock.time()
+            ids = await self._driver.submit(script)
+            self._asked_at = self._clock.time()
+            log.info("successor job %s is queued", ids[0])

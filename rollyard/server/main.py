@@ -1,0 +1,203 @@
+"""The server: opened, running, closed. Its parts are put together in `wiring`.
+
+Everything here but the store is disposable. A start is a recovery: open the store, take the folder's lock and the next
+epoch, adopt what runs, and only then say where we are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.api.app import build
+from rollyard.api.listener import listen
+from rollyard.core.clock import SystemClock
+from rollyard.core.errors import BadRequest, RollyardError, Superseded, Unavailable
+from rollyard.core.telemetry import set_up_logging
+from rollyard.server.advertise import advertised
+from rollyard.server.job.job_folder import Place
+from rollyard.server.job.successors import SuccessorKeeper
+from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
+from rollyard.server.store.folder_lock import JobRun
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.wiring import LEASE_SECONDS, Parts
+from rollyard.slurm.base import Driver
+from rollyard.slurm.choose_driver import choose_driver
+from rollyard.slurm.fenced_driver import Guarded
+from rollyard.trust.admin_kubeconfig import write_kubeconfig
+from rollyard.trust.bearer_tokens import Role
+from rollyard.trust.endpoint_file import read_endpoint, write_endpoint
+from rollyard.trust.secret_files import write_secret
+from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.files import EndpointFile
+
+log = logging.getLogger(__name__)
+
+EVENTS_KEPT_SECONDS = 24 * 3600.0
+HOUSEKEEPING_SECONDS = 600.0
+STOP_SECONDS = 5.0
+CONFIRM_SECONDS = 1.0
+SUPERSEDED_EXIT = 3
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `rollyard serve` was told."""
+
+    data: Path
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    cluster: str = "auto"
+    lease_seconds: float = LEASE_SECONDS
+    in_job: bool = False
+    """We run in the job that `serve --in-slurm` submitted."""
+
+    def job_run(self) -> JobRun | None:
+        """Which run of which job we are. Blocks; raises BadRequest outside of a job."""
+        if not self.in_job:
+            return None
+        id = os.environ.get("SLURM_JOB_ID")
+        if id is None:
+            raise BadRequest("this process is not in a Slurm job; start the server with `rollyard serve --in-slurm`")
+        return JobRun(Place(self.data).name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+
+
+def run(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them. 3 when a newer server took over."""
+    set_up_logging()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    os.umask(0o077)
+    try:
+        asyncio.run(_serve(options))
+    except RollyardError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return SUPERSEDED_EXIT if isinstance(error, Superseded) else 1
+    return 0
+
+
+async def _serve(options: Options) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        server = await Server.start(options, stack)
+        work = asyncio.create_task(server.work())
+        stopped = asyncio.create_task(stop.wait())
+        replaced = asyncio.create_task(server.until_superseded())
+        try:
+            await asyncio.wait({work, stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            if replaced.done():
+                replaced.result()
+            if work.done():
+                work.result()  # a part of the server that ends is a bug: end loudly, the next start recovers
+        finally:
+            for task in (work, stopped, replaced):
+                task.cancel()
+            await asyncio.gather(work, stopped, replaced, return_exceptions=True)
+
+
+class Server:
+    """All parts, running; the exit stack closes them in the reverse order."""
+
+    def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: Options) -> None:
+        self.store, self.driver, self.data, self.options = store, driver, data, options
+        self.parts = Parts(store, driver, data, SystemClock(), options.lease_seconds)
+
+    @classmethod
+    async def start(cls, options: Options, stack: contextlib.AsyncExitStack) -> Server:
+        """Open, recover, listen, and only then say where we are."""
+        host, port = _address(options.listen)
+        data = options.data.resolve()
+        told = read_endpoint(data / "endpoint.json")
+        store = await SqliteStore.open(data, SystemClock(), options.job_run(), told.epoch if told is not None else 0)
+        stack.push_async_callback(store.close)
+        driver = Guarded(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
+        stack.push_async_callback(driver.close)
+        server = cls(store, driver, data, options)
+        stack.push_async_callback(server.parts.close)
+        write_secret(data / "ca.pem", server.parts.authority.ca_pem)
+        await server.parts.rollouts.recover()
+        name = advertised(options.advertise, host)
+        pem = server.parts.authority.server_certificate([name, "127.0.0.1", "localhost"])
+        port = await listen(
+            build(server.parts.services()), host, port, server_ssl_context(pem), stack, stop_seconds=STOP_SECONDS
+        )
+        if driver.name != "local" and name in LOOPBACK:
+            log.warning("serving on loopback: only this machine can reach the server; see --listen and --advertise")
+        server.announce(f"https://{name}:{port}")
+        return server
+
+    def announce(self, url: str) -> None:
+        """`endpoint.json` for our own processes, a kubeconfig for people, one line of JSON for scripts."""
+        write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch, job=self._job()))
+        kubeconfig = self.data / "admin.kubeconfig"
+        write_kubeconfig(kubeconfig, url, self.parts.authority.ca_pem, self.parts.signer.issue(Role.ADMIN, "admin"))
+        _link_newest(kubeconfig)
+        print(json.dumps({"event": "serving", "url": url, "kubeconfig": str(kubeconfig)}), flush=True)  # noqa: T201
+
+    async def work(self) -> None:
+        """Everything that runs beside the listener, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            p = self.parts
+            for part in (p.manager, p.dispatcher, p.resizer, p.weights_watch, p.prober, p.repinner, p.sessions):
+                tasks.create_task(part.run())
+            tasks.create_task(p.rollouts.sweep())
+            tasks.create_task(self._expire_endpoints())
+            tasks.create_task(self._prune())
+            if self.options.in_job:
+                keeper = SuccessorKeeper(Place(self.data), self.driver, lambda: p.feed.latest, p.clock)
+                tasks.create_task(keeper.run())
+
+    async def until_superseded(self) -> None:
+        """Ends by raising Superseded, soon after another server has taken the data folder over."""
+        while True:
+            await asyncio.sleep(CONFIRM_SECONDS)
+            try:
+                await self.store.confirm()
+            except Superseded:
+                raise
+            except Unavailable as error:
+                log.warning("the data folder cannot be read: %s", error)
+
+    def _job(self) -> str | None:
+        return os.environ.get("SLURM_JOB_ID") if self.options.in_job else None
+
+    async def _expire_endpoints(self) -> None:
+        while True:
+            self.parts.endpoints.expire()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _prune(self) -> None:
+        while True:
+            try:
+                await self.store.prune_events(self.parts.clock.time() - EVENTS_KEPT_SECONDS)
+            except Unavailable as error:
+                log.warning("old events were not deleted this time: %s", error)
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+
+def _link_newest(kubeconfig: Path) -> None:
+    """`~/.rollyard/config` is the newest server's, so that the CLI finds it; a home that cannot be written is no error."""
+    link = Path.home() / ".rollyard" / "config"
+    with contextlib.suppress(OSError):
+        link.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = link.with_name(f".config.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(kubeconfig)
+        fresh.replace(link)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise BadRequest(f"--listen must be HOST:PORT, such as 127.0.0.1:0, not {listen!r}")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,68 @@
+"""How many rollouts ended within the last minute, by pool and status. In memory: after a restart it counts from then on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rollyard.core.clock import Clock
+from rollyard.kinds.rollout import Status
+
+WINDOW_SECONDS = 60
+LEAST_SECONDS = 5.0
+"""Of a shorter time nothing is concluded."""
+Key = tuple[str, str]
+"""(namespace, pool)."""
+
+
+@dataclass(slots=True)
+class _Second:
+    at: int
+    ended: int = 0
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those of one pool and status, by the second, the oldest first."""
+
+    seconds: deque[_Second] = field(default_factory=deque)
+
+    def add(self, now: float) -> None:
+        if not self.seconds or self.seconds[-1].at != int(now):
+            self.seconds.append(_Second(int(now)))
+        self.seconds[-1].ended += 1
+        self.count(_window(now))
+
+    def count(self, since: int) -> int:
+        """Those from then on; what is older is dropped."""
+        while self.seconds and self.seconds[0].at < since:
+            self.seconds.popleft()
+        return sum(second.ended for second in self.seconds)
+
+
+class Pace:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._lines: dict[Key, dict[Status, _Line]] = {}
+
+    def ended(self, pool: Key, status: Status) -> None:
+        self._lines.setdefault(pool, {}).setdefault(status, _Line()).add(self._clock.monotonic())
+
+    def per_minute(self, pool: Key) -> Mapping[Status, float] | None:
+        """By status, those that did not occur left out; None until there is something to conclude from."""
+        now = self._clock.monotonic()
+        since = _window(now)
+        seconds = now - max(since, self._began)
+        if seconds < LEAST_SECONDS:
+            return None
+        counts = {status: line.count(since) for status, line in self._lines.get(pool, {}).items()}
+        if not any(counts.values()):
+            self._lines.pop(pool, None)
+        return {status: 60 * count / seconds for status, count in counts.items() if count}
+
+
+def _window(now: float) -> int:
+    """Where it begins: with a whole second, as these are what is counted."""
+    return int(now) - WINDOW_SECONDS + 1

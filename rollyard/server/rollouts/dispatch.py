@@ -1,0 +1,300 @@
+"""Hands queued rollouts to node agents: one pool at a time, the emptiest node agent first, endpoints with the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from rollyard.core.aio import Waker
+from rollyard.core.clock import Clock
+from rollyard.core.errors import RollyardError
+from rollyard.kinds.rollout import RolloutRequest, Stage
+from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.server.rollouts.connected_agents import Agents, NodeAgent, PoolKey
+from rollyard.server.rollouts.leases import Leases
+from rollyard.server.rollouts.step import Granted, step, suspect
+from rollyard.server.routing.staleness import POLICY, Served, allowed
+from rollyard.server.store.base import GroupVersions, RolloutRecord, Store, Transaction
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.node import Grant, Lease
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+MAX_PER_GRANT = 256
+PAGES = 4
+"""Of the queue, in one look: so far does it go past what nobody takes."""
+TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
+
+
+class Checkout(Protocol):
+    def checkout(
+        self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
+    ) -> Endpoint | None: ...
+
+
+class Placement(Protocol):
+    """Where the endpoints come from; `inference.Endpoints` is one."""
+
+    def heap(self, pool: tuple[str, str]) -> Checkout: ...
+
+    def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
+
+    def versions(self, pool: tuple[str, str], *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        ...
+
+
+def served_in(placement: Placement, pool: RolloutPool) -> Served:
+    """The weights that the agents of a RolloutPool sample from."""
+    name = pool.spec.inference.get(POLICY)
+    if name is None:
+        return Served()
+    key = (pool.metadata.namespace, name)
+    ready = frozenset(placement.versions(key, ready=True).values())
+    return Served(placement.weights(key), placement.versions(key, ready=False), ready)
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    agent: NodeAgent
+    record: RolloutRecord
+    endpoints: dict[str, Endpoint]
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a node agent asked for when the round began; taken from in the writer, so no state of the loop is touched."""
+
+    agent: NodeAgent
+    free: dict[Stage, int]
+    """By the stage that a lease begins with."""
+    held: int
+    """Leases that it has, those of this round included."""
+    kept: bool = False
+    """It gets nothing more now, so that it is empty soon: a rollout waits for a node agent for itself."""
+
+    def takes(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+        """Whether it has room, and nothing else in hand where the rollout has to be alone."""
+        return not (suspect(record) and self.held) and self.fits(record, stages, now)
+
+    def fits(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+        """Whether it has room, knows this kind of task, and what is left of its walltime covers the stages to come."""
+        if self.kept or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
+            return False
+        if self.agent.ends is None:
+            return True
+        left = self.agent.ends - now - SPARE_SECONDS
+        pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
+        if left >= sum(pools.values()):
+            return True
+        return left >= needed_seconds(record, stages)  # reads the request: only where it may decide
+
+
+def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
+    """Budgets of the stages to come: the pool's, or the rollout's own where they are tighter."""
+    own = RolloutRequest.model_validate_json(record.request).budgets
+    pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
+    return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
+
+
+class Dispatcher:
+    """Wakes for a pool when work, room, or an endpoint appears."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        agents: Agents,
+        leases: Leases,
+        placement: Placement,
+        pool: Callable[[PoolKey], Awaitable[RolloutPool]],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._agents = agents
+        self._leases = leases
+        self._placement = placement
+        self._pool = pool
+        self._due: set[PoolKey] = set()
+        self._waker = Waker()
+
+    def wake(self, pool: PoolKey, at: float = 0.0) -> None:
+        """Look at this pool now, or at `at` (Unix seconds) when that is later."""
+        delay = at - self._clock.time()
+        if delay > 0:
+            asyncio.get_running_loop().call_later(delay + 0.001, self.wake, pool)
+            return
+        self._due.add(pool)
+        self._waker.wake()
+
+    async def run(self) -> None:
+        """For ever."""
+        loop = asyncio.get_running_loop()
+        whole_round = loop.time()
+        while True:
+            await self._waker.pause(whole_round - loop.time())
+            due, self._due = self._due, set()
+            if loop.time() >= whole_round:  # a safety net: whatever wake was missed, nothing waits longer than this
+                due |= {a.pool for a in self._agents.all()}
+                whole_round = loop.time() + RETRY_SECONDS
+            for pool in due:
+                try:
+                    await self._dispatch(pool)
+                except RollyardError as error:
+                    log.warning("no rollouts handed out in pool %s/%s: %s", *pool, error)
+
+    async def _dispatch(self, key: PoolKey) -> None:
+        agents = [a for a in self._agents.of_pool(key) if not a.draining and (a.want_init > 0 or a.want_eval > 0)]
+        if not agents:
+            return
+        pool = await self._pool(key)
+        if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
+            return
+        rooms = [
+            _Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}, self._leases.held(a.holder))
+            for a in agents
+            if not self._leases.alone(a.holder)
+        ]
+        served = served_in(self._placement, pool)
+        heaps = {name: self._placement.heap((key[0], name)) for name in pool.spec.inference.values()}
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
+        for agent in agents:
+            own = [g for g in granted if g.agent is agent]
+            agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
+            agent.want_init -= sum(g.record.stage is Stage.INIT for g in own)
+            for g in own:
+                self._leases.add(g.record)
+            if own:
+                agent.grants += 1
+                agent.send(Grant(leases=[_lease(g) for g in own]))
+        if len(granted) >= MAX_PER_GRANT:
+            self.wake(key)
+
+    def _grant(
+        self,
+        tx: Transaction,
+        key: PoolKey,
+        pool: RolloutPool,
+        rooms: list[_Room],
+        heaps: Mapping[str, Checkout],
+        served: Served,
+    ) -> list[_Granted]:
+        """In the writer: pick, step, put. `heaps`: by InferencePool."""
+        now = self._clock.time()
+        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now, served)
+        evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
+        granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
+        if any(r.free[Stage.INIT] > 0 for r in rooms):
+            mates: dict[str | None, Mapping[str, Endpoint]] = {}
+            for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
+                allow = _allows(tx, record, served)
+                endpoints = _endpoints(pool, record, room.agent, heaps, mates.get(record.group, {}), allow)
+                if endpoints is None and allow is None:
+                    break  # a role has no endpoint that is ready and not full; its pool's conditions say why
+                if endpoints is None:
+                    room.free[Stage.INIT] += 1
+                    room.held -= 1
+                    continue  # those with the weights that it may have are full; what is behind it may have others
+                if record.group is not None:
+                    mates[record.group] = endpoints
+                granted.append(self._put(tx, record, room.agent, endpoints, now))
+        return granted
+
+    @staticmethod
+    def _put(
+        tx: Transaction, record: RolloutRecord, agent: NodeAgent, endpoints: dict[str, Endpoint], now: float
+    ) -> _Granted:
+        ids = {role: endpoint.id for role, endpoint in endpoints.items()}
+        version = endpoints[POLICY].weights_version if POLICY in endpoints else None
+        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids, version))
+        return _Granted(agent, tx.put(after), endpoints)
+
+
+def _endpoints(
+    pool: RolloutPool,
+    record: RolloutRecord,
+    agent: NodeAgent,
+    heaps: Mapping[str, Checkout],
+    mate: Mapping[str, Endpoint],
+    allow: Callable[[Endpoint], bool] | None,
+) -> dict[str, Endpoint] | None:
+    """One for each role, of those allowed; None where a role finds none.
+
+    `mate`: what the last of its group got, for the rollouts of a group begin with the same prompt.
+    """
+    chosen: dict[str, Endpoint] = {}
+    for role, name in pool.spec.inference.items():
+        warm = [record.endpoints[role]] if role in record.endpoints else []
+        warm += [mate[role].id] if role in mate else []
+        limit = allow if role == POLICY else None
+        found = heaps[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
+        if found is None:
+            return None
+        chosen[role] = found
+    return chosen
+
+
+def _allows(tx: Transaction, record: RolloutRecord, served: Served) -> Callable[[Endpoint], bool] | None:
+    versions = allowed(record, _group(tx, record), served)
+    return None if versions is None else lambda endpoint: endpoint.weights_version in versions
+
+
+def _group(tx: Transaction, record: RolloutRecord) -> GroupVersions:
+    if record.group is None or record.weights is None or not record.weights.same:
+        return GroupVersions()
+    return tx.group_versions(record.namespace, record.group)
+
+
+def _matches(
+    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, served: Served, stage: Stage
+) -> Iterator[tuple[RolloutRecord, _Room]]:
+    """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
+    last: RolloutRecord | None = None
+    for _ in range(PAGES):
+        takers = [r for r in rooms if r.free[stage] > 0]
+        limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
+        kinds = {kind for r in takers for kind in r.agent.kinds}
+        minima = served.minima if stage is Stage.INIT else None
+        page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, after=last)
+        for record in page:
+            if stage is Stage.INIT and allowed(record, _group(tx, record), served) == frozenset():
+                continue  # its group is bound to a version that no endpoint has room for now
+            able = (r for r in takers if r.takes(record, stages, now))
+            room = max(able, key=lambda r: r.free[stage], default=None)
+            if room is not None:
+                room.free[stage] -= 1
+                room.held += 1
+                room.kept |= suspect(record)
+                yield record, room
+            elif suspect(record) and not any(r.kept for r in rooms):
+                fitting = (r for r in takers if r.fits(record, stages, now))
+                if (least := min(fitting, key=lambda r: r.held, default=None)) is not None:
+                    least.kept = True
+        if not page or len(page) < limit:
+            return
+        last = page[-1]
+
+
+def _lease(granted: _Granted) -> Lease:
+    record = granted.record
+    request = RolloutRequest.model_validate_json(record.request)
+    return Lease(
+        namespace=record.namespace,
+        id=record.id,
+        fence=record.fence,
+        stage=record.stage,
+        attempt=record.attempt,
+        sample_index=record.sample_index,
+        task=request.task,
+        agent=request.agent,
+        sampling=request.sampling,
+        budgets=request.budgets,
+        endpoints=granted.endpoints,
+    )

@@ -1,0 +1,187 @@
+"""When each lease runs out. In memory: after a server's restart every lease in the store gets one full period to be renewed.
+
+The holder stops by itself earlier, by its own clock, and the fence makes a late word void; this table only decides when a
+silent holder's work is given to another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rollyard.core.aio import Signal
+from rollyard.core.clock import Clock
+from rollyard.kinds.rollout import Stage
+from rollyard.server.rollouts.step import suspect
+from rollyard.server.store.base import RolloutRecord
+from rollyard.wire.node import LeaseRef
+
+PARKED_HEARD_SECONDS = 10.0
+"""After its last word a holder that asked for an endpoint counts as one that has some; it asks every 2 s."""
+Key = tuple[str, str]
+"""(namespace, rollout id)."""
+
+
+@dataclass(slots=True)
+class LiveLease:
+    fence: int
+    holder: str
+    pool: Key
+    expires: float
+    stage: Stage
+    """As the holder last said; the durable stage moves only when RUN is stored."""
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Role -> endpoint id."""
+    alone: bool = False
+    """Its holder gets nothing else."""
+    told_at: float = float("-inf")
+    """When its holder was last told to ask for another endpoint."""
+    parked_since: float = 0.0
+    """Since when its holder asks for an endpoint to go on at and there is none (Unix seconds)."""
+    parked_at: float = float("-inf")
+    """When it asked last."""
+
+    @property
+    def on(self) -> frozenset[str]:
+        """The endpoints that it is a live session of: who is being scored samples nothing."""
+        return frozenset() if self.stage is Stage.EVAL else frozenset(self.endpoints.values())
+
+
+class Leases:
+    """Live leases by rollout; mirrors which records have a holder."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self.seconds = seconds
+        self._live: dict[Key, LiveLease] = {}
+        self._on: dict[str, dict[Key, None]] = {}
+        """Endpoint id -> its leases, in the order in which they came there: the same set, seen from the other side."""
+        self._held: Counter[str] = Counter()
+        self._alone: Counter[str] = Counter()
+        """Holder -> its leases, and those of them that are to be alone there."""
+        self.sessions_changed = Signal[str]()
+        """The number of sessions on this endpoint changed."""
+
+    def add(self, record: RolloutRecord) -> None:
+        assert record.holder is not None
+        expires = self._clock.monotonic() + self.seconds
+        pool, key = (record.namespace, record.pool), (record.namespace, record.id)
+        if key in self._live:
+            self.discard(*key)
+        alone = suspect(record)
+        lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints, alone)
+        self._live[key] = lease
+        self._held[lease.holder] += 1
+        self._alone[lease.holder] += alone
+        self._placed(key, frozenset(), lease)
+
+    def discard(self, namespace: str, id: str) -> None:
+        lease = self._live.pop((namespace, id), None)
+        if lease is not None:
+            self._leave((namespace, id), lease.on)
+            self._held[lease.holder] -= 1
+            self._alone[lease.holder] -= lease.alone
+            if not self._held[lease.holder]:
+                del self._held[lease.holder], self._alone[lease.holder]
+
+    def held(self, holder: str) -> int:
+        """Leases of one node agent."""
+        return self._held[holder]
+
+    def alone(self, holder: str) -> bool:
+        """Whether it has one that is to be alone there."""
+        return self._alone[holder] > 0
+
+    def moved(self, record: RolloutRecord) -> None:
+        """The durable stage or an endpoint moved under the same lease."""
+        lease = self._live.get((record.namespace, record.id))
+        if lease is not None and lease.fence == record.fence:
+            before = lease.on
+            lease.stage, lease.endpoints = record.stage, record.endpoints
+            self._placed((record.namespace, record.id), before, lease)
+
+    def park(self, ref: LeaseRef) -> None:
+        """Its holder asked for an endpoint to go on at, and there is none."""
+        lease, now = self._live.get((ref.namespace, ref.id)), self._clock.monotonic()
+        if lease is not None and lease.fence == ref.fence:
+            if now - lease.parked_at >= PARKED_HEARD_SECONDS:
+                lease.parked_since = self._clock.time()
+            lease.parked_at = now
+
+    def unpark(self, ref: LeaseRef) -> None:
+        """It has an endpoint again."""
+        lease = self._live.get((ref.namespace, ref.id))
+        if lease is not None and lease.fence == ref.fence:
+            lease.parked_at = float("-inf")
+
+    def parked_since(self, namespace: str, id: str, fence: int) -> float | None:
+        """Since when it has no endpoint to go on at (Unix seconds); None where it has one, or has not asked for long."""
+        lease = self._live.get((namespace, id))
+        if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_HEARD_SECONDS:
+            return None
+        return lease.parked_since
+
+    def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
+        """Renew what is named and still the holder's; answers what is not."""
+        expires, lost = self._clock.monotonic() + self.seconds, []
+        for ref in held:
+            lease = self._live.get((ref.namespace, ref.id))
+            if lease is None or lease.fence != ref.fence or lease.holder != holder:
+                lost.append(ref)
+                continue
+            lease.expires = expires
+            if lease.stage is not ref.stage:
+                before, lease.stage = lease.on, ref.stage
+                self._placed((ref.namespace, ref.id), before, lease)
+        return lost
+
+    def sessions(self, endpoint: str) -> int:
+        """Live rollouts on an endpoint: leased, in INIT or RUN."""
+        return len(self._on.get(endpoint, ()))
+
+    def on(self, endpoint: str) -> list[tuple[Key, LiveLease]]:
+        """The leases that are live sessions of an endpoint, the youngest there first."""
+        return [(key, self._live[key]) for key in reversed(self._on.get(endpoint, {}))]
+
+    def _placed(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
+        after = lease.on
+        self._leave(key, before - after)
+        for endpoint in after - before:
+            self._on.setdefault(endpoint, {})[key] = None
+            self.sessions_changed.emit(endpoint)
+
+    def _leave(self, key: Key, endpoints: frozenset[str]) -> None:
+        for endpoint in endpoints:
+            there = self._on[endpoint]
+            del there[key]
+            if not there:
+                del self._on[endpoint]
+            self.sessions_changed.emit(endpoint)
+
+    def get(self, namespace: str, id: str) -> LiveLease | None:
+        return self._live.get((namespace, id))
+
+    def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[Key, LiveLease]]:
+        """Leases of this holder that it does not name: the grant never arrived."""
+        named = {(r.namespace, r.id, r.fence) for r in held}
+        return [(k, v) for k, v in self._live.items() if v.holder == holder and (*k, v.fence) not in named]
+
+    def expired(self) -> list[tuple[Key, LiveLease]]:
+        now = self._clock.monotonic()
+        return [(k, v) for k, v in self._live.items() if v.expires <= now]
+
+    def in_flight(self, namespace: str, pool: str | None) -> dict[Stage, int]:
+        """Leases of a pool, or of a whole namespace, by stage, as their holders last said."""
+        counts = dict.fromkeys(Stage, 0)
+        for lease in self._live.values():
+            if lease.pool[0] == namespace and pool in (None, lease.pool[1]):
+                counts[lease.stage] += 1
+        return counts
+
+    def by_allocation(self) -> Counter[str]:
+        """How many each allocation holds, by its uid."""
+        return Counter(lease.holder.partition("/")[0] for lease in self._live.values())
+
+    def of_allocation(self, uid: str) -> list[tuple[Key, LiveLease]]:
+        return [(k, v) for k, v in self._live.items() if v.holder.partition("/")[0] == uid]

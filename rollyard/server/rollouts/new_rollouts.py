@@ -1,0 +1,85 @@
+"""From requests to records: ids, groups, and the digest that tells the same body from another."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+from rollyard.core.errors import Conflict, Invalid
+from rollyard.kinds.rollout import RolloutRequest
+from rollyard.server.store.base import RolloutRecord, Transaction
+
+MAX_PER_REQUEST = 4096
+MAX_TASK_BYTES = 1 << 20
+
+
+def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
+    """The n records of one request, ids given. Raises Invalid when the task is too large."""
+    name = request.id or f"r-{secrets.token_hex(8)}"
+    group = request.group or (name if request.n > 1 else None)
+    single = request.model_copy(update={"n": 1, "id": None, "group": group})
+    body = single.model_dump_json()
+    if len(body) > MAX_TASK_BYTES:
+        raise too_large(len(body))
+    said = single.model_dump_json(exclude_defaults=True)  # so that a field of a later release changes no digest
+    records = []
+    for index in range(request.n):
+        id = f"{name}.{index}" if request.n > 1 else name
+        digest = _digest(request.n, index, said)
+        records.append(
+            RolloutRecord(
+                namespace=namespace,
+                id=id,
+                digest=digest,
+                request=body,
+                pool=request.pool,
+                task_kind=request.task.kind,
+                group=group,
+                sample_index=index,
+                mode=request.mode,
+                priority=request.priority,
+                created_at=now,
+                queued_at=now,
+                min_weights_version=request.min_weights_version,
+                weights=request.weights,
+            )
+        )
+    return records
+
+
+def too_large(size: int) -> Invalid:
+    return Invalid(
+        f"a request may have at most {MAX_TASK_BYTES} bytes, but this one has {size}; put large data into the image"
+    )
+
+
+def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
+    """Insert what is new, attach to what is there already; all of it or nothing. Raises Conflict for another body.
+
+    Each record comes with the n of its request.
+    """
+    accepted = []
+    for record, n in records:
+        there = tx.get(record.namespace, record.id)
+        if there is None:
+            accepted.append((tx.put(record), True))
+        elif there.digest == record.digest or _says_the_same(there, record, n):
+            accepted.append((there, False))
+        else:
+            raise Conflict(
+                f"rollout {record.id!r} exists with another body; choose another id, or send the same body as before"
+            )
+    return accepted
+
+
+def _says_the_same(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
+    """Of one that an earlier release accepted: its digest is of the whole body that was stored, defaults included."""
+    if there.digest != _digest(n, there.sample_index, there.request):
+        return False
+    stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))
+    return stored == sent
+
+
+def _digest(n: int, index: int, body: str) -> str:
+    return hashlib.sha256(f"{n}/{index}/{body}".encode()).hexdigest()

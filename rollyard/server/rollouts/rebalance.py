@@ -1,0 +1,96 @@
+"""Tells node agents which live sessions should go on at another endpoint: those of one that is out, drains, or has too many.
+
+A hint alone. The rollout asks between two turns, or at once where its endpoint is out; the server chooses then and writes it
+down. So nothing is counted before it is true, and a node agent that does not know the word stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from rollyard.core.aio import Waker
+from rollyard.core.clock import Clock
+from rollyard.core.telemetry import REPINS
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.leases import Key, Leases, LiveLease
+from rollyard.wire.node import LeaseRef, Repin
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS, HURRY_SECONDS = 5.0, 1.0
+"""Between two looks; while an endpoint with sessions is out, the shorter one."""
+AGAIN_SECONDS = 2.0
+"""Between two words to a lease on an endpoint that is out: it may not have begun to sample when it was told."""
+SETTLED_SECONDS = 60.0
+"""Between two hints to one lease: a session that moved has paid for it, and one that drains has been told."""
+
+
+class Skew(Protocol):
+    """Who knows what is too much; `inference.Endpoints` does."""
+
+    def to_move(self) -> dict[str, int]: ...
+
+    def stranded(self) -> dict[str, bool]: ...
+
+
+class Repinner:
+    """Looks from time to time, and at once when an endpoint has moved."""
+
+    def __init__(self, clock: Clock, agents: Agents, leases: Leases, skew: Skew) -> None:
+        self._clock = clock
+        self._agents = agents
+        self._leases = leases
+        self._skew = skew
+        self._waker = Waker()
+        self._stuck: set[str] = set()
+        """Endpoints that are out, whose sessions wait because no other is ready."""
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._waker.pause(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS)
+            self.look()
+            await asyncio.sleep(0.1)  # endpoints that move together are looked at together
+
+    def look(self) -> None:
+        """One round of hints."""
+        stranded = self._skew.stranded()
+        for endpoint, elsewhere in stranded.items():
+            if elsewhere:
+                self._hurry(endpoint)
+            elif endpoint not in self._stuck and (waiting := len(self._leases.on(endpoint))):
+                log.warning(
+                    "%d sessions wait on endpoint %s, which is down: no other endpoint is ready", waiting, endpoint
+                )
+        self._stuck = {endpoint for endpoint, elsewhere in stranded.items() if not elsewhere}
+        for endpoint, excess in self._skew.to_move().items():
+            told = 0
+            for key, lease in self._leases.on(endpoint):
+                if told >= excess:
+                    break
+                told += self._tell(endpoint, key, lease)
+            if told:
+                log.info(
+                    "told %d of the sessions on endpoint %s to move to another one with their next turn", told, endpoint
+                )
+
+    def _tell(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
+        now, agent = self._clock.monotonic(), self._agents.get(lease.holder)
+        if agent is None or now - lease.told_at < (AGAIN_SECONDS if hurry else SETTLED_SECONDS):
+            return False
+        lease.told_at = now
+        ref = LeaseRef(namespace=key[0], id=key[1], fence=lease.fence, stage=lease.stage)
+        for role in (role for role, id in lease.endpoints.items() if id == endpoint):
+            agent.send(Repin(lease=ref, role=role, now=hurry))
+        REPINS.inc()
+        return True
+
+    def _hurry(self, endpoint: str) -> None:
+        told = sum(self._tell(endpoint, key, lease, hurry=True) for key, lease in self._leases.on(endpoint))
+        if told:
+            log.info("endpoint %s is down: told %d of its sessions to move at once", endpoint, told)

@@ -1,0 +1,102 @@
+"""From a record and its stored outcome to what a trainer gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import zstandard
+
+from rollyard.core.errors import Invalid, TooLarge
+from rollyard.kinds.rollout import Outcome, RolloutRequest, RolloutView, Stage, Status, Timings
+from rollyard.server.store.base import RolloutRecord
+from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
+
+MAX_HEADER_BYTES = 64 << 10
+NOTHING = Outcome(status=Status.CANCELLED).model_dump(mode="json")
+"""What stands in a trajectory when no outcome was stored."""
+
+
+def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
+    """An uploaded result: one line of JSON, then a zstd frame. Raises Invalid, TooLarge."""
+    line, newline, frame = body.partition(b"\n")
+    if not newline or len(line) > MAX_HEADER_BYTES:
+        raise Invalid("a result must be one line of JSON (ResultHeader) followed by a zstd-compressed body")
+    try:
+        header = ResultHeader.model_validate_json(line)
+        size = zstandard.get_frame_parameters(frame).content_size
+    except (ValueError, zstandard.ZstdError) as error:
+        raise Invalid(f"this is not a result: {error}") from None
+    if size in (zstandard.CONTENTSIZE_ERROR, zstandard.CONTENTSIZE_UNKNOWN):
+        raise Invalid("the zstd frame must state its content size")
+    if size > MAX_RESULT_BYTES:
+        raise TooLarge(f"a result may have at most {MAX_RESULT_BYTES} bytes; this one has {size}")
+    return header, frame
+
+
+def count_sampled(frame: bytes) -> int:
+    """Sampled tokens of a stored outcome. Raises Invalid."""
+    try:
+        outcome = json.loads(decompress(frame))
+        return sum(sum(segment["loss_mask"]) for segment in outcome["segments"])
+    except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+        raise Invalid(f"this is not a result: {error}") from None
+
+
+def decompress(frame: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(frame, max_output_size=MAX_RESULT_BYTES)
+
+
+def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
+    """The record as listed; `stage` is what its holder last said, where that is fresher; `waiting`: what it waits for."""
+    return RolloutView(
+        id=record.id,
+        namespace=record.namespace,
+        pool=record.pool,
+        task_kind=record.task_kind,
+        group=record.group,
+        sample_index=record.sample_index,
+        mode=record.mode,
+        priority=record.priority,
+        status=record.status,
+        stage=None if record.status.terminal else stage or record.stage,
+        attempt=record.attempt,
+        reward=record.reward,
+        error=record.error,
+        node=record.node,
+        endpoints=dict(record.endpoints) if record.status is not Status.QUEUED else {},
+        created_at=record.created_at,
+        finished_at=record.finished_at,
+        cursor=record.cursor,
+        weights_version=record.weights_version,
+        outdated=record.outdated,
+        waiting=waiting,
+    )
+
+
+def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
+    """The trajectory contract as JSON; the stored outcome was validated by the node agent that wrote it.
+
+    Identity, status, reward and error are the record's: it alone says how the rollout ended.
+    """
+    found = json.loads(outcome) if outcome is not None else NOTHING
+    timings = {**Timings().model_dump(), **found["timings"], "queued": round(record.queued_seconds, 6)}
+    return {
+        "id": record.id,
+        "namespace": record.namespace,
+        "group": record.group,
+        "sample_index": record.sample_index,
+        "attempt": record.attempt,
+        "mode": record.mode,
+        "status": record.status.value,
+        "reward": record.reward,
+        "metrics": found["metrics"] if record.status.scored else {},
+        "task": RolloutRequest.model_validate_json(record.request).task.model_dump(),
+        "segments": found["segments"],
+        "turns": found["turns"],
+        "timings": timings,
+        "breaks": found["breaks"],
+        "endpoint": found["endpoint"],
+        "node": found["node"] or record.node,
+        "error": record.error.model_dump(mode="json") if record.error else None,
+    }

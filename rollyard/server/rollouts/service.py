@@ -1,0 +1,342 @@
+"""The rollouts service: accepts, hands out, takes back, ends. It owns no state but expiry times and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from rollyard.core.aio import Signal, wait_or_timeout
+from rollyard.core.clock import Clock
+from rollyard.core.errors import Fenced, NotFound, Unavailable
+from rollyard.core.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_OUTDATED
+from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
+from rollyard.server.rollouts.completion_rate import Pace
+from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.leases import Key, Leases
+from rollyard.server.rollouts.new_rollouts import accept, expand
+from rollyard.server.rollouts.results import count_sampled
+from rollyard.server.rollouts.step import (
+    Cancelled,
+    Effect,
+    Ended,
+    EndpointMoved,
+    Event,
+    Finished,
+    Lost,
+    Outdated,
+    Requeued,
+    RunStored,
+    StopHolder,
+    step,
+)
+from rollyard.server.routing.staleness import Verdict
+from rollyard.server.store.base import Demanding, GroupVersions, RolloutFilter, RolloutRecord, Store, Transaction
+from rollyard.wire.node import Cancel, LeaseRef, ResultHeader
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.5
+FEW = 8
+"""Rollouts of a submit that are written down at once; more take a while, in a thread."""
+Judge = Callable[[Demanding, GroupVersions], Verdict | None]
+Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
+
+
+class Rollouts:
+    """All rollouts of one server."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        agents: Agents,
+        leases: Leases,
+        outside_sessions: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """`outside_sessions`: endpoint id -> open sessions of agents outside of sandboxes."""
+        self._store = store
+        self._clock = clock
+        self._agents = agents
+        self.leases = leases
+        self.pace = Pace(clock)
+        self._outside_sessions = outside_sessions
+        self.rollout_queued = Signal[[Key, float]]()
+        """This pool has work to hand out from this time on (Unix seconds)."""
+        self._ended = asyncio.Event()
+        self._waiting: dict[Key, set[asyncio.Event]] = {}
+
+    async def recover(self) -> None:
+        """After a restart: every lease in the store gets one full period to be renewed by its holder."""
+        for record in await self._store.transact(lambda tx: tx.held()):
+            self.leases.add(record)
+
+    async def sweep(self) -> None:
+        """Give the work of silent holders to others, for ever."""
+        while True:
+            for (namespace, id), lease in self.leases.expired():
+                ref = LeaseRef(namespace=namespace, id=id, fence=lease.fence)
+                try:
+                    await self.lose(ref, "Expired")
+                except Unavailable as error:
+                    log.error("the lease of %s expired, but this cannot be stored: %s", id, error)
+                    break
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    # clients
+
+    async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
+        """All of them or none; answered once they are on disk. Each comes with whether it is new. Raises Conflict."""
+        now = self._clock.time()
+
+        def expanded() -> list[tuple[RolloutRecord, int]]:
+            return [(record, request.n) for request in requests for record in expand(namespace, request, now)]
+
+        few = sum(request.n for request in requests) <= FEW
+        records = expanded() if few else await asyncio.to_thread(expanded)
+        accepted = await self._store.transact(lambda tx: accept(tx, records))
+        for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
+            self.rollout_queued.emit(pool, now)
+        return accepted
+
+    async def get(self, namespace: str, id: str) -> RolloutRecord:
+        record = await self._store.get_rollout(namespace, id)
+        if record is None:
+            raise NotFound(f"rollout {id!r} not found in namespace {namespace!r}")
+        return record
+
+    async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
+        """The record, as soon as it is terminal or the time is up. Raises NotFound."""
+        event = asyncio.Event()
+        waiting = self._waiting.setdefault((namespace, id), set())
+        waiting.add(event)  # before the look, so that no ending slips between
+        try:
+            record = await self.get(namespace, id)
+            if record.status.terminal or seconds <= 0:
+                return record
+            await wait_or_timeout(event, seconds)
+        finally:
+            waiting.discard(event)
+            if not waiting and self._waiting.get((namespace, id)) is waiting:
+                del self._waiting[namespace, id]
+        return await self.get(namespace, id)
+
+    async def find(self, filter: RolloutFilter) -> list[RolloutRecord]:
+        return await self._store.list_rollouts(filter)
+
+    async def stream(
+        self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
+    ) -> AsyncIterator[RolloutRecord | None]:
+        """Terminal records after this cursor, for ever; None when there was none of them for a while."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + idle_seconds
+        while True:
+            ended = self._ended
+            rows = await self._store.finished(after, 200, namespace, group)
+            for record in rows:
+                assert record.cursor is not None
+                after = record.cursor
+                if pool is None or record.pool == pool:
+                    yield record
+                    due = loop.time() + idle_seconds
+            if loop.time() >= due:  # also while others end all the time
+                yield None
+                due = loop.time() + idle_seconds
+            if not rows:
+                await wait_or_timeout(ended, due - loop.time())
+
+    async def cancel(
+        self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None
+    ) -> RolloutRecord:
+        """Terminal at once, whatever it was doing; what had ended stays as it was. Raises NotFound."""
+        event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
+        await self._apply([((namespace, id), event)])
+        return await self.get(namespace, id)
+
+    async def cancel_queued(self, pool: Key, reason: str, message: str) -> int:
+        """End what waits in a pool's queue, a portion at a time; answers how many ended."""
+        now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
+
+        def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            queued = tx.queued([pool], stages, float("inf"), 500)
+            return [(record, Cancelled(now, reason, message)) for record in queued]
+
+        total = 0
+        while ended := await self._change(pick):
+            total += len(ended)
+        return total
+
+    # node agents
+
+    async def run_stored(
+        self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
+    ) -> None:
+        """RUN is done. `versions`: the weights it was sampled from. Raises Fenced; the same word said twice is no error."""
+        now = self._clock.time()
+
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            record = _held(tx, ref, holder_uid)
+            if record.stage is Stage.EVAL and record.fence == ref.fence and record.leased:
+                return []
+            return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions))]
+
+        await self._change(change)
+
+    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
+        """The holder's verdict, with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
+        ref, now = header.lease, self._clock.time()
+        summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
+        status, sampled = Status(header.status), header.sampled
+        if sampled is None:  # an older node agent does not say it
+            sampled = await asyncio.to_thread(count_sampled, blob) if status.scored else 0
+
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            record = _held(tx, ref, holder_uid)
+            if record.leased and record.fence == ref.fence:
+                result = tx.add_blob(blob)
+                verdict = Finished(
+                    now, ref.fence, status, header.reward, header.error, result, max_attempts, sampled, summary
+                )
+                return [(record, verdict)]
+            return [(record, Finished(now, ref.fence, status, None, None, None, max_attempts, sampled))]
+
+        await self._change(change)
+
+    async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
+        """The rollout broke its node agent's code: a fault, which is counted. Raises Fenced."""
+        error = RolloutError(
+            stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
+        )
+        fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
+        await self._change(lambda tx: [(_held(tx, ref, holder_uid), fault)])
+
+    async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
+        """The lease came back undone; a void lease is nobody's loss."""
+        event = Lost(self._clock.time(), ref.fence, reason, handed_back)
+        try:
+            await self._apply([((ref.namespace, ref.id), event)])
+            LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
+        except Fenced:
+            self._drop_void(ref)
+
+    async def judge_weights(self, pool: Key, judge: Judge) -> int:
+        """Begin anew, or end, what `judge` says of all that asks something of the weights; answers how many."""
+        now = self._clock.time()
+
+        def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            found: list[tuple[RolloutRecord, Event]] = []
+            for demanding in tx.demanding(pool):
+                alone = demanding.group is None or not demanding.weights.same
+                group = GroupVersions() if alone else tx.group_versions(pool[0], str(demanding.group))
+                verdict = judge(demanding, group)
+                record = tx.get(pool[0], demanding.id) if verdict is not None else None
+                if verdict is not None and record is not None:
+                    found.append((record, _event(record, verdict, now)))
+            return found
+
+        changed = await self._change(pick)
+        for record in changed:
+            ROLLOUTS_OUTDATED.labels("Ended" if record.status.terminal else "BegunAnew").inc()
+        return len(changed)
+
+    async def lose_allocation(self, uid: str) -> None:
+        """Its job has certainly ended: take its leases back without waiting for them to run out."""
+        for (namespace, id), lease in self.leases.of_allocation(uid):
+            await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
+
+    async def move_endpoint(self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str) -> None:
+        now = self._clock.time()
+        await self._change(
+            lambda tx: [(_held(tx, ref, holder_uid), EndpointMoved(now, ref.fence, role, endpoint))],
+        )
+
+    async def queued(self, namespace: str, pool: str) -> dict[Stage, int]:
+        """What waits in a pool's queue, by the stage it waits for."""
+        counts = await self._store.counts(namespace, pool)
+        return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
+
+    async def sessions(self) -> dict[str, int]:
+        """Endpoint id -> what is live there: rollouts, and sessions of outside agents."""
+        rollouts = await self._store.transact(lambda tx: tx.sessions())
+        return dict(Counter(rollouts) + Counter(self._outside_sessions()))
+
+    # the one way in
+
+    async def _apply(self, events: Sequence[tuple[Key, Event]]) -> None:
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+            found = []
+            for (namespace, id), event in events:
+                record = tx.get(namespace, id)
+                if record is None:
+                    raise NotFound(f"rollout {id!r} not found in namespace {namespace!r}")
+                found.append((record, event))
+            return found
+
+        await self._change(change)
+
+    async def _change(self, pick: Change) -> list[RolloutRecord]:
+        """Step the records that `pick` names, write them in one transaction, then act on the effects."""
+
+        def change(tx: Transaction) -> list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]]:
+            done: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = []
+            for before, event in pick(tx):
+                after, effects = step(before, event)
+                if after is not before:
+                    after = tx.put(after)
+                done.append((before, after, effects))
+            return done
+
+        changed = await self._store.transact(change)
+        for before, after, effects in changed:
+            self._follow(before, after, effects)
+        return [after for _, after, _ in changed]
+
+    def _follow(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:
+        if after.leased:
+            self.leases.moved(after)
+        elif before.leased:
+            self.leases.discard(before.namespace, before.id)
+        for effect in effects:
+            match effect:
+                case Requeued(at=at):
+                    self.rollout_queued.emit((after.namespace, after.pool), at)
+                case StopHolder(holder=holder, fence=fence):
+                    agent = self._agents.get(holder)
+                    if agent is not None:
+                        agent.send(Cancel(lease=LeaseRef(namespace=after.namespace, id=after.id, fence=fence)))
+                case Ended():
+                    self._tell(after)
+
+    def _tell(self, record: RolloutRecord) -> None:
+        ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        self.pace.ended((record.namespace, record.pool), record.status)
+        for stage in ("init", "run", "eval"):
+            if isinstance(seconds := record.summary.get(stage), int | float):
+                ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
+        self._ended.set()
+        self._ended = asyncio.Event()
+        for event in self._waiting.get((record.namespace, record.id), ()):
+            event.set()
+
+    def _drop_void(self, ref: LeaseRef) -> None:
+        lease = self.leases.get(ref.namespace, ref.id)
+        if lease is not None and lease.fence <= ref.fence:
+            log.info("lease %s of rollout %s had already ended in the store", ref.fence, ref.id)
+            self.leases.discard(ref.namespace, ref.id)
+
+
+def _event(record: RolloutRecord, verdict: Verdict, now: float) -> Event:
+    if verdict.ends:
+        return Cancelled(now, verdict.reason, verdict.message)
+    return Outdated(now, record.fence, verdict.reason, verdict.message)
+
+
+def _held(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
+    """The record that a holder speaks of; its own, or Fenced."""
+    record = tx.get(ref.namespace, ref.id)
+    if record is None:
+        raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")
+    if record.holder is not None and record.holder.partition("/")[0] != holder_uid:
+        raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop its work")
+    return record

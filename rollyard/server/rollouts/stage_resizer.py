@@ -1,0 +1,90 @@
+"""Tells connected node agents how wide their stages should be; `stage_widths` decides, here is who asks it, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from rollyard.core.aio import Waker
+from rollyard.core.clock import Clock
+from rollyard.core.errors import NotFound, RollyardError
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import Stages
+from rollyard.server.rollouts.connected_agents import Agents, NodeAgent, PoolKey
+from rollyard.server.rollouts.stage_widths import History, Load, at_first, changes_at, follow, share
+from rollyard.wire.node import Resize
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.2
+"""Between two looks: what moves together is answered together."""
+IDLE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Sized:
+    """One connection."""
+
+    history: History
+    asked: dict[Stage, int] | None = None
+    """What it was told last; one that does not know the word is not told again and again."""
+
+
+class Resizer:
+    """Wakes for a pool when work comes, or moves from one stage to the next."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        agents: Agents,
+        queued: Callable[[str, str], Awaitable[dict[Stage, int]]],
+        stages: Callable[[PoolKey], Awaitable[Stages]],
+    ) -> None:
+        self._clock = clock
+        self._agents = agents
+        self._queued = queued
+        self._stages = stages
+        self._sized: dict[PoolKey, dict[NodeAgent, _Sized]] = {}
+        self._due: set[PoolKey] = set()
+        self._waker = Waker()
+
+    def wake(self, pool: PoolKey) -> None:
+        self._due.add(pool)
+        self._waker.wake()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._waker.pause(IDLE_SECONDS)
+            # The idle round is a safety net, for a look that failed.
+            due = self._due or {a.pool for a in self._agents.all()}
+            self._due = set()
+            for pool in due:
+                try:
+                    await self._look(pool)
+                except NotFound:
+                    self._sized.pop(pool, None)  # the pool is gone, and its node agents will follow
+                except RollyardError as error:
+                    log.warning("the stage widths in pool %s/%s were not changed this time: %s", *pool, error)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _look(self, key: PoolKey) -> None:
+        known = self._sized.pop(key, {})
+        agents = [a for a in self._agents.of_pool(key) if a.widths and a.places]
+        if not agents:
+            return
+        stages, queued = await self._stages(key), await self._queued(*key)
+        now, taking = self._clock.monotonic(), sum(not a.draining for a in agents)
+        expected = share(queued, taking)
+        sized = self._sized[key] = {a: known.get(a) or _Sized(at_first(a.widths)) for a in agents}
+        for agent, mine in sized.items():
+            load = Load(agent.in_hand, {} if agent.draining else expected)
+            mine.history, widths = follow(mine.history, load, stages, agent.places, now)
+            if widths is not None and widths != mine.asked:
+                mine.asked = widths
+                agent.send(Resize(widths={stage.value: n for stage, n in widths.items()}, places=agent.places))
+        again = [at for mine in sized.values() if (at := changes_at(mine.history)) is not None]
+        if again:
+            asyncio.get_running_loop().call_later(max(0.0, min(again) - now) + 0.001, self.wake, key)

@@ -1,0 +1,305 @@
+"""`step(record, event) -> (record, effects)`: every change of a rollout, as a pure function.
+
+A record is queued (no holder), leased (a holder and a fence) or terminal. The table of crashes is a table of inputs to
+this function: whatever process dies, what follows is one of the events below.
+
+              Granted                 RunStored               Finished
+    queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
+      ^  ^                  |                          |
+      |  +--- Lost ---------+                          |      Lost: the lease came back undone; costs no retry, but
+      |                     |                          |      after some in a row it runs alone, and then ends
+      |       Finished(InfraFailed), retries left      |      a fault of ours: counted, with back-off, until spent
+      |       Outdated, not at EVAL                    |      its weights became too old: begun anew, costs no retry
+      +------------------------------------------------+      at EVAL the stored run is scored again, not run again
+
+    Cancelled: from anywhere that is not terminal, at once.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollyard.core.errors import Fenced
+from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.server.store.base import BlobRef, RolloutRecord
+
+SUSPECT_LOSSES = 3
+"""Leases lost in a row after which a rollout may be what ends its node agents. From then on it gets one for itself: its
+neighbours are not lost with it again, and what is lost there is lost by its doing, or by nobody's."""
+MAX_LOSSES = 6
+"""Leases lost in a row after which it counts as the cause."""
+MAX_OUTDATED = 10
+"""Attempts given up for their weights before a rollout counts as one that is too slow for what it asks."""
+BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A node agent gets the lease. `holder` is `<allocation uid>/<instance>`."""
+
+    at: float
+    holder: str
+    node: str
+    endpoints: Mapping[str, str]
+    weights_version: str | None = None
+    """Of the policy's endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMoved:
+    """The model server in use failed, drains or has too much to do; the rollout goes on at another."""
+
+    at: float
+    fence: int
+    role: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStored:
+    """RUN is done: its result and artifact lie in the store, so EVAL may happen anywhere, again if need be."""
+
+    at: float
+    fence: int
+    run: BlobRef
+    versions: frozenset[str] = frozenset()
+    """All weights that it was sampled from, as far as the holder says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The holder's verdict. InfraFailed speaks of this attempt only."""
+
+    at: float
+    fence: int
+    status: Status
+    reward: float | None
+    error: RolloutError | None
+    result: BlobRef | None
+    max_attempts: int
+    sampled: int
+    """Sampled tokens in its segments."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease came back undone: expired, handed back, or never received."""
+
+    at: float
+    fence: int
+    reason: str
+    handed_back: bool = False
+    """The holder gave it back in good order, because it has to go: that says nothing against the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """Its weights are no longer what it asked for."""
+
+    at: float
+    fence: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    at: float
+    reason: str = "Cancelled"
+    message: str = "cancelled on request"
+
+
+Event = Granted | EndpointMoved | RunStored | Finished | Lost | Outdated | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """There is work to hand out, at `at` (Unix seconds)."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The record is terminal: tell whoever waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopHolder:
+    """The holder works on something that nobody wants any more."""
+
+    holder: str
+    fence: int
+
+
+Effect = Requeued | Ended | StopHolder
+
+
+def suspect(record: RolloutRecord) -> bool:
+    """Whether it is granted only to a node agent that has nothing else in hand, which then gets nothing else."""
+    return record.losses >= SUSPECT_LOSSES
+
+
+def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    """The record after the event, and what to do once it is on disk. Raises Fenced for a word from a void lease."""
+    match event:
+        case Cancelled():
+            return _cancel(record, event)
+        case Granted():
+            return _grant(record, event), ()
+        case EndpointMoved():
+            _check_fence(record, event.fence)
+            return replace(record, endpoints={**record.endpoints, event.role: event.endpoint}), ()
+        case RunStored():
+            return _store_run(record, event)
+        case Outdated():
+            return _outdate(record, event)
+        case Lost():
+            return _lose(record, event)
+        case Finished():
+            return _finish(record, event)
+
+
+def _check_fence(record: RolloutRecord, fence: int) -> None:
+    if record.status.terminal:
+        raise Fenced(f"rollout {record.id} has ended {record.status}; drop its work")
+    if not record.leased or record.fence != fence:
+        raise Fenced(f"lease {fence} of rollout {record.id} is void (now {record.fence}); drop its work")
+
+
+def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
+    if record.status is not Status.QUEUED:
+        raise Fenced(f"rollout {record.id} is {record.status}, not queued")
+    return replace(
+        record,
+        status=Status.RUNNING,
+        holder=event.holder,
+        node=event.node,
+        fence=record.fence + 1,
+        endpoints=dict(event.endpoints),
+        weights_version=event.weights_version if record.stage is not Stage.EVAL else record.weights_version,
+        queued_seconds=record.queued_seconds + max(0.0, event.at - record.queued_at),
+    )
+
+
+def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    if record.status.terminal:
+        return record, ()
+    error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
+    stop = (StopHolder(record.holder, record.fence),) if record.holder else ()
+    return _end(record, Status.CANCELLED, None, error, record.result, {}, event.at), (*stop, Ended())
+
+
+def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    """What was sampled across an update, where one version was asked for, is sampled again."""
+    _check_fence(record, event.fence)
+    others = event.versions - {record.weights_version}
+    if record.weights is not None and record.weights.same and others:
+        message = (
+            f"it was sampled from {', '.join(sorted(event.versions))}, but its group from {record.weights_version}"
+        )
+        return _outdate(record, Outdated(event.at, event.fence, "WeightsMixed", message))
+    return replace(record, stage=Stage.EVAL, run=event.run, losses=0), ()
+
+
+def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    _check_fence(record, event.fence)
+    if record.stage is Stage.EVAL:
+        return record, ()  # all of it is sampled
+    assert record.holder is not None
+    stop = StopHolder(record.holder, record.fence)
+    error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
+    record = replace(record, outdated=record.outdated + 1, error=error)
+    if record.outdated > MAX_OUTDATED:
+        words = f"it started {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
+        error = error.model_copy(update={"message": words})
+        return _end(record, Status.CANCELLED, None, error, None, {}, event.at), (stop, Ended())
+    queued, effects = _requeue(record, event.at, event.at)
+    return queued, (stop, *effects)
+
+
+def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    _check_fence(record, event.fence)
+    losses = record.losses + (0 if event.handed_back else 1)
+    if losses >= MAX_LOSSES and not event.handed_back:
+        alone = losses - SUSPECT_LOSSES
+        message = (
+            f"its lease was lost {losses} times in a row, the last {alone} on a node agent without other work; "
+            f"the last time: {event.reason}"
+        )
+        error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
+        return _end(replace(record, losses=losses), Status.INFRA_FAILED, None, error, None, {}, event.at), (Ended(),)
+    return _requeue(replace(record, losses=losses), event.at, event.at)
+
+
+def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    _check_fence(record, event.fence)
+    if event.status is Status.INFRA_FAILED:
+        record = replace(record, faults=record.faults + 1, error=event.error)
+        if record.faults < event.max_attempts:
+            # Elsewhere, if it can be: the endpoint may have had its part in the fault.
+            return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
+    status, error = event.status, event.error
+    if status.scored and (refused := _nothing_to_learn(record, event)) is not None:
+        status, error = Status.FAILED, refused
+    reward = event.reward if status.scored else None
+    return _end(record, status, reward, error, event.result, event.summary, event.at), (Ended(),)
+
+
+def _nothing_to_learn(record: RolloutRecord, event: Finished) -> RolloutError | None:
+    """Why a verdict cannot stand as a score: a reward for no sampled token, or none that is a number, spoils a batch."""
+    ended = f"it ended {event.status}"
+    if event.sampled == 0:
+        return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")
+    if event.reward is None or not math.isfinite(event.reward):
+        return RolloutError(
+            stage=record.stage, reason="NoReward", message=f"{ended}, but its reward is not a finite number"
+        )
+    return None
+
+
+def backoff(id: str, faults: int) -> float:
+    """Seconds to wait after the nth fault: exponential, capped, spread over half to all of it by the rollout's id."""
+    full = min(BACKOFF_CAP_SECONDS, BACKOFF_SECONDS * 2.0 ** (faults - 1))
+    return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
+
+
+def _requeue(record: RolloutRecord, now: float, not_before: float) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    again = record.stage is not Stage.EVAL
+    queued = replace(
+        record,
+        status=Status.QUEUED,
+        holder=None,
+        node=None,
+        weights_version=None if again else record.weights_version,
+        attempt=record.attempt + (1 if again else 0),
+        queued_at=now,
+        not_before=not_before,
+    )
+    return queued, (Requeued(not_before),)
+
+
+def _end(
+    record: RolloutRecord,
+    status: Status,
+    reward: float | None,
+    error: RolloutError | None,
+    result: BlobRef | None,
+    summary: Mapping[str, Any],
+    now: float,
+) -> RolloutRecord:
+    return replace(
+        record,
+        status=status,
+        holder=None,
+        reward=reward,
+        error=error,
+        result=result,
+        summary=dict(summary),
+        finished_at=now,
+    )

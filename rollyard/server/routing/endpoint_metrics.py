@@ -1,0 +1,73 @@
+"""The figures of endpoints as they are shown: of one, and of several together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.inference_pool import EndpointStatus
+from rollyard.server.routing.admission import Admission
+from rollyard.server.routing.endpoint_rates import Rates, together
+from rollyard.server.routing.endpoint_state import EndpointState
+
+DIGITS = 3
+"""Significant ones: what is finer is noise, and would make each look differ from the last."""
+
+
+def known(state: EndpointState) -> bool:
+    """Whether its engine says anything of its load; one that fell silent does not."""
+    return state.waiting is not None or bool(state.history)
+
+
+def figures(state: EndpointState) -> Figures:
+    return total([state])
+
+
+def total(states: Sequence[EndpointState]) -> Figures:
+    """Sums, means and shares over those of which something is known."""
+    heard = [state for state in states if known(state)]
+    usage = [state.kv_usage for state in heard if state.kv_usage is not None]
+    waiting = [state.waiting for state in heard if state.waiting is not None]
+    return _figures(
+        together(state.rates for state in heard),
+        running=sum(state.running for state in heard) if heard else None,
+        waiting=sum(waiting) if waiting else None,
+        kv_usage=_rounded(sum(usage) / len(usage)) if usage else None,
+    )
+
+
+def status(
+    state: EndpointState, sessions: Mapping[str, int], shown: Figures, admission: Admission | None = None
+) -> EndpointStatus:
+    """As a pool's status and `top` have it; with the limit of now, where no other is given."""
+    admission = admission or state.admission
+    return EndpointStatus(
+        id=state.endpoint.id,
+        url=state.endpoint.url,
+        sessions=sessions.get(state.endpoint.id, 0),
+        weights_version=state.endpoint.weights_version,
+        ready=state.ready,
+        reason=state.reason,
+        capacity=state.capacity,
+        draining=state.drain,
+        max_sessions=admission.limit,
+        full=admission.why,
+        **dict(shown),
+    )
+
+
+def _figures(rates: Rates, *, running: int | None, waiting: int | None, kv_usage: float | None) -> Figures:
+    return Figures(
+        tokens_per_second=_rounded(rates.generated_tokens),
+        prompt_tokens_per_second=_rounded(rates.prompt_tokens),
+        running=running,
+        waiting=waiting,
+        kv_usage=kv_usage,
+        prefix_hit_rate=_rounded(rates.prefix_hit_rate),
+        first_token_seconds=_rounded(rates.mean_first_token_seconds),
+        preemptions_per_second=_rounded(rates.preemptions),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{DIGITS}g}")

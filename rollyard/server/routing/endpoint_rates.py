@@ -1,0 +1,93 @@
+"""What model servers did lately: rates from the totals that their heartbeats carry.
+
+By the sender's clock, so that a late heartbeat makes no dent. An engine that was started again begins anew: its totals have
+nothing to do with those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from rollyard.wire.engine import EngineLoad
+
+WINDOW_SECONDS = 15.0
+LEAST_SECONDS = 1.0
+"""Between two looks; of a shorter time no rate is made."""
+
+History = tuple[EngineLoad, ...]
+"""Looks of one life of an engine, the oldest first: as few as span the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, over the last 15 or so; None is what is not known."""
+
+    generated_tokens: float | None = None
+    prompt_tokens: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    preemptions: float | None = None
+    first_tokens: float | None = None
+    first_token_seconds: float | None = None
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Share of the prompt tokens looked up that were found; None while none is looked up."""
+        return _share(self.prefix_hits, self.prefix_queries)
+
+    @property
+    def mean_first_token_seconds(self) -> float | None:
+        """From a request's arrival to its first token; None while no first token comes."""
+        return _share(self.first_token_seconds, self.first_tokens)
+
+
+UNKNOWN = Rates()
+_TOTALS = tuple(f.name for f in fields(Rates))
+
+
+def extended(history: History, load: EngineLoad | None) -> History:
+    """The history with what was said now; empty when nothing was."""
+    if load is None:
+        return ()
+    if not history or _anew(history[-1], load):
+        return (load,)
+    if load.at == history[-1].at:
+        return history  # the same look, said twice
+    if len(history) > 1 and load.at - history[-2].at < LEAST_SECONDS:
+        history = history[:-1]
+    grown = (*history, load)
+    first = max((i for i, look in enumerate(grown) if look.at <= load.at - WINDOW_SECONDS), default=0)
+    return grown[first:]
+
+
+def rates(history: History) -> Rates:
+    """Of the whole history; UNKNOWN where it is too short."""
+    if not history or (seconds := history[-1].at - history[0].at) < LEAST_SECONDS:
+        return UNKNOWN
+    return Rates(**{name: _rate(getattr(history[0], name), getattr(history[-1], name), seconds) for name in _TOTALS})
+
+
+def together(several: Iterable[Rates]) -> Rates:
+    """Of all that are known; the shares are thereby weighted by what each server did."""
+    listed = list(several)
+    return Rates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
+
+
+def _anew(before: EngineLoad, now: EngineLoad) -> bool:
+    pairs = ((getattr(before, name), getattr(now, name)) for name in _TOTALS)
+    fell = any(old is not None and new is not None and new < old for old, new in pairs)
+    return now.life != before.life or now.at < before.at or fell
+
+
+def _rate(first: float | None, last: float | None, seconds: float) -> float | None:
+    return None if first is None or last is None else (last - first) / seconds
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

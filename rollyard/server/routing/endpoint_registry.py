@@ -1,0 +1,396 @@
+"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected, who is full, and who
+serves which weights.
+
+It lives in memory: engines register again within seconds of a server's restart, and until then nothing is handed out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from rollyard.core.aio import Signal
+from rollyard.core.clock import Clock
+from rollyard.core.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
+from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.server.routing.admission import Load, admission
+from rollyard.server.routing.endpoint_rates import UNKNOWN, extended, rates
+from rollyard.server.routing.endpoint_selector import Candidate, EndpointHeap, EndpointOrder
+from rollyard.server.routing.endpoint_state import (
+    SLOW_START_SECONDS,
+    SLOW_START_STEPS,
+    EndpointState,
+    PoolKey,
+    readiness,
+    told,
+)
+from rollyard.server.routing.health import Trust, complained, probed
+from rollyard.server.routing.surplus_sessions import Place, excess, to_move
+from rollyard.server.weights.engine_target import Serving, denial
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat, WeightsOrder
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 2.0
+STALE_SECONDS = 4 * HEARTBEAT_SECONDS
+CLEARED_SECONDS = 10.0
+"""So long a probe that went well answers the complaints of before."""
+Allow = Callable[[Endpoint], bool]
+"""Whether a session may go there, for its weights."""
+
+
+class Endpoints:
+    """All endpoints of all InferencePools, by id."""
+
+    def __init__(self, clock: Clock, live_sessions: Callable[[str], int]) -> None:
+        """`live_sessions`: how many there are on an endpoint; whoever counts them calls `recount` at each change."""
+        self._clock = clock
+        self._sessions = live_sessions
+        self._began = clock.monotonic()
+        self._states: dict[str, EndpointState] = {}
+        self._orders: dict[PoolKey, EndpointOrder] = {}
+        self._specs: dict[PoolKey, InferencePoolSpec] = {}
+        self._weights: dict[PoolKey, WeightsStatus] = {}
+        self._steps: list[tuple[float, str]] = []
+        """A heap of when which endpoint takes its next step of a slow start."""
+        self.endpoint_changed = Signal[EndpointState]()
+        """An endpoint appeared, vanished, changed readiness or weights, or became full."""
+        self.weights_changed = Signal[PoolKey]()
+        """A pool serves other weights, or serves others as well."""
+        self.capacity_freed = Signal[PoolKey]()
+        """An endpoint of this pool that was full takes more."""
+        self.endpoint_suspected = Signal[str]()
+        """A complaint came in about this endpoint: a probe may be due."""
+        self.externals_changed = Signal[PoolKey]()
+        """The list of external servers in a pool's spec changed."""
+
+    # what engines and probes say
+
+    def register(
+        self,
+        pool: PoolKey,
+        identity: Identity,
+        endpoint: Endpoint,
+        model: str | None = None,
+        weights: WeightsStatus | None = None,
+        *,
+        capacity: float = 1.0,
+    ) -> None:
+        """An engine dialled in; it takes work once a heartbeat says that it is healthy, and has the right weights.
+
+        `model`: what its allocation was made for; `weights`: the pool's, where nothing has been followed yet; `capacity`:
+        beside the others of its pool.
+        """
+        if weights is not None:
+            self._weights.setdefault(pool, weights)
+        old, uid = self._states.get(endpoint.id), identity.uid
+        fresh = EndpointState(
+            self._patient(pool, endpoint),
+            pool,
+            uid,
+            identity.allocation,
+            heard_at=self._clock.monotonic(),
+            node=identity.node,
+            capacity=capacity,
+            model=model,
+        )
+        if old is not None and old.uid == uid:
+            fresh = replace(fresh, drain=old.drain)
+            if old.endpoint.url == endpoint.url:  # the same process, whatever we thought of it
+                fresh = replace(fresh, trust=old.trust, admission=old.admission, warm_at=old.warm_at)
+        self._put(fresh)
+
+    def heartbeat(self, id: str, beat: EngineHeartbeat) -> bool:
+        """Take over what an engine says of itself. False when it has to register first."""
+        state = self._states.get(id)
+        if state is None or state.endpoint.url != beat.url:
+            return False
+        endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
+        load, history = (
+            Load(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
+            extended(state.history, beat.load),
+        )
+        state = replace(
+            state,
+            endpoint=endpoint,
+            healthy=beat.ready and bool(beat.weights_version),
+            said="" if beat.reason == beat.weights_error else beat.reason,  # what is denied says it better
+            running=beat.running,
+            waiting=beat.waiting,
+            kv_usage=beat.kv_usage,
+            history=history,
+            rates=rates(history),
+            heard_at=self._clock.monotonic(),
+            admission=admission(load, state.admission),
+            weights_checksum=beat.weights_checksum,
+            weights_phase=beat.weights_phase,
+            weights_error=beat.weights_error,
+            weights_attempt=beat.weights_attempt,
+            weights_note=beat.weights_note,
+            spoken=True,
+            obeys=state.told,
+        )
+        self._put(replace(state, denied=self._denial(state)))
+        return True
+
+    def listed(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
+        """An external server that its pool names; what was known of it stays."""
+        old, endpoint = self._states.get(endpoint.id), self._patient(pool, endpoint)
+        state = old or EndpointState(endpoint, pool, "")
+        self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
+
+    def unlisted(self, pool: PoolKey, keep: set[str]) -> None:
+        """External servers that their pool does not name any more: they drain, and go with their last session."""
+        for id, state in list(self._states.items()):
+            if state.pool == pool and not state.uid and id not in keep:
+                if self._sessions(id):
+                    self._put(replace(state, drain=True))
+                else:
+                    self._drop(id)
+
+    def complain(self, id: str, voter: str, why: str) -> None:
+        """A node agent could not use it; a probe decides, or several of them."""
+        state = self._states.get(id)
+        if state is not None:
+            log.warning("endpoint %s: complaint of %s: %s", id, voter, why)
+            self._judge(state, complained(state.trust, voter, why, self._clock.monotonic()))
+            self.endpoint_suspected.emit(id)
+
+    def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
+        """What a probe found; `why` is empty when the endpoint did what was asked of it."""
+        state = self._states.get(id)
+        if state is not None:
+            if not why:
+                state = replace(state, endpoint=state.endpoint.model_copy(update={"dialect": dialect}))
+            self._judge(state, probed(state.trust, why, self._clock.monotonic()))
+
+    def suspects(self) -> list[EndpointState]:
+        """Those that are to be probed now."""
+        now = self._clock.monotonic()
+        return [s for s in self._states.values() if s.trust.probe_due(now)]
+
+    def expire(self) -> None:
+        """Nothing goes to what has fallen silent, until it is heard to be healthy again."""
+        horizon = self._clock.monotonic() - STALE_SECONDS
+        for state in list(self._states.values()):
+            # Also what was ejected or denied anyway: neither a probe nor other weights bring it back while it says nothing.
+            if state.healthy and state.uid and state.heard_at < horizon:
+                said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
+                log.warning("endpoint %s: %s", state.endpoint.id, said)
+                silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
+                self._put(replace(silent, healthy=False, said=said))
+
+    # what reconcilers say
+
+    def drain(self, uid: str) -> None:
+        for state in [s for s in self._states.values() if uid and s.uid == uid]:
+            self._put(replace(state, drain=True))
+
+    def forget(self, uid: str) -> None:
+        """The allocation has ended."""
+        for id in [i for i, s in self._states.items() if uid and s.uid == uid]:
+            self._drop(id)
+
+    def follow_spec(self, pool: PoolKey, spec: InferencePoolSpec) -> None:
+        """What the pool's spec says now."""
+        before = self._specs.get(pool)
+        self._specs[pool] = spec
+        if before is None or before.patience != spec.patience:
+            for state in self.of_pool(pool):
+                self._put(replace(state, endpoint=self._patient(pool, state.endpoint)))
+        if spec.engine.external != (before.engine.external if before is not None else None):
+            self.externals_changed.emit(pool)
+
+    def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
+        """What the pool's status says of its weights now; None for a pool that is gone."""
+        if weights is None:
+            self._weights.pop(pool, None)
+            return
+        before, self._weights[pool] = self._weights.get(pool), weights
+        for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
+            denied = self._denial(state)
+            if denied != state.denied:
+                self._put(replace(state, denied=denied))
+        if before is None or (before.current, before.history) != (weights.current, weights.history):
+            self.weights_changed.emit(pool)
+
+    def told(self, id: str, order: WeightsOrder | None) -> None:
+        """What it is answered; what it says next is about that."""
+        state = self._states.get(id)
+        if state is not None:
+            self._states[id] = replace(state, told=order)
+
+    # what leases say
+
+    def recount(self, id: str) -> None:
+        """The number of live sessions on it has changed."""
+        state = self._states.get(id)
+        if state is not None:
+            self._orders[state.pool].count(id, self._sessions(id))
+
+    # what others ask
+
+    def get(self, id: str) -> EndpointState | None:
+        return self._states.get(id)
+
+    def of_allocation(self, uid: str) -> EndpointState | None:
+        return next((s for s in self._states.values() if uid and s.uid == uid), None)
+
+    def all(self) -> list[EndpointState]:
+        return sorted(self._states.values(), key=lambda s: s.endpoint.id)
+
+    def of_pool(self, pool: PoolKey) -> list[EndpointState]:
+        return sorted((s for s in self._states.values() if s.pool == pool), key=lambda s: s.endpoint.id)
+
+    def weights(self, pool: PoolKey) -> WeightsStatus:
+        return self._weights.get(pool, WeightsStatus())
+
+    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
+        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        found = (s for s in self._states.values() if s.pool == pool and (s.takes or not ready))
+        return {s.endpoint.id: s.endpoint.weights_version for s in found}
+
+    def taking(self, pool: PoolKey) -> tuple[int, int]:
+        """Endpoints that take new work, and how many of them have room for one session more."""
+        found = [s for s in self.of_pool(pool) if s.takes]
+        return len(found), sum(s.admission.takes(self._sessions(s.endpoint.id)) for s in found)
+
+    def serving(self, uid: str, id: str) -> Serving:
+        """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
+        state, now = self.of_allocation(uid), self._clock.monotonic()
+        if state is None:
+            return Serving(id, known_for=now - self._began)
+        heard = state.spoken and now - state.heard_at < STALE_SECONDS
+        return state.serving(heard, now - (self._began if heard else state.heard_at))
+
+    def heap(self, pool: PoolKey) -> EndpointHeap:
+        """Over the endpoints of this pool that take new work now."""
+        self._step()
+        return self._orders.setdefault(pool, EndpointOrder()).heap()
+
+    def another(
+        self, pool: PoolKey, current: str, failed: str, node: str, allow: Allow | None = None
+    ) -> Endpoint | None:
+        """For a session on `current`, of which `failed` could not be used, or nothing where it is empty.
+
+        `current` itself where none failed and it is no worse than the rest; and what failed only where there is nothing
+        else and a probe has just found it well. A session that is in the middle of its work is not turned away by limits
+        of admission, but never gets what it is not allowed. None when there is nothing.
+        """
+        here = self._states.get(current)
+        if here is not None and allow is not None and not allow(here.endpoint):
+            here = None
+        if not failed and here is not None and not self._should_leave(here):
+            return here.endpoint
+
+        def elsewhere(endpoint: Endpoint) -> bool:
+            return endpoint.id not in (failed, current) and (allow is None or allow(endpoint))
+
+        found = self.heap(pool).checkout(node=node, allow=elsewhere) or self._least(pool, elsewhere)
+        if found is None and here is not None and here.ready and (not failed or self._just_cleared(here)):
+            return here.endpoint
+        return found
+
+    def _should_leave(self, state: EndpointState) -> bool:
+        return not state.takes or state.endpoint.id in excess(self._places(state.pool))
+
+    def _just_cleared(self, state: EndpointState) -> bool:
+        return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
+
+    def _least(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
+        """The least loaded of those allowed, whatever it says of its cache."""
+        able = [s for s in self.of_pool(pool) if s.takes and allow(s.endpoint)]
+        least = min(able, key=lambda s: (self._sessions(s.endpoint.id) + 1) / s.capacity, default=None)
+        return least.endpoint if least is not None else None
+
+    def to_move(self) -> dict[str, int]:
+        """Endpoint id -> live sessions that should go on elsewhere, of all pools."""
+        moves: dict[str, int] = {}
+        for pool in {s.pool for s in self._states.values()}:
+            moves |= to_move(self._places(pool))
+        return moves
+
+    def stranded(self) -> dict[str, bool]:
+        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
+        out = [s for s in self._states.values() if s.out and self._sessions(s.endpoint.id)]
+        return {s.endpoint.id: any(other.takes for other in self.of_pool(s.pool)) for s in out}
+
+    # inside
+
+    def _places(self, pool: PoolKey) -> list[Place]:
+        now = self._clock.monotonic()
+        return [
+            Place(s.endpoint.id, self._sessions(s.endpoint.id), s.capacity * s.share(now) if s.ready else 0.0, s.drain)
+            for s in self.of_pool(pool)
+        ]
+
+    def _candidate(self, state: EndpointState) -> Candidate:
+        share = state.share(self._clock.monotonic())
+        return Candidate(state.endpoint, state.node, state.capacity, share, state.admission)
+
+    def _step(self) -> None:
+        """Those in a slow start that are due take a step."""
+        now = self._clock.monotonic()
+        while self._steps and self._steps[0][0] <= now:
+            _, id = heapq.heappop(self._steps)
+            state = self._states.get(id)
+            if state is not None and state.takes:
+                self._orders[state.pool].put(self._candidate(state), self._sessions(id))
+            if state is not None and state.warm_at > now:
+                heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
+
+    def _denial(self, state: EndpointState) -> str:
+        weights = self._weights.get(state.pool)
+        if weights is None or state.model not in (None, weights.model):
+            return ""  # of an earlier spec: it serves what it has until its successor is ready
+        return denial(weights, state.serving(True))
+
+    def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
+        spec = self._specs.get(pool)
+        return endpoint if spec is None else endpoint.model_copy(update={"patience": spec.patience})
+
+    def _judge(self, state: EndpointState, trust: Trust) -> None:
+        """Ejected or trusted again."""
+        if trust.ejected and not state.trust.ejected:
+            log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
+            ENDPOINTS_EJECTED.inc()
+        healthy = state.healthy or not (state.uid or trust.ejected)  # for one that others run nothing else speaks
+        self._put(replace(state, trust=trust, healthy=healthy))
+
+    def _put(self, state: EndpointState) -> None:
+        id, now = state.endpoint.id, self._clock.monotonic()
+        ready, reason = readiness(state)
+        state = replace(state, ready=ready, reason=reason)
+        old = self._states.get(id)
+        if state.ready and not (old is not None and old.ready) and self._cold(state, old):
+            state = replace(state, warm_at=now + SLOW_START_SECONDS)
+            heapq.heappush(self._steps, (now, id))
+        self._states[id] = state
+        order = self._orders.setdefault(state.pool, EndpointOrder())
+        if state.takes:
+            order.put(self._candidate(state), self._sessions(id))
+        else:
+            order.drop(id)
+        if old is None or told(old) != told(state):
+            self._tell(state)
+        elif (old.admission.limit or 0) < (state.admission.limit or 0):
+            self.capacity_freed.emit(state.pool)
+
+    def _cold(self, state: EndpointState, old: EndpointState | None) -> bool:
+        """After a restart of the server an endpoint is new to us alone: its sessions tell."""
+        return self._sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
+
+    def _drop(self, id: str) -> None:
+        state = self._states.pop(id)
+        self._orders[state.pool].drop(id)
+        self._tell(state)
+
+    def _tell(self, state: EndpointState) -> None:
+        ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
+        self.endpoint_changed.emit(state)

@@ -1,0 +1,122 @@
+"""Which weights a rollout may be sampled from, and when those that it began with are too old for what it asks. Pure.
+
+A rollout asks for a least version, for the same version as the rest of its group, or for one that is not too far behind the
+pool's. Only the role `policy` is meant: a judge may change its weights at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.weights import WeightsStatus
+from rollyard.server.store.base import Demanding, GroupVersions, RolloutRecord
+
+POLICY = "policy"
+"""The role that an agent samples from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The weights of a policy's pool, and who serves which of them now."""
+
+    weights: WeightsStatus = field(default_factory=WeightsStatus)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Endpoint id -> the version that it has proven."""
+    ready: frozenset[str] = frozenset()
+    """Versions that new rollouts can get."""
+    lately: frozenset[str] | None = frozenset()
+    """Those that they could get a short while ago; None while that is not known."""
+
+    @property
+    def minima(self) -> frozenset[str]:
+        """Least versions that some endpoint is good enough for."""
+        weights = self.weights
+        return frozenset(r.version for r in weights.history if any(weights.at_least(v, r.version) for v in self.ready))
+
+    @property
+    def newest(self) -> str | None:
+        known = [r.version for r in self.weights.history if r.version in self.ready]
+        return known[-1] if known else min(self.ready, default=None)
+
+    def gone(self, version: str) -> bool:
+        """Nobody serves it or did until just now, and nobody is going to."""
+        current, operation = self.weights.current, self.weights.operation
+        if current is None or self.lately is None:
+            return False  # the server, or the pool, has just begun: what is served is yet to be heard
+        if operation is not None and operation.under_way and operation.target.version == version:
+            return False
+        return version != current.version and version not in self.ready | self.lately
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An attempt must be given up, or the rollout must end."""
+
+    reason: str
+    message: str
+    ends: bool = False
+
+
+def allowed(record: RolloutRecord, group: GroupVersions, served: Served) -> frozenset[str] | None:
+    """The versions that it may begin with; None for any."""
+    if record.weights is None and record.min_weights_version is None:
+        return None
+    may = served.ready
+    if (least := record.min_weights_version) is not None:
+        may = frozenset(v for v in may if served.weights.at_least(v, least))
+    if record.weights is not None and record.weights.same:
+        # The first of a group takes the newest: during an update the old one is about to go.
+        fixed = group.fixed or (served.newest if served.newest in may else min(may, default=None))
+        may &= {fixed}
+    return may
+
+
+def judge(record: Demanding, group: GroupVersions, served: Served) -> Verdict | None:
+    """What its weights have come to; None where they are still what it asked for."""
+    if record.stage is Stage.EVAL:
+        return None  # all of it is sampled
+    if record.leased:
+        return _too_old(record, served) or _moved(record, served)
+    fixed = group.fixed
+    if record.weights.same and fixed is not None and group.sampled and served.gone(fixed):
+        message = f"its group was sampled from {fixed}, which no endpoint serves any more"
+        return Verdict("WeightsVersionGone", message, ends=True)
+    return None
+
+
+def _too_old(record: Demanding, served: Served) -> Verdict | None:
+    limit, start = record.weights.max_staleness, record.weights_version
+    if limit is None or start is None:
+        return None
+    behind, current = served.weights.behind(start), served.weights.current
+    if behind <= limit or current is None:
+        return None
+    message = f"it started with {start}, which is {behind} versions behind {current.version} (max_staleness {limit})"
+    return Verdict("WeightsStale", message)
+
+
+def _moved(record: Demanding, served: Served) -> Verdict | None:
+    """Its endpoint has taken other weights under it."""
+    start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY, ""), "")
+    if not record.weights.same or not start or now in ("", start):
+        return None
+    return Verdict("WeightsVersionGone", f"its group is sampled from {start}, but its endpoint now serves {now}")
+
+
+def waiting(record: RolloutRecord, pool: str, served: Served) -> str | None:
+    """Why no endpoint is good enough for it; None where one is. `pool`: the InferencePool."""
+    least = record.min_weights_version
+    if record.status is not Status.QUEUED or record.stage is Stage.EVAL or least is None or least in served.minima:
+        return None
+    return lacking(pool, least, served)
+
+
+def lacking(pool: str, least: str, served: Served) -> str:
+    """Why there is no endpoint with such weights. `pool`: the InferencePool."""
+    current = served.weights.current
+    now = f"it serves {current.version}" if current is not None else "its version is not known yet"
+    if served.weights.record(least) is None:
+        return f"InferencePool {pool} has not served version {least!r} yet; {now}"
+    return f"no endpoint of InferencePool {pool} that serves {least!r} or a later version is ready; {now}"

@@ -1,0 +1,280 @@
+"""What a store promises.
+
+Whatever a call answered is on disk. Writes that wait together are committed together (group commit), each in a savepoint
+of its own, so that one that fails takes nothing else with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsDemand
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    object: KindObject
+    """For DELETED the last state, with the resourceVersion of the deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Where a blob lies; it is fsynced before the row that names it is committed."""
+
+    pack: str
+    offset: int
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """A rollout's durable state; changed by `server.rollouts.step` alone."""
+
+    namespace: str
+    id: str
+    digest: str
+    """sha256 of the canonical request: tells the same body from another."""
+    request: str
+    """The accepted `RolloutRequest` as JSON, n = 1."""
+    pool: str
+    task_kind: str
+    group: str | None
+    sample_index: int
+    mode: str
+    priority: int
+    created_at: float
+    seq: int = 0
+    """Order of arrival; given by the store at the first put."""
+    status: Status = Status.QUEUED
+    stage: Stage = Stage.INIT
+    """What is to be done next, or is being done."""
+    attempt: int = 1
+    faults: int = 0
+    """Infrastructure failures so far: these are the retries that are counted."""
+    losses: int = 0
+    """Leases in a row that were lost without a word from their holder. Not retries; bounded all the same."""
+    fence: int = 0
+    """Grows with every lease; a message with a lower one is void."""
+    holder: str | None = None
+    """Instance id of the node agent that holds the lease."""
+    node: str | None = None
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Role -> endpoint id, chosen with the lease; the live sessions are counted from these. In the queue those that it had,
+    with its prefix in their caches."""
+    queued_at: float = 0.0
+    not_before: float = 0.0
+    """Back-off: not leased earlier (Unix seconds)."""
+    queued_seconds: float = 0.0
+    """Time in queues so far."""
+    run: BlobRef | None = None
+    """The stored `RunResult`, once RUN is done."""
+    result: BlobRef | None = None
+    """The stored `Outcome` of the terminal record."""
+    reward: float | None = None
+    error: RolloutError | None = None
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Small numbers for lists: turns, tokens, tool_calls, timings, metrics."""
+    finished_at: float | None = None
+    cursor: int | None = None
+    """Position among terminal records; given by the store when the status becomes terminal."""
+    min_weights_version: str | None = None
+    """It is leased to nothing older."""
+    weights: WeightsDemand | None = None
+    """What it asks of the weights once it has begun; None for nothing, so that most records are never looked at for it."""
+    weights_version: str | None = None
+    """Of the policy when the lease was given; gone with it where the sampling is to be done again."""
+    outdated: int = 0
+    """Leases taken back because the weights had become too old. Not retries; bounded all the same."""
+
+    @property
+    def leased(self) -> bool:
+        return self.holder is not None
+
+
+class Transaction(Protocol):
+    """What may be done inside `Store.transact`; runs in the writer, blocks nobody else."""
+
+    def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
+
+    def put(self, record: RolloutRecord) -> RolloutRecord:
+        """Insert or replace; gives `seq` and, when terminal, `cursor`. A terminal record is never replaced (Conflict)."""
+        ...
+
+    def queued(
+        self,
+        pools: Sequence[tuple[str, str]],
+        stages: Sequence[Stage],
+        now: float,
+        limit: int,
+        *,
+        kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
+        after: RolloutRecord | None = None,
+    ) -> list[RolloutRecord]:
+        """Records waiting for a lease in these (namespace, pool)s, those in back-off at `now` left out.
+
+        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `minima`: without those
+        that ask for a least version which is none of these; `after`: in each stage only what stands behind this record.
+        """
+        ...
+
+    def held(self, holder: str | None = None) -> list[RolloutRecord]:
+        """Leased records, of one holder or of all."""
+        ...
+
+    def sessions(self) -> dict[str, int]:
+        """Endpoint id -> live rollouts on it: leased, in INIT or RUN."""
+        ...
+
+    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
+        """What has not ended in this (namespace, pool) and asks something of the weights."""
+        ...
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        """Which weights the rollouts of a group were sampled from, or are."""
+        ...
+
+    def add_blob(self, data: bytes) -> BlobRef: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Demanding:
+    """Of a record that asks something of the weights, what decides about it."""
+
+    id: str
+    group: str | None
+    stage: Stage
+    leased: bool
+    endpoints: Mapping[str, str]
+    weights: WeightsDemand
+    weights_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVersions:
+    """Of rollouts that were cancelled, or that broke down, it says nothing."""
+
+    sampled: frozenset[str] = frozenset()
+    """Of those whose sampling is done."""
+    begun: frozenset[str] = frozenset()
+    """Of those that are being sampled."""
+
+    @property
+    def fixed(self) -> str | None:
+        """The one that the group is bound to; None while nothing of it has begun."""
+        return min(self.sampled or self.begun, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    namespace: str | None = None
+    pool: str | None = None
+    group: str | None = None
+    status: tuple[Status, ...] = ()
+    after_seq: int = 0
+    limit: int = 500
+
+
+class Store(Protocol):
+    epoch: int
+    """Grows with every opening of the store; fences an earlier server's writes to files."""
+    server_id: str
+    """Random, made with the store and kept for ever: tells our jobs from those of another server."""
+
+    # objects
+
+    async def create(self, obj: KindObject) -> KindObject:
+        """Gives uid, generation 1, resourceVersion, creationTimestamp. Raises AlreadyExists."""
+        ...
+
+    async def get(self, key: ObjectKey) -> KindObject:
+        """Raises NotFound, in kubectl's words."""
+        ...
+
+    async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
+        """All of a kind by namespace and name, and the resourceVersion to watch from."""
+        ...
+
+    async def update(self, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
+        """Writes metadata (labels, annotations, finalizers) and spec, or status alone.
+
+        A given resourceVersion or uid must be the current one (Conflict). Generation moves when spec changes. Nothing is
+        written when nothing changes. An object that is being deleted gets no new finalizer (Invalid) and disappears with
+        its last one. Raises NotFound.
+        """
+        ...
+
+    async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
+        """Sets deletionTimestamp while finalizers hold it, removes it otherwise; answers the last state.
+
+        Raises NotFound, and Conflict for another uid.
+        """
+        ...
+
+    async def prune_events(self, older_than: float) -> int:
+        """Delete Events last seen before `older_than` (Unix seconds); answers how many."""
+        ...
+
+    def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
+        """Every change after `since`, in order, without a gap.
+
+        Waiting for the next one may be cancelled and begun again; nothing is lost. Raises Expired, here or later, when
+        `since` is too long ago, BadRequest when it is no resourceVersion, Unavailable once the store is closed.
+        """
+        ...
+
+    # rollouts
+
+    async def transact(self, change: Callable[[Transaction], T]) -> T:
+        """Runs `change` in the writer; returns after its effects are on disk.
+
+        What `change` raises undoes all it did and reaches this caller alone. Raises Unavailable when the disk is full or
+        fails; then nothing of it happened.
+        """
+        ...
+
+    async def get_rollout(self, namespace: str, id: str) -> RolloutRecord | None: ...
+
+    async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
+        """By order of arrival."""
+        ...
+
+    async def finished(
+        self, after: int, limit: int, namespace: str | None = None, group: str | None = None
+    ) -> list[RolloutRecord]:
+        """Terminal records after this cursor, in order."""
+        ...
+
+    async def newest_cursor(self) -> int:
+        """0 as long as nothing has ended."""
+        ...
+
+    async def counts(
+        self, namespace: str, pool: str | None = None, group: str | None = None
+    ) -> dict[tuple[Stage, Status], int]:
+        """Records by stage and status; terminal ones under the stage they ended in."""
+        ...
+
+    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+        """seq -> how many of its stage stand before it in a pool's queue; of the first `limit` of each stage.
+
+        What is in back-off at `now` stands in no queue.
+        """
+        ...
+
+    async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
+        """Mean over the records that have a reward; None when none has."""
+        ...
+
+    async def read_blob(self, ref: BlobRef) -> bytes:
+        """Checks the digest. Raises Unavailable when the blob is missing or damaged."""
+        ...
+
+    async def close(self) -> None: ...

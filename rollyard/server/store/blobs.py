@@ -1,0 +1,131 @@
+"""Blobs in append-only pack files: all blobs of one group commit share one fsync, done before the rows that name them.
+
+A row never names bytes that are not on disk. The reverse may happen: a crash between the two leaves bytes that no row
+names, which are harmless. A pack belongs to one opening of the store, so nothing is ever appended behind a torn tail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from rollyard.core.errors import Unavailable
+from rollyard.server.store.base import BlobRef
+
+PACK_LIMIT = 1 << 30
+"""Bytes after which the next batch begins a new pack."""
+_PACK_NAME = re.compile(r"([0-9]{1,20})-[0-9]{1,20}\.pack")
+
+
+class PackWriter:
+    """Owned by the writer thread: `add` collects, `sync` makes durable, then `keep` or `drop`."""
+
+    def __init__(self, folder: Path, epoch: int, limit: int = PACK_LIMIT) -> None:
+        self._folder = folder
+        self._epoch = epoch
+        self._limit = limit
+        self._number = 0
+        self._fd: int | None = None
+        self._kept = 0
+        self._added = 0
+        self._waiting: list[bytes] = []
+
+    @property
+    def _name(self) -> str:
+        return f"{self._epoch:08d}-{self._number:04d}.pack"
+
+    def add(self, data: bytes) -> BlobRef:
+        ref = BlobRef(self._name, self._kept + self._added, len(data), hashlib.sha256(data).hexdigest())
+        self._waiting.append(data)
+        self._added += len(data)
+        return ref
+
+    def mark(self) -> int:
+        """A point to `cut` back to when the change that adds blobs is undone."""
+        return len(self._waiting)
+
+    def cut(self, mark: int) -> None:
+        self._added -= sum(map(len, self._waiting[mark:]))
+        del self._waiting[mark:]
+
+    def sync(self) -> None:
+        """All that was added is on disk. Raises OSError; then `drop` must follow."""
+        if not self._waiting:
+            return
+        if self._fd is None:
+            self._fd = os.open(self._folder / self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            _sync_folder(self._folder)
+        position = self._kept
+        for data in self._waiting:
+            position += _write_at(self._fd, data, position)
+        os.fdatasync(self._fd)
+
+    def keep(self) -> None:
+        """The rows are committed."""
+        self._kept += self._added
+        self._added = 0
+        self._waiting.clear()
+        if self._kept >= self._limit:
+            self._next_pack()
+
+    def drop(self) -> None:
+        """The rows are not committed: give back the space and go on in a new pack."""
+        self._added = 0
+        self._waiting.clear()
+        # Never on in this one: after a failed fsync the kernel may call pages clean that did not reach the disk.
+        self._next_pack(cut_at=self._kept)
+
+    def _next_pack(self, cut_at: int | None = None) -> None:
+        if self._fd is None:
+            return
+        fd, self._fd, self._kept = self._fd, None, 0  # first of all: whatever close says, the descriptor is gone
+        self._number += 1
+        with contextlib.suppress(OSError):  # what rows name is on disk since `sync`, and other bytes are harmless
+            if cut_at is not None:
+                os.ftruncate(fd, cut_at)
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+    def close(self) -> None:
+        self._next_pack()
+
+
+def newest_epoch(folder: Path) -> int | None:
+    """Epoch of the newest pack; None where there is no pack. Blocks; raises OSError."""
+    found = [int(match[1]) for name in os.listdir(folder) if (match := _PACK_NAME.fullmatch(name))]
+    return max(found, default=None)
+
+
+def read_blob(folder: Path, ref: BlobRef) -> bytes:
+    """The bytes behind a reference, checked. Raises Unavailable when they are missing or damaged."""
+    if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
+        raise Unavailable(f"{ref.pack!r} is not a pack of this store")
+    try:
+        fd = os.open(folder / ref.pack, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unavailable(f"pack {ref.pack} cannot be read: {error.strerror}") from None
+    with open(fd, "rb") as file:
+        file.seek(ref.offset)
+        data = file.read(ref.length)
+    if len(data) != ref.length or hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise Unavailable(f"the blob at {ref.offset} in pack {ref.pack} is damaged: its digest does not match")
+    return data
+
+
+def _write_at(fd: int, data: bytes, position: int) -> int:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, position)
+        view, position = view[written:], position + written
+    return len(data)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,117 @@
+"""One server a folder: an exclusive lock that dies with its holder, and says who that is.
+
+The lock keeps an accident out; what makes a second writer harmless is the epoch (`tables.check_epoch`). So a job may go on
+without the lock where Slurm has ended its holder and the holder's node, cut off, still has it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.core.errors import Unavailable
+from rollyard.server.store.journal_mode import file_system_of
+
+POLL_SECONDS = 0.1
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""struct flock of a 64-bit Linux."""
+_HOLDER = re.compile(r", run (\d+)\.(\d+) of job (\S+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """One run of a Slurm job whose name Slurm lets run once at a time (`--dependency=singleton`)."""
+
+    name: str
+    id: int
+    restart: int = 0
+
+    def succeeds(self, other: JobRun) -> bool:
+        """Slurm started this one later, so by its account the other has ended."""
+        return self.name == other.name and (self.id, self.restart) > (other.id, other.restart)
+
+
+class FolderLock:
+    """Not yet held when made: `take` it; `release` closes it in any case."""
+
+    def __init__(self, folder: Path, run: JobRun | None = None) -> None:
+        self._folder, self._run = folder, run
+        self.held = False
+        # The kernel does not tell a FUSE file system that a killed holder's byte-range lock is gone (fuse_setlk).
+        self._by_fuse = file_system_of(folder).startswith("fuse")
+        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def take(self) -> bool:
+        """Whether it is held now. Raises Unavailable where the file system has no locks."""
+        if self.held:
+            return True
+        try:
+            self._lock()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            message = f"{self._folder} cannot be locked ({error.strerror}); choose a folder on a file system with locks"
+            raise Unavailable(message) from None
+        self.held = True
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{self._name()}\n".encode(), 0)
+        return True
+
+    def take_within(self, seconds: float) -> bool:
+        """Blocks."""
+        deadline = time.monotonic() + seconds
+        while not self.take():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def holder_run(self) -> JobRun | None:
+        """None where its holder is not known, or no run of a job."""
+        found = _HOLDER.search(self._holder())
+        return JobRun(found[3], int(found[1]), int(found[2])) if found else None
+
+    def is_left_over(self) -> bool:
+        """Whether its holder is an earlier run of our own job, which Slurm has ended."""
+        holder = self.holder_run()
+        return holder is not None and self._run is not None and self._run.succeeds(holder)
+
+    def refusal(self) -> Unavailable:
+        holder = self._holder() or "another process"
+        return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
+
+    def release(self) -> None:
+        """The file stays: removing it would let two processes lock two files of one name."""
+        # A network file system may have taken the lock from a node it lost: then the name there is the next holder's.
+        if self.held and self._holder() == self._name():
+            os.ftruncate(self._fd, 0)
+        self.held = False
+        os.close(self._fd)
+
+    def _lock(self) -> None:
+        # A byte-range lock of the open file. Not lockf: that does not exclude its own process, and is dropped when any
+        # descriptor of the file is closed. Nor flock: on the machine whose disk it is, that does not see the byte-range
+        # locks that the kernel's NFS server holds for its clients.
+        if not self._by_fuse:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _holder(self) -> str:
+        return os.pread(self._fd, 300, 0).decode(errors="replace").strip()
+
+    def _name(self) -> str:
+        place = f"pid {os.getpid()} on {socket.gethostname()}"
+        run = self._run
+        return place if run is None else f"{place}, run {run.id}.{run.restart} of job {run.name}"

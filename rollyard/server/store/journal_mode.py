@@ -1,0 +1,95 @@
+"""Which journal mode the folder's file system can bear, found out by writing there.
+
+WAL is the fastest, but its shared memory does not reach across nodes: on a network file system it corrupts the database
+(sqlite.org/wal.html). It is chosen only where the file system is known to be local, its server stays on one machine, and two
+connections really work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from rollyard.core.errors import Unavailable
+
+Journal = Literal["WAL", "TRUNCATE", "DELETE"]
+
+LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "overlay"}
+)
+"""File systems of one machine. Whatever is not named here may be shared between nodes (nfs, lustre, gpfs, beegfs, fuse.*)."""
+
+
+def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
+    """Probe the folder with real writes. Raises Unavailable when it cannot be written or bears no SQLite database.
+
+    `moves`: the next server may be on another node, to which what is local here is a network file system.
+    """
+    _probe_write(folder)
+    alone = not moves and file_system_of(folder) in LOCAL
+    modes: tuple[Journal, ...] = ("WAL", "TRUNCATE", "DELETE") if alone else ("TRUNCATE", "DELETE")
+    reason = ""
+    for mode in modes:
+        try:
+            if _probe_database(folder, mode):
+                return mode
+        except sqlite3.Error as error:
+            reason = str(error)
+    raise Unavailable(
+        f"{folder} cannot hold an SQLite database ({reason or 'its locks do not work'}); choose another folder"
+    )
+
+
+def file_system_of(folder: Path) -> str:
+    """The type of the mount that holds the folder, as in /proc/self/mountinfo; "unknown" when that cannot be told."""
+    path, best, found = str(folder.resolve()), -1, "unknown"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return found
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = _unescape(left.split()[4])
+        # The last of equals hides those mounted before it on the same point.
+        if len(point) >= best and (path == point or path.startswith(point.rstrip("/") + "/")):
+            best, found = len(point), right.split()[0]
+    return found
+
+
+def _unescape(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), word)
+
+
+def _probe_write(folder: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"probe" * 1000)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            whole = len(file.read()) == 5000
+    except OSError as error:
+        raise Unavailable(f"cannot write to {folder}: {error.strerror}") from None
+    if not whole:
+        raise Unavailable(f"{folder} does not return the data that was written to it; choose another folder")
+
+
+def _probe_database(folder: Path, mode: Journal) -> bool:
+    """Two connections write in turn and see each other's rows, as writer and readers will."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as probe, contextlib.ExitStack() as stack:
+        path = Path(probe, "probe.db")
+        one, two = (stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=2))) for _ in range(2))
+        if one.execute(f"PRAGMA journal_mode={mode}").fetchone()[0].upper() != mode:
+            return False
+        with one:
+            one.execute("CREATE TABLE probe (n INTEGER)")
+            one.execute("INSERT INTO probe VALUES (1)")
+        with two:
+            two.execute("INSERT INTO probe VALUES (2)")
+        rows = [n for (n,) in one.execute("SELECT n FROM probe ORDER BY n")]
+        return rows == [1, 2]

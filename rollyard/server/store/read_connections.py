@@ -1,0 +1,53 @@
+"""Read-only connections in a few threads of their own; a slow query holds up neither the loop nor the writer."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from rollyard.core.errors import Unavailable
+from rollyard.server.store.writer import storage_failed
+
+T = TypeVar("T")
+
+
+class Readers:
+    """As many connections as threads, so that one is always free for the thread that looks for it."""
+
+    def __init__(self, connections: list[sqlite3.Connection]) -> None:
+        self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+        for connection in connections:
+            self._free.put(connection)
+        self._count = len(connections)
+        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="store-reader")
+        self._closed = False
+
+    async def call(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Raises Unavailable when the database cannot be read."""
+        if self._closed:
+            raise Unavailable("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)
+
+    def _run(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._free.get()
+        try:
+            return query(connection)
+        except sqlite3.Error as error:
+            if storage_failed(error):
+                raise Unavailable(f"the store cannot be read: {error}", retry_after=5) from None
+            raise
+        finally:
+            self._free.put(connection)
+
+    async def close(self) -> None:
+        """Queries under way are finished first."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._pool.shutdown)
+        for _ in range(self._count):
+            self._free.get_nowait().close()

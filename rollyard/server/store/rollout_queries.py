@@ -1,0 +1,96 @@
+"""Questions about rollouts that readers answer, each in one statement, so from one state of the store."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from typing import Any
+
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.server.store import row_codec
+from rollyard.server.store.base import RolloutFilter, RolloutRecord
+
+Counts = dict[tuple[Stage, Status], int]
+
+
+_BY_ID = f"{row_codec.select('rollouts_by_id')} WHERE namespace = ? AND id = ?"
+
+
+def get_rollout(db: sqlite3.Connection, namespace: str, id: str) -> RolloutRecord | None:
+    row = db.execute(_BY_ID, (namespace, id)).fetchone()
+    return row_codec.from_row(row) if row else None
+
+
+def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[RolloutRecord]:
+    where, values = _where(namespace=filter.namespace, pool=filter.pool, group=filter.group)
+    if filter.status:
+        where += f" AND status IN ({', '.join('?' * len(filter.status))})"
+        values += [s.value for s in filter.status]
+    live = bool(filter.status) and not any(s.terminal for s in filter.status)
+    if live:
+        where += " AND cursor IS NULL"
+    query = f"{row_codec.select(_list_index(filter, live))} WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
+    return [row_codec.from_row(r) for r in db.execute(query, [*values, filter.after_seq, filter.limit])]
+
+
+def _list_index(filter: RolloutFilter, live: bool) -> str | None:
+    """All of them are in order of seq; the smallest part of the table that they leave to read."""
+    if filter.namespace is None:
+        return None
+    if filter.group is not None:
+        return "rollouts_by_group"
+    if live:
+        return "rollouts_live"
+    return None if filter.pool is None else "rollouts_by_pool"
+
+
+def finished(
+    db: sqlite3.Connection, after: int, limit: int, namespace: str | None, group: str | None
+) -> list[RolloutRecord]:
+    where, values = _where(namespace=namespace, group=group)
+    index = "rollouts_finished" if namespace is None or group is None else "rollouts_finished_group"
+    query = f"{row_codec.select(index)} WHERE {where} AND cursor IS NOT NULL AND cursor > ? ORDER BY cursor LIMIT ?"
+    return [row_codec.from_row(r) for r in db.execute(query, [*values, after, limit])]
+
+
+def newest_cursor(db: sqlite3.Connection) -> int:
+    last = db.execute("SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL")
+    return last.fetchone()[0] or 0
+
+
+def counts(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> Counts:
+    where, values = _where(namespace=namespace, pool=pool, group=group)
+    count = "SELECT stage, status, count(*) FROM rollouts INDEXED BY"
+    if group is not None:
+        return _counts(db, f"{count} rollouts_by_group WHERE {where} GROUP BY stage, status", values)
+    live = f"{count} rollouts_live WHERE {where} AND cursor IS NULL GROUP BY stage, status"
+    ended = f"SELECT stage, status, sum(records) FROM tallies WHERE {where} GROUP BY stage, status"
+    return _counts(db, f"{live} UNION ALL {ended}", values * 2)
+
+
+def queue_places(db: sqlite3.Connection, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+    query = (
+        "SELECT seq FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+        "AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? ORDER BY priority DESC, seq LIMIT ?"
+    )
+    stages = (db.execute(query, (namespace, pool, stage.value, now, limit)) for stage in (Stage.INIT, Stage.EVAL))
+    return {seq: before for rows in stages for before, (seq,) in enumerate(rows)}
+
+
+def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> float | None:
+    where, values = _where(namespace=namespace, pool=pool, group=group)
+    query = f"SELECT avg(reward) FROM rollouts INDEXED BY rollouts_by_group WHERE {where}"
+    if group is None:
+        query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
+    mean: float | None = db.execute(query, values).fetchone()[0]
+    return mean if mean is not None and math.isfinite(mean) else None  # rewards of 1e308 add up to no number
+
+
+def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:
+    return {(Stage(stage), Status(status)): n for stage, status, n in db.execute(query, values)}
+
+
+def _where(**equal: str | None) -> tuple[str, list[Any]]:
+    """Conditions on the columns that are given."""
+    given = {name: value for name, value in equal.items() if value is not None}
+    return " AND ".join(["TRUE", *(f'"{name}" = ?' for name in given)]), list(given.values())

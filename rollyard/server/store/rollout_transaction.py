@@ -1,0 +1,149 @@
+"""Rollouts inside the writer: one record read or written at a time, and the questions a grant asks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from heapq import merge
+from itertools import islice
+
+from rollyard.core.errors import Conflict
+from rollyard.kinds.rollout import Stage
+from rollyard.server.store import rollout_queries, row_codec
+from rollyard.server.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
+from rollyard.server.store.writer import Unit
+
+_LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
+"""What is nearest its end goes first: it frees what it holds."""
+
+
+class RolloutTransaction:
+    """`Transaction` on the writer's connection; good for one change."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._db = unit.db
+
+    def get(self, namespace: str, id: str) -> RolloutRecord | None:
+        return rollout_queries.get_rollout(self._db, namespace, id)
+
+    def put(self, record: RolloutRecord) -> RolloutRecord:
+        if record.status.terminal:
+            record = replace(record, cursor=self._next_cursor())
+        if record.seq:
+            self._replace(record)
+        else:
+            record = self._insert(record)
+        if record.status.terminal:
+            self._tally(record)
+        return record
+
+    def _insert(self, record: RolloutRecord) -> RolloutRecord:
+        try:
+            seq = self._db.execute(row_codec.INSERT, row_codec.to_row(record)).lastrowid
+        except sqlite3.IntegrityError:
+            there = self.get(record.namespace, record.id)
+            if there is None:
+                raise
+            record = replace(record, seq=there.seq)
+            self._replace(record)
+            return record
+        assert seq is not None
+        self._db.execute("INSERT INTO requests VALUES (?, ?)", (seq, record.request))
+        return replace(record, seq=seq)
+
+    def _replace(self, record: RolloutRecord) -> None:
+        done = self._db.execute(row_codec.UPDATE, [*row_codec.to_moving(record), record.seq])
+        if done.rowcount != 1:
+            raise Conflict(f"rollout {record.id!r} in namespace {record.namespace!r} has ended; its record is final")
+
+    def _next_cursor(self) -> int:
+        return rollout_queries.newest_cursor(self._db) + 1
+
+    def _tally(self, record: RolloutRecord) -> None:
+        rewarded = record.reward is not None
+        self._db.execute(
+            "INSERT INTO tallies VALUES (?, ?, ?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET records = records + 1, "
+            "rewarded = rewarded + excluded.rewarded, rewards = rewards + excluded.rewards",
+            (record.namespace, record.pool, record.stage.value, record.status.value, rewarded, record.reward or 0.0),
+        )
+
+    def queued(
+        self,
+        pools: Sequence[tuple[str, str]],
+        stages: Sequence[Stage],
+        now: float,
+        limit: int,
+        *,
+        kinds: Collection[str] | None = None,
+        minima: Collection[str] | None = None,
+        after: RolloutRecord | None = None,
+    ) -> list[RolloutRecord]:
+        found: list[RolloutRecord] = []
+        if kinds is not None and not kinds:
+            return found  # SQLite finds no plan for that
+        also, values = _narrowed(kinds, minima, after)
+        for stage in (s for s in _LATEST_FIRST if s in stages):
+            room = limit - len(found)
+            if room <= 0:
+                break
+            lines = [self._line(also, [*pool, stage.value, now, *values, room]) for pool in pools]
+            found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.seq)), room))
+        return found
+
+    def _line(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
+        query = (
+            f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
+            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, seq LIMIT ?"
+        )
+        return [row_codec.from_row(r) for r in self._db.execute(query, values)]
+
+    def held(self, holder: str | None = None) -> list[RolloutRecord]:
+        where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
+        found = self._db.execute(f"{row_codec.select('rollouts_leased')} WHERE holder {where} ORDER BY seq", values)
+        return [row_codec.from_row(r) for r in found]
+
+    def sessions(self) -> dict[str, int]:
+        # Records with the same endpoints are counted by the index alone; the JSON is read once a combination.
+        counts: dict[str, int] = {}
+        for text, records in self._db.execute(
+            "SELECT endpoints, count(*) FROM rollouts INDEXED BY rollouts_sessions "
+            "WHERE holder IS NOT NULL AND stage <> 'EVAL' GROUP BY endpoints"
+        ):
+            for endpoint in set(row_codec.mapping_of(text).values()):
+                counts[endpoint] = counts.get(endpoint, 0) + records
+        return counts
+
+    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
+        return [row_codec.demanding_from(r) for r in self._db.execute(row_codec.DEMANDING, pool)]
+
+    def group_versions(self, namespace: str, group: str) -> GroupVersions:
+        found: dict[bool, set[str]] = {True: set(), False: set()}
+        for stage, ended, version in self._db.execute(
+            "SELECT DISTINCT stage, cursor IS NOT NULL, weights_version FROM rollouts INDEXED BY rollouts_by_group "
+            'WHERE namespace = ? AND "group" = ? AND weights_version IS NOT NULL '
+            "AND status NOT IN ('Cancelled', 'InfraFailed')",
+            (namespace, group),
+        ):
+            found[bool(ended) or stage == Stage.EVAL].add(version)
+        return GroupVersions(frozenset(found[True]), frozenset(found[False]))
+
+    def add_blob(self, data: bytes) -> BlobRef:
+        return self._unit.packs.add(data)
+
+
+def _narrowed(
+    kinds: Collection[str] | None, minima: Collection[str] | None, after: RolloutRecord | None
+) -> tuple[str, list[object]]:
+    """Further conditions on a queue, and their values."""
+    also, values = "", list[object]()
+    if kinds is not None:
+        also, values = f"AND task_kind IN ({', '.join('?' * len(kinds))})", [*kinds]
+    if minima is not None:
+        also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
+        values += minima
+    if after is not None:
+        also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # the first part is what the index understands
+        values += [after.priority, after.priority, after.seq]
+    return also, values

@@ -1,0 +1,102 @@
+"""A rollout's record as a row: columns carry the names of the fields, and what is no scalar is JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsDemand
+from rollyard.server.store.base import BlobRef, Demanding, RolloutRecord
+
+Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def mapping_text(value: Mapping[str, Any]) -> str:
+    """One text for equal mappings, so that rows can be grouped by it."""
+    return json.dumps(dict(value), sort_keys=True, separators=(",", ":")) if value else "{}"
+
+
+def mapping_of(text: str) -> dict[str, Any]:
+    return json.loads(text) if text != "{}" else {}
+
+
+def _blob_text(ref: BlobRef) -> str:
+    return json.dumps([ref.pack, ref.offset, ref.length, ref.sha256])
+
+
+_BLOB: Codec = (_blob_text, lambda text: BlobRef(*json.loads(text)))
+_CODECS: dict[str, Codec] = {
+    "status": (attrgetter("value"), Status),
+    "stage": (attrgetter("value"), Stage),
+    "endpoints": (mapping_text, mapping_of),
+    "cancel_requested": (int, bool),
+    "run": _BLOB,
+    "result": _BLOB,
+    "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
+    "summary": (mapping_text, mapping_of),
+    "weights": (WeightsDemand.model_dump_json, WeightsDemand.model_validate_json),
+}
+"""Field -> to a column's value, and back; None stays None."""
+
+_FIELDS = [f.name for f in fields(RolloutRecord)]
+_COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
+_FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
+_FIXED |= {"min_weights_version", "weights"}
+_MOVING = [name for name in _COLUMNS if name not in _FIXED]
+
+_NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
+
+_SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
+INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+"""With `to_row`."""
+UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
+"""With `to_moving` and the seq. What a rollout was accepted with is never written again, nor is a terminal record."""
+
+
+def select(index: str | None) -> str:
+    """Asks for rows for `from_row`; a WHERE clause follows. None reads in order of seq.
+
+    The index is named, because without statistics SQLite guesses, and a wrong guess sorts a million rows; where the named
+    one cannot serve the question, SQLite refuses it.
+    """
+    by = f"INDEXED BY {index}" if index else "NOT INDEXED"
+    return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"
+
+
+def _encoder(names: list[str]) -> Callable[[RolloutRecord], list[Any]]:
+    get = attrgetter(*names)
+    coded = [(i, _CODECS[n][0]) for i, n in enumerate(names) if n in _CODECS]
+    return lambda record: _translate(get(record), coded)
+
+
+def _translate(values: Iterable[Any], coded: list[tuple[int, Callable[[Any], Any]]]) -> list[Any]:
+    row = list(values)
+    for index, code in coded:
+        if row[index] is not None:
+            row[index] = code(row[index])
+    return row
+
+
+to_row = _encoder(_COLUMNS)
+to_moving = _encoder(_MOVING)
+_DECODE = [(i, _CODECS[n][1]) for i, n in enumerate(_FIELDS) if n in _CODECS]
+
+
+def from_row(row: Iterable[Any]) -> RolloutRecord:
+    return RolloutRecord(*_translate(row, _DECODE))
+
+
+DEMANDING = (
+    'SELECT id, "group", stage, holder IS NOT NULL, endpoints, weights, weights_version FROM rollouts '
+    "INDEXED BY rollouts_demanding WHERE namespace = ? AND pool = ? AND weights IS NOT NULL AND cursor IS NULL ORDER BY seq"
+)
+"""With a namespace and a pool; its rows are for `demanding_from`."""
+
+
+def demanding_from(row: tuple[Any, ...]) -> Demanding:
+    id, group, stage, leased, endpoints, weights, version = row
+    demand = WeightsDemand.model_validate_json(weights)
+    return Demanding(id, group, Stage(stage), bool(leased), mapping_of(endpoints), demand, version)

@@ -1,0 +1,145 @@
+"""`SqliteStore`: the store on one SQLite database, with blobs in pack files beside it.
+
+Objects are read from memory, rollouts by reading connections in threads; everything is written by the one writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from rollyard.core.clock import Clock, SystemClock, as_datetime
+from rollyard.core.errors import NotFound
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.event import Event
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.server.store import objects, rollout_queries, tables
+from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
+from rollyard.server.store.blobs import read_blob
+from rollyard.server.store.database import Database, open_database
+from rollyard.server.store.folder_lock import JobRun
+from rollyard.server.store.read_connections import Readers
+from rollyard.server.store.rollout_transaction import RolloutTransaction
+from rollyard.server.store.watch import Feed, Watch
+from rollyard.server.store.writer import Unit, Writer
+
+T = TypeVar("T")
+LOG_CHUNK = 500
+PRUNE_CHUNK = 500
+
+
+class SqliteStore:
+    """A `Store`; made by `open`. One process at a time has a folder."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.epoch = database.epoch
+        self.server_id = database.server_id
+        self.journal = database.journal
+        """The journal mode that the folder's file system can bear."""
+        self._clock = clock
+        self._lock = database.lock
+        self._blobs = database.blobs
+        self._readers = Readers(database.reading)
+        self._feed = Feed(database.objects, database.version, database.oldest, self._read_log)
+        self._writer = Writer(Unit(database.writing, database.packs), database.epoch, self._feed.publish)
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, folder: Path, clock: Clock | None = None, run: JobRun | None = None, told_epoch: int = 0
+    ) -> SqliteStore:
+        """Makes what is missing. `run`: which job we are; the folder is taken over from an earlier run of it.
+        `told_epoch`: the newest epoch that others were told of, which a database from a backup may not know.
+
+        Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
+        """
+        return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
+
+    async def confirm(self) -> None:
+        """The folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot be read."""
+        if not self._lock.held:
+            await asyncio.to_thread(self._lock.take)  # a node that was given up may have let go of it by now
+        await self._readers.call(lambda db: tables.check_epoch(db, self.epoch))
+
+    async def close(self) -> None:
+        """Finishes what was asked for before, then lets go of the folder."""
+        if self._closed:
+            return
+        self._closed = True
+        self._feed.close()
+        await self._readers.close()
+        await self._writer.close()
+        self._lock.release()
+
+    # objects
+
+    async def create(self, obj: KindObject) -> KindObject:
+        now = as_datetime(self._clock.time())
+        return await self._writer.call(lambda unit: objects.create(unit, obj, now))
+
+    async def get(self, key: ObjectKey) -> KindObject:
+        found = self._feed.get(key)
+        if found is None:
+            raise NotFound(f"{objects.describe(key)} not found")
+        return found
+
+    async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
+        return self._feed.of_kind(kind, namespace), str(self._feed.version)
+
+    async def update(self, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
+        return await self._writer.call(lambda unit: objects.update(unit, obj, part))
+
+    async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
+        now = as_datetime(self._clock.time())
+        return await self._writer.call(lambda unit: objects.delete(unit, key, uid, now))
+
+    async def prune_events(self, older_than: float) -> int:
+        events = self._feed.of_kind("Event")
+        old = [e for e in events if isinstance(e, Event) and e.last_timestamp.timestamp() < older_than]
+        pruned = 0
+        for start in range(0, len(old), PRUNE_CHUNK):
+            chunk = old[start : start + PRUNE_CHUNK]
+            pruned += await self._writer.call(partial(objects.delete_unchanged, objects=chunk))
+        return pruned
+
+    def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
+        return Watch(self._feed, kind, since)
+
+    async def _read_log(self, after: int) -> list[tuple[int, WatchEvent]]:
+        return await self._readers.call(lambda db: objects.read_changes(db, after, LOG_CHUNK))
+
+    # rollouts
+
+    async def transact(self, change: Callable[[Transaction], T]) -> T:
+        return await self._writer.call(lambda unit: change(RolloutTransaction(unit)))
+
+    async def get_rollout(self, namespace: str, id: str) -> RolloutRecord | None:
+        return await self._readers.call(lambda db: rollout_queries.get_rollout(db, namespace, id))
+
+    async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
+        return await self._readers.call(lambda db: rollout_queries.list_rollouts(db, filter))
+
+    async def finished(
+        self, after: int, limit: int, namespace: str | None = None, group: str | None = None
+    ) -> list[RolloutRecord]:
+        return await self._readers.call(lambda db: rollout_queries.finished(db, after, limit, namespace, group))
+
+    async def newest_cursor(self) -> int:
+        return await self._readers.call(rollout_queries.newest_cursor)
+
+    async def counts(
+        self, namespace: str, pool: str | None = None, group: str | None = None
+    ) -> dict[tuple[Stage, Status], int]:
+        return await self._readers.call(lambda db: rollout_queries.counts(db, namespace, pool, group))
+
+    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+        return await self._readers.call(lambda db: rollout_queries.queue_places(db, namespace, pool, now, limit))
+
+    async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
+        return await self._readers.call(lambda db: rollout_queries.reward_mean(db, namespace, pool, group))
+
+    async def read_blob(self, ref: BlobRef) -> bytes:
+        return await self._readers.call(lambda _: read_blob(self._blobs, ref))

@@ -1,0 +1,111 @@
+"""The tables, and how an older data folder is brought up to them. Written for SQLite 3.24, which old clusters still have."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+
+from rollyard.core.errors import Superseded, Unavailable
+
+_VERSION_1 = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE objects (
+    kind TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (kind, namespace, name)
+) WITHOUT ROWID;
+
+-- One row a change, dense: version n + 1 follows n, so that a reader sees a gap. Old rows are pruned, never the last.
+CREATE TABLE changes (version INTEGER PRIMARY KEY, type TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
+
+CREATE TABLE rollouts (
+    seq INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, pool TEXT NOT NULL, task_kind TEXT NOT NULL,
+    "group" TEXT, sample_index INTEGER NOT NULL, mode TEXT NOT NULL, priority INTEGER NOT NULL, created_at REAL NOT NULL,
+    status TEXT NOT NULL, stage TEXT NOT NULL, attempt INTEGER NOT NULL, faults INTEGER NOT NULL,
+    losses INTEGER NOT NULL, fence INTEGER NOT NULL, holder TEXT, node TEXT, endpoints TEXT NOT NULL,
+    queued_at REAL NOT NULL, not_before REAL NOT NULL, queued_seconds REAL NOT NULL,
+    run TEXT, result TEXT, reward REAL, error TEXT, summary TEXT NOT NULL, finished_at REAL, cursor INTEGER
+);
+-- Apart from the row that changes with every step: a task may be large and never changes.
+CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
+
+CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
+CREATE INDEX rollouts_by_pool ON rollouts (namespace, pool, seq);
+CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "group" IS NOT NULL;
+CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, seq, not_before)
+    WHERE status = 'Queued' AND holder IS NULL;
+CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
+-- These two hold the columns of their own condition as well: only then does SQLite answer from the index alone.
+CREATE INDEX rollouts_sessions ON rollouts (endpoints, stage, holder) WHERE holder IS NOT NULL AND stage <> 'EVAL';
+CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;
+CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
+CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
+    WHERE cursor IS NOT NULL AND "group" IS NOT NULL;
+
+-- Terminal records counted as they end, so that counting does not read a million of them.
+CREATE TABLE tallies (
+    namespace TEXT NOT NULL, pool TEXT NOT NULL, stage TEXT NOT NULL, status TEXT NOT NULL,
+    records INTEGER NOT NULL, rewarded INTEGER NOT NULL, rewards REAL NOT NULL,
+    PRIMARY KEY (namespace, pool, stage, status)
+) WITHOUT ROWID;
+"""
+
+_VERSION_2 = """
+ALTER TABLE rollouts ADD COLUMN min_weights_version TEXT;
+ALTER TABLE rollouts ADD COLUMN weights TEXT;
+ALTER TABLE rollouts ADD COLUMN weights_version TEXT;
+ALTER TABLE rollouts ADD COLUMN outdated INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+"""Script n brings a database from version n to n + 1; a released one is never changed."""
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the database to this version, step by step. Raises Unavailable for one that a newer Rollyard wrote."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise Unavailable(
+            f"the data folder has schema {version}, but this release of Rollyard knows {len(MIGRATIONS)}; "
+            "start the newer version that wrote it, or choose another folder"
+        )
+    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+        # One transaction a step, its number included: a crash leaves the old version or the new one.
+        db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+
+
+def is_new(db: sqlite3.Connection) -> bool:
+    """Whether nothing was ever written."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return bool(version == 0)
+
+
+def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
+    """Count this opening; answers the new epoch, greater than `above`, and the server id, which is made at the first."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT OR IGNORE INTO meta VALUES ('server_id', ?), ('epoch', '0')", (secrets.token_hex(6),))
+    db.execute("UPDATE meta SET value = max(CAST(value AS INTEGER), ?) + 1 WHERE name = 'epoch'", (above,))
+    meta = dict(db.execute("SELECT name, value FROM meta"))
+    db.execute("COMMIT")
+    return int(meta["epoch"]), str(meta["server_id"])
+
+
+def last_epoch(db: sqlite3.Connection) -> int:
+    """0 before the first."""
+    row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
+    """Raises Superseded once a later opening has been counted.
+
+    Asked within the transaction that it is to allow: nobody can count another before that has ended.
+    """
+    newest = last_epoch(db)
+    if newest != epoch:
+        raise Superseded(
+            f"a newer server uses this data folder (its epoch is {newest}, the epoch of this server {epoch})"
+        )

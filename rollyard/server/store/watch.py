@@ -1,0 +1,117 @@
+"""Committed objects and their changes, on the loop: what readers see and what watchers are told.
+
+The view and the latest version move together, so that listing and then watching from the list's version misses nothing.
+Watchers pull from their own position; a slow one falls back to the log on disk and holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from rollyard.core.errors import BadRequest, Expired, Unavailable
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.server.store.base import WatchEvent
+from rollyard.server.store.objects import KEPT_CHANGES
+
+IN_MEMORY = 1000
+"""Changes kept at hand; a watcher further behind reads the log."""
+ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
+"""Changes after a version, from the log on disk."""
+
+
+class Feed:
+    """Fed by the writer after each commit."""
+
+    def __init__(self, objects: Iterable[KindObject], version: int, oldest: int, read_log: ReadLog) -> None:
+        self._view: dict[str, dict[ObjectKey, KindObject]] = {}
+        for obj in objects:
+            self._view.setdefault(obj.kind, {})[obj.key] = obj
+        self.version = version
+        self.read_log = read_log
+        self._oldest = oldest
+        self._recent: dict[int, WatchEvent] = {}
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def publish(self, events: list[WatchEvent]) -> None:
+        for event in events:
+            objects = self._view.setdefault(event.object.kind, {})
+            if event.type == "DELETED":
+                objects.pop(event.object.key, None)
+            else:
+                objects[event.object.key] = event.object
+            self.version = int(event.object.metadata.resource_version)
+            self._recent[self.version] = event
+            self._recent.pop(self.version - IN_MEMORY, None)
+        self._oldest = max(self._oldest, self.version - KEPT_CHANGES)
+        if events:
+            self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def get(self, key: ObjectKey) -> KindObject | None:
+        return self._view.get(key.kind, {}).get(key)
+
+    def of_kind(self, kind: str, namespace: str | None = None) -> list[KindObject]:
+        """By namespace and name."""
+        found = [o for k, o in self._view.get(kind, {}).items() if namespace is None or k.namespace == namespace]
+        return sorted(found, key=lambda o: (o.metadata.namespace, o.metadata.name))
+
+    def recent(self, version: int) -> WatchEvent | None:
+        return self._recent.get(version)
+
+    def check(self, position: int) -> None:
+        """Raises Expired where the log does not reach, Unavailable once closed."""
+        if self._closed:
+            raise Unavailable("the store is closed")
+        if not self._oldest <= position <= self.version:
+            raise Expired(
+                f"resourceVersion {position} is not within {self._oldest}..{self.version}, which can be watched; list again"
+            )
+
+    async def changed(self, position: int) -> None:
+        """Returns once there is something after this position, or the feed is closed."""
+        while self.version == position and not self._closed:
+            await self._news.wait()
+
+
+class Watch:
+    """One watcher's place in the feed. It moves only when a change is handed over, so waiting may be cancelled."""
+
+    def __init__(self, feed: Feed, kind: str | None, since: str) -> None:
+        if not since.isdecimal():
+            raise BadRequest(f"resourceVersion {since!r} is not a valid one; send one that a list or an object had")
+        self._feed = feed
+        self._kind = kind
+        self._position = int(since)
+        self._chunk: dict[int, WatchEvent] = {}
+        feed.check(self._position)
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        while True:
+            await self._feed.changed(self._position)
+            self._feed.check(self._position)
+            event = await self._next()
+            self._position += 1
+            if self._kind is None or event.object.kind == self._kind:
+                return event
+
+    async def _next(self) -> WatchEvent:
+        wanted = self._position + 1
+        found = self._feed.recent(wanted) or self._chunk.pop(wanted, None)
+        if found is None:
+            self._chunk = dict(await self._feed.read_log(self._position))
+            found = self._chunk.pop(wanted, None)
+        if found is None:
+            raise Expired(f"the change after resourceVersion {self._position} is no longer kept; list again")
+        return found

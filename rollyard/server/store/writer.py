@@ -1,0 +1,156 @@
+"""One thread owns the writing connection. All changes that wait are committed together, with one fsync.
+
+Each change runs in a savepoint: one that raises is undone alone. When the disk itself fails, nothing of the batch has
+happened and everyone in it is told so; the next batch starts afresh. Once another server has counted a later epoch,
+nothing is written any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from rollyard.core.errors import Superseded, Unavailable
+from rollyard.server.store.base import WatchEvent
+from rollyard.server.store.blobs import PackWriter
+from rollyard.server.store.tables import check_epoch
+
+T = TypeVar("T")
+MAX_BATCH = 1024
+
+
+@dataclass(slots=True)
+class Unit:
+    """What a change works with. All of it is undone with the change and durable with the commit."""
+
+    db: sqlite3.Connection
+    packs: PackWriter
+    events: list[WatchEvent] = field(default_factory=list)
+    """Changes of objects in this batch, told to watchers once they are committed."""
+
+
+@dataclass(slots=True)
+class _Request:
+    change: Callable[[Unit], Any]
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
+
+
+class Writer:
+    """Runs changes in order of arrival; `published` is called on the loop, before the answers, with what was committed."""
+
+    def __init__(self, unit: Unit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
+        self._unit = unit
+        self._epoch = epoch
+        self._published = published
+        self._loop = asyncio.get_running_loop()
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._closing = False
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
+        self._thread.start()
+
+    async def call(self, change: Callable[[Unit], T]) -> T:
+        """Runs `change` in the writer; answers once it is on disk."""
+        if self._closing:
+            raise Unavailable("the store is closed")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._requests.put(_Request(change, future))
+        return cast(T, await future)
+
+    async def close(self) -> None:
+        """What was asked for before is done first."""
+        if not self._closing:
+            self._closing = True
+            self._requests.put(None)
+        await self._ended.wait()
+        self._thread.join()
+
+    def _main(self) -> None:
+        running = True
+        while running:
+            batch, running = self._take()
+            if batch:
+                self._commit(batch)
+                events, self._unit.events = self._unit.events, []
+                self._loop.call_soon_threadsafe(self._settle, batch, events)
+        self._unit.packs.close()
+        self._unit.db.close()
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _take(self) -> tuple[list[_Request], bool]:
+        """All that waits, at least one; and whether to go on."""
+        batch: list[_Request] = []
+        request = self._requests.get()
+        while request is not None:
+            if not request.future.cancelled():
+                batch.append(request)
+            if len(batch) >= MAX_BATCH or self._requests.empty():
+                return batch, True
+            request = self._requests.get()
+        return batch, False
+
+    def _commit(self, batch: list[_Request]) -> None:
+        unit = self._unit
+        try:
+            unit.db.execute("BEGIN IMMEDIATE")
+            check_epoch(unit.db, self._epoch)
+            for request in batch:
+                self._apply(request)
+            unit.packs.sync()
+            unit.db.execute("COMMIT")
+        except Superseded as error:
+            self._abandon(batch, error)
+        except (sqlite3.Error, OSError) as error:
+            self._abandon(batch, Unavailable(f"nothing was stored: {error}", retry_after=5))
+        else:
+            unit.packs.keep()
+
+    def _apply(self, request: _Request) -> None:
+        unit = self._unit
+        blobs, events = unit.packs.mark(), len(unit.events)
+        unit.db.execute("SAVEPOINT change")
+        try:
+            request.result = request.change(unit)
+        except Exception as error:
+            if storage_failed(error):
+                raise
+            request.error = error
+            unit.db.execute("ROLLBACK TO change")
+            unit.packs.cut(blobs)
+            del unit.events[events:]
+        unit.db.execute("RELEASE change")
+
+    def _abandon(self, batch: list[_Request], error: Unavailable) -> None:
+        unit = self._unit
+        # SQLite may have rolled back by itself (a full disk, an I/O error); if neither works, the next BEGIN fails too.
+        with contextlib.suppress(sqlite3.Error):
+            if unit.db.in_transaction:
+                unit.db.execute("ROLLBACK")
+        unit.packs.drop()
+        unit.events.clear()
+        for request in batch:
+            # Also where the change itself raised: it may have judged by what another of the batch had written.
+            request.error = error
+
+    def _settle(self, batch: list[_Request], events: list[WatchEvent]) -> None:
+        self._published(events)
+        for request in batch:
+            if request.future.done():
+                continue  # the caller has gone
+            if request.error is not None:
+                request.future.set_exception(request.error)
+            else:
+                request.future.set_result(request.result)
+
+
+def storage_failed(error: Exception) -> bool:
+    """Whether the disk is to blame (full, I/O, busy, corrupt), not the caller's data."""
+    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError

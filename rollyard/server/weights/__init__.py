@@ -1,0 +1,1 @@
+"""Updates of a pool's weights, decided from the pool's status: pure."""

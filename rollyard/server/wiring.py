@@ -1,0 +1,226 @@
+"""The parts of a server and their wiring: who answers which question, and which event wakes whom.
+
+Answers to a part's questions are arguments of its constructor, so a forgotten one is a TypeError. Events are signals
+(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches build the parts of a server here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import ParamSpec
+
+import aiohttp
+
+from rollyard.api.services import Services
+from rollyard.core.aio import Signal
+from rollyard.core.clock import Clock
+from rollyard.core.telemetry import STAGE_WORKERS
+from rollyard.gateway.external.external_sessions import OutsideSessions
+from rollyard.gateway.external.open_sessions import OpenSessions
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool, Stages
+from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.preview import Preview
+from rollyard.reconcilers.watches import build_reconcilers
+from rollyard.server.rollouts.connected_agents import Agents, NodeAgent, PoolKey
+from rollyard.server.rollouts.dispatch import Dispatcher
+from rollyard.server.rollouts.leases import Leases
+from rollyard.server.rollouts.rebalance import Repinner
+from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.rollouts.stage_resizer import Resizer
+from rollyard.server.rollouts.staleness_watch import WeightsWatch
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.server.routing.probe_loop import Prober
+from rollyard.server.routing.session_placement import SessionPlacement
+from rollyard.server.store.base import Store
+from rollyard.slurm.base import Driver
+from rollyard.trust.bearer_tokens import TokenSigner
+from rollyard.trust.ca import Authority
+from rollyard.trust.tls_contexts import client_ssl_context
+
+P = ParamSpec("P")
+
+LEASE_SECONDS = 15.0
+SCALE_SECONDS = 0.2
+"""What is submitted in one go is scaled for in one go."""
+SHOWN_SECONDS = 1.0
+"""Widths in a status are at most so old while they change."""
+
+
+class Routing:
+    """The parts that choose endpoints for sessions and move them. All in memory, so a simulation runs them on its own clock."""
+
+    def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.agents, self.open_sessions = Agents(clock), OpenSessions()
+        self.leases = Leases(clock, lease_seconds)
+
+        def live_sessions(endpoint: str) -> int:
+            return self.leases.sessions(endpoint) + self.open_sessions.count(endpoint)
+
+        self.endpoints = Endpoints(clock, live_sessions=live_sessions)
+        self.repinner = Repinner(clock, self.agents, self.leases, self.endpoints)
+        wake(self.leases.sessions_changed, self.endpoints.recount)
+        wake(self.open_sessions.sessions_changed, self.endpoints.recount)
+        wake(self.endpoints.endpoint_changed, lambda state: self.repinner.wake())
+
+
+class Parts:
+    """All parts of one server. The caller runs those that have a `run`, and calls `close` at the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        driver: Driver,
+        data: Path,
+        clock: Clock,
+        lease_seconds: float = LEASE_SECONDS,
+        connector: aiohttp.BaseConnector | None = None,
+    ) -> None:
+        """`data`: the folder with the keys and allocations. `connector` leads to model servers; by default with our own TLS."""
+        self.store, self.clock = store, clock
+        self.authority = Authority.open(data / "keys")
+        self.signer = TokenSigner.open(data / "keys" / "token.key")
+        trust = client_ssl_context(self.authority.ca_pem)
+        connector = connector or aiohttp.TCPConnector(ssl=trust, limit=0)
+        routing, pools = Routing(clock, lease_seconds), StoredPools(store)
+        self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
+        self.repinner, self.open_sessions = routing.repinner, routing.open_sessions
+        agents, leases, endpoints = self.agents, self.leases, self.endpoints
+        # Questions and who answers them: the arguments that are passed by name.
+        rollouts = Rollouts(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
+        self.rollouts = rollouts
+        self.sessions = OutsideSessions(connector, SessionPlacement(endpoints), self.open_sessions)
+        self.prober = Prober(endpoints, trust=trust, pools=pools.inference_pools)
+        self.dispatcher = Dispatcher(store, clock, agents, leases, placement=endpoints, pool=pools.rollout_pool)
+        self.resizer = Resizer(clock, agents, queued=rollouts.queued, stages=pools.stages)
+        self.weights_watch = WeightsWatch(rollouts, clock=clock, placement=endpoints, pools=pools.rollout_pools)
+        self.workspace = Workspace(data, store.server_id, issue=self.signer.issue)
+        reconcilers = build_reconcilers(
+            store, driver, self.workspace, agents, endpoints, rollouts, clock=clock, outside_demand=self.sessions.demand
+        )
+        self.manager, self.feed = reconcilers.manager, reconcilers.feed
+        _Wakes(self).connect()
+        for stage in Stage:
+            STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
+
+    def services(self) -> Services:
+        """Parts that the API works on."""
+        preview = Preview(self.workspace, self.feed)
+        return Services(
+            store=self.store,
+            clock=self.clock,
+            rollouts=self.rollouts,
+            agents=self.agents,
+            endpoints=self.endpoints,
+            sessions=self.sessions,
+            signer=self.signer,
+            authority=self.authority,
+            log_file=self.workspace.log_file,
+            check_allocation=preview.check,
+            submission=preview.submission,
+            task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
+        )
+
+    async def close(self) -> None:
+        """Close what a part holds open: the sessions of outside agents and their connections."""
+        await self.sessions.shut_down()
+
+
+class _Wakes:
+    """Event -> who is woken. Each method takes what the event brings, and wakes a part or has keys reconciled."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._dispatcher, self._resizer, self._manager = parts.dispatcher, parts.resizer, parts.manager
+
+    def connect(self) -> None:
+        """Connect all events, but those in `Routing`, and changes of objects and Slurm jobs (`reconcilers/watches.py`)."""
+        p = self._parts
+        wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
+        wake(p.agents.room_offered, p.dispatcher.wake)
+        wake(p.agents.work_moved, self.resize)
+        wake(p.agents.widths_changed, self.resize, self.show_widths)
+        wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.judge_weights, self.reconcile_endpoint)
+        wake(p.endpoints.weights_changed, self.dispatch_near, self.judge_weights)
+        wake(p.endpoints.capacity_freed, self.dispatch_near)
+        wake(p.endpoints.endpoint_suspected, lambda endpoint: p.prober.wake())
+        wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
+        wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
+        wake(p.sessions.session_refused, self.reconcile_inference_pool)
+
+    def dispatch_to(self, agent: NodeAgent) -> None:
+        self._dispatcher.wake(agent.pool)
+
+    def dispatch_onto(self, state: EndpointState) -> None:
+        self.dispatch_near(state.pool)
+
+    def dispatch_near(self, pool: PoolKey) -> None:
+        """Every RolloutPool beside this InferencePool may use it."""
+        for agent in self._parts.agents.all():
+            if agent.pool[0] == pool[0]:
+                self._dispatcher.wake(agent.pool)
+
+    def resize(self, agent: NodeAgent) -> None:
+        self._resizer.wake(agent.pool)
+
+    def resize_pool(self, pool: PoolKey, at: float) -> None:
+        self._resizer.wake(pool)
+
+    def judge_weights(self, changed: EndpointState | PoolKey) -> None:
+        self._parts.weights_watch.wake()
+
+    def reconcile_agent(self, agent: NodeAgent) -> None:
+        namespace, pool = agent.pool
+        self._manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool))
+        self._manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=agent.identity.allocation))
+
+    def reconcile_endpoint(self, state: EndpointState) -> None:
+        self.reconcile_inference_pool(state.pool)
+        if state.allocation:
+            self._manager.add(ObjectKey(kind="Allocation", namespace=state.pool[0], name=state.allocation))
+
+    def reconcile_inference_pool(self, pool: PoolKey) -> None:
+        self._manager.add(ObjectKey(kind="InferencePool", namespace=pool[0], name=pool[1]))
+
+    def scale(self, pool: PoolKey, at: float) -> None:
+        self._manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
+
+    def show_widths(self, agent: NodeAgent) -> None:
+        namespace, pool = agent.pool
+        self._manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
+
+
+class StoredPools:
+    """Pools as the store has them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def rollout_pool(self, key: PoolKey) -> RolloutPool:
+        """Raises NotFound."""
+        found = await self._store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
+        assert isinstance(found, RolloutPool)
+        return found
+
+    async def rollout_pools(self) -> list[RolloutPool]:
+        found, _ = await self._store.list_objects("RolloutPool")
+        return [p for p in found if isinstance(p, RolloutPool)]
+
+    async def inference_pools(self) -> list[InferencePool]:
+        found, _ = await self._store.list_objects("InferencePool")
+        return [p for p in found if isinstance(p, InferencePool)]
+
+    async def stages(self, key: PoolKey) -> Stages:
+        """Raises NotFound."""
+        return (await self.rollout_pool(key)).spec.stages
+
+
+def wake(event: Signal[P], *listeners: Callable[P, object]) -> None:
+    for listener in listeners:
+        event.connect(listener)

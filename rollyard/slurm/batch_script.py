@@ -1,0 +1,141 @@
+"""The batch script: the same text for Slurm and for the local driver. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from rollyard.core.errors import Invalid, SubmitRefused
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.values.sbatch_directives import CONTROL
+from rollyard.slurm.base import BatchScript
+
+JOB_PREFIX = "rollyard-"
+FOLDER = "$ROLLYARD_ALLOCATION"
+"""As a word of the command: the allocation's folder."""
+
+
+def batch_script(
+    template: AllocationTemplate,
+    *,
+    name: str,
+    comment: str,
+    log_path: str,
+    directory: str,
+    command: Sequence[str],
+    tasks: int | None = None,
+    after_job: str | None = None,
+    stage: Sequence[str] = (),
+) -> BatchScript:
+    """Options of the template as `#SBATCH` lines, then setup, environment and the command.
+
+    With `tasks` it asks for a job array of indices 0 to tasks - 1; `directory` then has a folder, or a link to one, called
+    after each index, and `log_path` is below it. The command finds its own as the word FOLDER. With `after_job` it starts
+    only when that job has ended, however it ended. `stage` is a command that prints a folder to import Python from; where it
+    fails, the job imports as it would without.
+
+    Raises Invalid for a value that cannot stand on one line: it could smuggle in a directive of its own.
+    """
+    options = _options(template) | {
+        "job-name": name,
+        "comment": comment,
+        "output": _log_pattern(log_path, tasks),
+        "array": f"0-{tasks - 1}" if tasks is not None else None,
+        "dependency": f"afterany:{after_job}" if after_job is not None else None,
+        "open-mode": "append",
+        "no-requeue": None,
+    }
+    for option in ("array", "dependency"):
+        if options[option] is None:
+            del options[option]
+    lines = ["#!/bin/bash", *(directive(k, v) for k, v in options.items())]
+    lines.append(":  # sbatch looks for directives up to the first command: none in `setup` may replace ours")
+    own = (
+        shlex.quote(directory)
+        if tasks is None
+        else f'"$(cd -P {shlex.quote(directory)}/"$SLURM_ARRAY_TASK_ID" && pwd)"'
+    )
+    lines.append(f"export ROLLYARD_ALLOCATION={own}")
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in template.env.items()]
+    if template.setup.strip():
+        lines.append(template.setup.strip("\n"))
+    if stage:
+        lines.append(f'staged=$({shlex.join(stage)}) && export PYTHONPATH="$staged${{PYTHONPATH:+:$PYTHONPATH}}"')
+    words = (f'"{FOLDER}"' if word == FOLDER else shlex.quote(word) for word in command)
+    lines += [f"exec {' '.join(words)}", ""]
+    return BatchScript(name=name, comment=comment, text="\n".join(lines), directory=directory, within=template.within)
+
+
+def _log_pattern(path: str, tasks: int | None) -> str:
+    """sbatch reads %j and its like in it."""
+    path = path.replace("%", "%%")
+    folder, _, name = path.rpartition("/")
+    return path if tasks is None else f"{folder}/%a/{name}"
+
+
+def directives(text: str) -> dict[str, str]:
+    """The `#SBATCH --option=value` lines before the first command, as sbatch reads them. Raises SubmitRefused."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("#SBATCH"):
+            try:
+                words = shlex.split(line.removeprefix("#SBATCH"))
+            except ValueError as error:
+                raise SubmitRefused(f"Invalid directive {line!r}: {error}") from None
+            for word in words:
+                option, _, value = word.removeprefix("--").partition("=")
+                found[option] = value
+        elif line.strip() and not line.startswith("#"):
+            break
+    return found
+
+
+def _options(template: AllocationTemplate) -> dict[str, str | None]:
+    """An option without a value is a flag."""
+    options = {
+        "partition": template.partition,
+        "account": template.account,
+        "qos": template.qos,
+        "nodes": str(template.nodes),
+        "ntasks-per-node": "1",
+        "gpus-per-node": _gpus(template),
+        "gres": template.gres,
+        "cpus-per-task": str(template.cpus_per_task),
+        "mem": _memory(template.memory),
+        "mem-per-cpu": _memory(template.memory_per_cpu),
+        "time": template.time_limit,
+        "constraint": template.constraint,
+        "nodelist": ",".join(template.nodelist) or None,
+        "exclude": ",".join(template.exclude) or None,
+        "reservation": template.reservation,
+        "licenses": template.licenses,
+        "exclusive": "" if template.exclusive else None,
+        "nice": str(template.nice) if template.nice else None,
+    }
+    return {k: v for k, v in {**options, **template.extra_directives}.items() if v is not None}
+
+
+def _gpus(template: AllocationTemplate) -> str | None:
+    if not template.gpus_per_node:
+        return None
+    return f"{template.gpu_type}:{template.gpus_per_node}" if template.gpu_type else str(template.gpus_per_node)
+
+
+def _memory(size: str | None) -> str | None:
+    """Slurm knows no `GiB`; its G is one."""
+    return re.sub(r"i?B$", "", size, flags=re.IGNORECASE) if size is not None else None
+
+
+def directive(option: str, value: str | None) -> str:
+    """One `#SBATCH` line; a flag where there is no value. Raises Invalid for a value that does not stand on one line."""
+    if not value:
+        return f"#SBATCH --{option}"
+    if CONTROL.search(value):  # no template can hold one, but the path of the data folder can
+        raise Invalid(f"--{option}: {value!r} cannot stand on one line of a batch script; choose another path")
+    return f"#SBATCH --{option}={_quoted(value)}"
+
+
+def _quoted(value: str) -> str:
+    """sbatch reads directive lines with shell-like quotes."""
+    return value if re.fullmatch(r"[\w@%+=:,./()&|*\[\]-]*", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -1,0 +1,108 @@
+"""One budget for every call to Slurm: a token bucket, and a breaker that stops asking while slurmctld is slow or down.
+
+A controller that struggles is made worse by clients that try harder. So calls are spread out, and once one was not
+answered, only the look-up that everybody shares is tried again, ever more seldom, until one is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from rollyard.core.errors import SlurmUnreachable, SubmitRefused
+from rollyard.core.telemetry import SLURM_CALLS, SLURM_SECONDS
+from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
+
+T = TypeVar("T")
+CALLS_PER_SECOND, BURST = 10.0, 20
+SLOW_SECONDS = 5.0
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 30.0
+
+
+class Budgeted:
+    """A driver behind the budget; raises SlurmUnreachable at once for what would have to wait for the breaker."""
+
+    def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
+        self.name = driver.name
+        self._driver = driver
+        self._rate, self._burst = calls_per_second, float(burst)
+        self._tokens, self._filled_at = self._burst, time.monotonic()
+        self._failures = 0
+        self._closed_at = 0.0
+        """When the breaker lets the next look-up through (monotonic)."""
+        self._why = ""
+
+    async def snapshot(self) -> Snapshot:
+        """The one call that may try an open breaker: it waits for its turn to."""
+        if (pause := self._closed_at - time.monotonic()) > 0:
+            await asyncio.sleep(pause)
+        return await self._call("snapshot", lambda: self._driver.snapshot())
+
+    async def submit(self, script: BatchScript) -> list[str]:
+        self._check()
+        return await self._call("submit", lambda: self._driver.submit(script))
+
+    async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
+        self._check()
+        await self._call("cancel", lambda: self._driver.cancel(ids, signal))
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        self._check()
+        return await self._call("accounting", lambda: self._driver.accounting(ids))
+
+    async def site(self) -> Site:
+        self._check()
+        return await self._call("site", lambda: self._driver.site())
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    def _check(self) -> None:
+        """What is turned away here was certainly not taken; nobody is left in doubt about it."""
+        if self._failures:
+            raise SlurmUnreachable(
+                f"Slurm does not answer ({self._why}); Rollyard makes no other calls until a look-up succeeds"
+            )
+        if (pause := self._closed_at - time.monotonic()) > 0:
+            raise SlurmUnreachable(f"Slurm is slow ({self._why}); Rollyard makes no calls for {pause:.0f} s")
+
+    async def _call(self, word: str, call: Callable[[], Awaitable[T]]) -> T:
+        await self._token()
+        began = time.monotonic()
+        try:
+            answer = await call()
+        except SlurmUnreachable as error:
+            SLURM_CALLS.labels(word, "unreachable").inc()
+            if word != "accounting":  # another daemon's; slurmctld may be well
+                self._failed(str(error))
+            raise
+        except SubmitRefused:
+            SLURM_CALLS.labels(word, "refused").inc()
+            raise
+        finally:
+            taken = time.monotonic() - began
+            SLURM_SECONDS.labels(word).observe(taken)
+        SLURM_CALLS.labels(word, "ok").inc()
+        if word == "snapshot":
+            self._failures = 0
+        if taken > SLOW_SECONDS:
+            self._why = f"{word} took {taken:.0f} s"
+            self._closed_at = time.monotonic() + min(LAST_PAUSE_SECONDS, 2 * taken)
+        return answer
+
+    def _failed(self, why: str) -> None:
+        self._failures += 1
+        self._why = why
+        pause = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+        self._closed_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+
+    async def _token(self) -> None:
+        """One call's worth; in the order of arrival, since each takes its token before it waits for it."""
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0
+        self._filled_at = now
+        if self._tokens < 0:
+            await asyncio.sleep(-self._tokens / self._rate)

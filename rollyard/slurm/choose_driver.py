@@ -1,0 +1,110 @@
+"""Which driver to use: named by `--cluster`, or found by a probe of what answers here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from rollyard.core.errors import Invalid, SlurmUnreachable
+from rollyard.slurm.base import Driver
+from rollyard.slurm.call_budget import Budgeted
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.held_job_driver import Within
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, unfit
+from rollyard.slurm.rest.address import URL_VARIABLE, Address, Identity
+from rollyard.slurm.rest.rest_driver import RestDriver
+
+CLUSTERS = ("auto", "slurm", "local", "cli", "pyslurm", "rest")
+PROBE_SECONDS = 15.0
+
+
+async def choose_driver(cluster: str, folder: Path) -> Driver:
+    """The driver for `--cluster`; `folder` is where the local one keeps its jobs.
+
+    `auto` takes Slurm where its commands are installed and configured, and pyslurm to read it where that fits; else
+    slurmrestd where the environment says where that is; else this machine. A Slurm that is configured and does not answer
+    is waited for, not replaced: its jobs are still there. Raises Invalid for an unknown word, and for a driver that cannot
+    be used here.
+    """
+    match cluster:
+        case "local":
+            return LocalDriver(folder)
+        case "cli" | "slurm":
+            return _ready(_cli(cluster), folder)
+        case "pyslurm":
+            return _ready(await _pyslurm(cluster), folder)
+        case "rest":
+            return _ready(_rest(), folder)
+        case "auto":
+            return _ready((await slurm_driver())[0], folder) if await slurm_is_here() else LocalDriver(folder)
+        case _:
+            raise Invalid(f"--cluster {cluster}: write one of {', '.join(CLUSTERS)}")
+
+
+def _ready(driver: Driver, folder: Path) -> Driver:
+    """With steps of held jobs beside it, and every call within the budget."""
+    return Budgeted(Within(driver, CliDriver(), folder))
+
+
+def _cli(cluster: str) -> CliDriver:
+    if shutil.which("sbatch") is None:
+        raise Invalid(f"--cluster {cluster}: there is no sbatch on this machine's PATH; use --cluster local")
+    return CliDriver()
+
+
+def _rest() -> RestDriver:
+    """Raises Invalid where it is not said where it is."""
+    return RestDriver(Address.of_environment(os.environ), Identity.of_environment(os.environ))
+
+
+async def _pyslurm(cluster: str) -> PyslurmDriver:
+    _cli(cluster)  # which submits for it
+    driver = PyslurmDriver()
+    try:
+        await driver.version()
+    except SlurmUnreachable as error:
+        await driver.close()
+        raise Invalid(
+            f"--cluster {cluster}: {error}; install it for this Python, name another in {PYTHON_VARIABLE}, "
+            "or use --cluster cli"
+        ) from None
+    return driver
+
+
+async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
+    """What `auto` takes where Slurm is; and, by name, why not a driver that it would rather have."""
+    if not await _commands_are_here():
+        return _rest(), {}
+    commands, library = CliDriver(), PyslurmDriver()
+    why = f"Slurm did not answer within {PROBE_SECONDS:g} s"
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                why = await unfit(library, commands)
+    finally:
+        if why:
+            await library.close()
+    return (commands, {library.name: why}) if why else (library, {})
+
+
+async def slurm_is_here() -> bool:
+    """Whether this machine belongs to a cluster, or is told of one, even of one that is down just now."""
+    return await _commands_are_here() or URL_VARIABLE in os.environ
+
+
+async def _commands_are_here() -> bool:
+    if shutil.which("sbatch") is None:
+        return False
+    if "SLURM_CONF" in os.environ or await asyncio.to_thread(os.path.exists, "/etc/slurm/slurm.conf"):
+        return True
+    try:  # a machine without a file of its own may get its configuration from slurmctld
+        async with asyncio.timeout(PROBE_SECONDS):
+            await CliDriver().snapshot()
+    except (SlurmUnreachable, TimeoutError):
+        return False
+    return True

@@ -1,0 +1,231 @@
+"""The driver that calls Slurm's own commands and reads their text; the complete one, for Slurm 20.11 to 26.05.
+
+Text and not `--json`: fields have kept their names for years, and 1,000 jobs cost milliseconds instead of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
+from rollyard.slurm.base import BatchScript, Job, JobIds, JobState, Site, Snapshot
+from rollyard.slurm.batch_script import JOB_PREFIX, directives
+from rollyard.slurm.scontrol_text import read_site
+from rollyard.slurm.user_names import known_user
+
+LIMIT_SECONDS = 30.0
+"""A slurmctld that is down costs every command 9 s before it gives up; one that takes longer than this is no answer."""
+MARK = "~|~"
+"""Between two fields: names and comments may hold anything, and hardly this."""
+QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",
+         "StartTime", "EndTime")  # fmt: skip
+ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
+"""The same facts in the same order, as sacct calls them; how often a job was restarted is not known to Slurm 22.05's."""
+IDS_AT_ONCE = 500
+"""Ids in one command line."""
+_NOT_FROM_SLURM = re.compile(
+    r"[Uu]nable to contact|[Ss]ocket timed out|Zero Bytes were transmitted|[Cc]onnection (refused|reset|failure|timed out)"
+    r"|persist|temporarily unable|[Uu]nexpected message|Transport endpoint|[Cc]redential|in standby|[Cc]onfiguration source"
+    r"|Protocol authentication|Message (send|receive) failure|[Uu]nspecified error"
+)
+"""What a command says when it does not know what the controller thinks."""
+_PAST = re.compile(r"Invalid job id|already completing or completed")
+_KEEP = {"SLURM_CONF", "SLURM_JWT"}
+
+
+class CliDriver:
+    """`sbatch`, `squeue`, `scancel`, `sacct` and `scontrol`, as the user who runs the server."""
+
+    name = "cli"
+
+    def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
+        """`env`: what the commands, and with `--export=ALL` the jobs, see; this process's own when left out."""
+        # SBATCH_* would overrule the script's own directives, and a server that is a Slurm job itself must not lend its
+        # identity to what it submits.
+        source = os.environ if env is None else env
+        self._env = {k: v for k, v in source.items() if k in _KEEP or not k.startswith(("SLURM", "SBATCH", "SQUEUE"))}
+        self._asking = {**self._env, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+        self._limit = limit_seconds
+        self._user = getpass.getuser()
+        self._keeps_accounts = True
+
+    async def snapshot(self) -> Snapshot:
+        taken_at = time.time()
+        fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
+        # With its header: an empty queue says so, and no answer is not an empty queue.
+        text = await self._ask("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
+        return Snapshot(taken_at, read_queue(text))
+
+    async def submit(self, script: BatchScript) -> list[str]:
+        command = ("sbatch", "--parsable", f"--chdir={script.directory}")
+        code, out, err = await self._run(command, self._env, script.text)
+        id, words = _printed_id(out), _words(err)
+        if id is None:
+            if code == 0:
+                raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is not a job id")
+            raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
+        array = directives(script.text).get("array")
+        ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
+        if code != 0:  # a plug-in that failed afterwards, an answer that broke off: the job is there all the same
+            ids.complaint = f"sbatch ended with exit code {code}: {words}"
+        return ids
+
+    async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
+        # --batch: to our own process, not to what it started.
+        options = () if signal is None else ("--batch", f"--signal={signal}")
+        for some in _portions(ids):
+            code, _, err = await self._run(("scancel", *options, *some), self._asking)
+            wrong = [line for line in err.splitlines() if line.strip() and not _PAST.search(line)]
+            if code != 0 and wrong:
+                words = _words("\n".join(wrong))
+                raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(words) else SlurmError(words)
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        if not self._keeps_accounts or not ids:
+            return {}
+        found: dict[str, Job] = {}
+        fields = ",".join(ACCOUNTING)
+        for some in _portions(ids):
+            command = ("sacct", "-X", "-p", f"--delimiter={MARK}", "-j", ",".join(some), "-o", fields)
+            code, out, err = await self._run(command, self._asking)
+            if code != 0 and "accounting storage is disabled" in err:
+                self._keeps_accounts = False
+                return {}
+            if code != 0:
+                raise SlurmUnreachable(_words(err))
+            for job in (_job([*row[:6], "0", *row[6:]]) for row in _rows(out, len(ACCOUNTING))):
+                found[job.id] = job
+        return {id: found[id] for id in ids if id in found}
+
+    async def site(self) -> Site:
+        config = await self._ask("scontrol", "show", "config")
+        partitions = await self._ask("scontrol", "-o", "show", "partition")
+        return read_site(config, partitions, await self._ask("scontrol", "-o", "show", "node"))
+
+    async def show_job(self, id: str) -> dict[str, str]:
+        """Slurm's facts of one job, by its own names; empty where there is none. Raises SlurmUnreachable."""
+        code, out, err = await self._run(("scontrol", "-o", "show", "job", id), self._asking)
+        if code != 0:
+            if _PAST.search(err):
+                return {}
+            raise SlurmUnreachable(f"scontrol: {_words(err)}")
+        return dict(re.findall(r"(\w+)=(\S*)", out))
+
+    async def close(self) -> None:
+        pass
+
+    async def _ask(self, *command: str) -> str:
+        """The answer's text. Raises SlurmUnreachable with the command's own words."""
+        code, out, err = await self._run(command, self._asking)
+        if code != 0:
+            raise SlurmUnreachable(f"{command[0]}: {_words(err)}")
+        return out
+
+    async def _run(
+        self, command: Sequence[str], env: Mapping[str, str], text: str | None = None
+    ) -> tuple[int, str, str]:
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=env, stdin=pipe if text is not None else null, stdout=pipe, stderr=pipe
+            )
+        except OSError as error:
+            raise SlurmUnreachable(f"{command[0]} cannot be run: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(self._limit):
+                out, err = await process.communicate(text.encode() if text is not None else None)
+        except TimeoutError:
+            raise SlurmUnreachable(f"{command[0]} did not answer within {self._limit:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _printed_id(text: str) -> str | None:
+    """Lines that `sbatch --parsable` prints for a job that it made: `7`, or `7;cluster`, on a line of its own."""
+    found = re.findall(r"^(\d+)(?:;\S*)?$", text, re.MULTILINE)
+    return found[-1] if found else None
+
+
+def read_queue(text: str) -> dict[str, Job]:
+    """Our jobs in what squeue printed, by id. Raises SlurmUnreachable for what is no such table."""
+    jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
+    return {job.id: job for job in jobs}
+
+
+def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
+
+
+def _rows(text: str, width: int) -> Iterator[list[str]]:
+    """The rows below the header, every field with a MARK behind it; a stranger's comment may hold line ends.
+
+    Raises SlurmUnreachable for anything that is not a table of this width.
+    """
+    *fields, rest = text.split(MARK)
+    if not fields or len(fields) % width or rest.strip():
+        raise SlurmUnreachable(f"Slurm's answer cannot be read: {text[-200:]!r}")
+    for start in range(width, len(fields), width):
+        first, *others = fields[start : start + width]
+        yield [first.lstrip("\n"), *others]
+
+
+def _job(row: Sequence[str]) -> Job:
+    """Raises SlurmUnreachable for a row that cannot be one."""
+    id, name, comment, state, reason, node, restarts, code, submit, start, end = row
+    try:
+        word = JobState.read(state)
+        return Job(
+            id=id,
+            name=name,
+            comment="" if comment == "(null)" else comment,
+            state=word,
+            reason="" if reason == "None" else reason,
+            node=node if node != "None assigned" else "",
+            restart_count=int(restarts or 0),
+            exit_code=_exit_code(code) if word.ended else None,
+            submit_time=_seconds(submit),
+            start_time=_seconds(start),
+            end_time=_seconds(end),
+            cancelled_by=_canceller(state),
+        )
+    except ValueError as error:
+        raise SlurmUnreachable(f"Slurm's answer about job {id[:40]!r} cannot be read: {error}") from None
+
+
+def _canceller(state: str) -> str:
+    """Read the user out of sacct's `CANCELLED by 0`; squeue names none."""
+    found = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
+    return known_user(found[1]) if found is not None else ""
+
+
+def _exit_code(text: str) -> int:
+    """As a shell would say it: squeue shows a wait status, sacct `code:signal`."""
+    if ":" in text:
+        code, number = (int(part) for part in text.split(":"))
+    else:
+        code, number = int(text or 0) >> 8, int(text or 0) & 0x7F
+    return 128 + number if number else code
+
+
+def _seconds(text: str) -> float | None:
+    if text in ("", "N/A", "Unknown", "None", "NONE"):
+        return None
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+def _words(text: str) -> str:
+    """What a command complains about, without its name before each line: the cause often stands in the line before last."""
+    lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

@@ -1,0 +1,47 @@
+"""A driver that asks before it acts: a server that was superseded, and does not know it yet, ends no job of its successor.
+
+Slurm knows no fencing token, so this is a look and not a proof. What it leaves is the moment between the look and the
+call; a job that was submitted twice in it is told from the other by its binding, as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from rollyard.core.errors import SlurmUnreachable, Unavailable
+from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
+
+
+class Guarded:
+    """`confirm` raises Unavailable when this server may not act; the call is then not made, and SlurmUnreachable raised."""
+
+    def __init__(self, driver: Driver, confirm: Callable[[], Awaitable[None]]) -> None:
+        self.name = driver.name
+        self._driver = driver
+        self._confirm = confirm
+
+    async def snapshot(self) -> Snapshot:
+        return await self._driver.snapshot()
+
+    async def submit(self, script: BatchScript) -> list[str]:
+        await self._check()
+        return await self._driver.submit(script)
+
+    async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
+        await self._check()
+        await self._driver.cancel(ids, signal)
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        return await self._driver.accounting(ids)
+
+    async def site(self) -> Site:
+        return await self._driver.site()
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    async def _check(self) -> None:
+        try:
+            await self._confirm()
+        except Unavailable as error:
+            raise SlurmUnreachable(f"Slurm was not asked: {error}") from None

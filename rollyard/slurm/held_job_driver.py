@@ -1,0 +1,110 @@
+"""Jobs that are steps of a job which the user holds already (`spec.allocation.within`).
+
+A step lives as long as the srun that started it, so each has one on the server's machine, kept by the local driver: that
+one knows how processes outlive a server, how they end, and what their exit codes were. A server that moves to another
+machine finds these gone and makes new ones; the old ones are fenced like any other copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rollyard.core.errors import SubmitRefused
+from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
+from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
+from rollyard.slurm.batch_script import directive, directives
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.local_driver import LocalDriver
+
+PREFIX = "step-"
+"""Before the id that a step has here; Slurm's own ids are numbers."""
+ASKED = ("cpus-per-task", "gpus-per-node", "gres")
+"""What a step asks of the job that it runs in, beside memory."""
+
+
+class Within:
+    """Another driver, and beside it steps of jobs that are held."""
+
+    def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
+        """`cli`: asks about held jobs; `folder`: where the local driver keeps what it knows of the steps."""
+        self.name = driver.name
+        self._driver = driver
+        self._cli = cli
+        self._steps = LocalDriver(folder)
+
+    async def snapshot(self) -> Snapshot:
+        taken = await self._driver.snapshot()
+        steps = (dataclasses.replace(job, id=PREFIX + job.id) for job in (await self._steps.snapshot()).jobs.values())
+        return Snapshot(taken.taken_at, {**taken.jobs, **{job.id: job for job in steps}})
+
+    async def submit(self, script: BatchScript) -> list[str]:
+        if script.within is None:
+            return await self._driver.submit(script)
+        if shutil.which("srun") is None:
+            raise SubmitRefused("the server's machine has no srun, which starts the steps of a job")
+        left = _left(script.within, await self._cli.show_job(script.within))
+        wrapped = await asyncio.to_thread(_wrapped, script, left)
+        return [PREFIX + id for id in await self._steps.submit(wrapped)]
+
+    async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
+        steps = [id.removeprefix(PREFIX) for id in ids if id.startswith(PREFIX)]
+        jobs = [id for id in ids if not id.startswith(PREFIX)]
+        if steps:
+            await self._steps.cancel(steps, signal)
+        if jobs:
+            await self._driver.cancel(jobs, signal)
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        return await self._driver.accounting([id for id in ids if not id.startswith(PREFIX)])
+
+    async def site(self) -> Site:
+        return await self._driver.site()
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+
+def _left(id: str, facts: Mapping[str, str]) -> int:
+    """Seconds that the held job has left. Raises SubmitRefused for one that does not run."""
+    state = facts.get("JobState", "gone")
+    if state != "RUNNING":
+        raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")
+    try:
+        end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # which the driver asks for
+    except (KeyError, ValueError):
+        return 365 * 86_400  # Unknown: it has no limit
+    return max(1, int(end.timestamp() - time.time()))
+
+
+def _wrapped(script: BatchScript, left: int) -> BatchScript:
+    """A job of the local driver that starts the script as a step and waits for it. Blocks."""
+    assert script.within is not None
+    step = Path(script.directory) / "step.sh"
+    step.write_text(script.text)
+    options = directives(script.text)
+    seconds = min(walltime_seconds(options["time"]) or left, left)
+    kept = {option: options[option] for option in ("job-name", "comment", "output", "open-mode")}
+    memory = options.get("mem", "0")  # 0 is not counted; left out, the first step would take all there is
+    command = ["srun", f"--jobid={script.within}", "--nodes=1", "--ntasks=1", "--exact", f"--mem={memory}"]
+    command += [f"--{option}={options[option]}" for option in ASKED if option in options]
+    command += [f"--job-name={script.name}", "--kill-on-bad-exit=1", "--export=ALL"]
+    config = os.environ.get("SLURM_CONF")
+    lines = [
+        "#!/bin/bash",
+        *(directive(option, value) for option, value in {**kept, "time": walltime_text(seconds)}.items()),
+        # It is known by this; the step's own variables name the job that it runs in.
+        f'export ROLLYARD_JOB={PREFIX}"$SLURM_JOB_ID"',
+        "unset ${!SLURM_*}",
+        *([f"export SLURM_CONF={shlex.quote(config)}"] if config is not None else []),
+        f"exec {shlex.join([*command, 'bash', str(step)])}",
+        "",
+    ]
+    return dataclasses.replace(script, text="\n".join(lines), within=None)

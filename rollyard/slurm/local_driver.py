@@ -1,0 +1,194 @@
+"""The driver of a single machine: jobs are process trees here, with Slurm's states, exit codes, signals and time limits.
+
+State lies in a folder a job, so a server that comes back finds its jobs as it would in Slurm. Cores and memory are not
+shared out: what is submitted starts. Nothing is signalled unless it is proven ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rollyard.core.errors import SlurmError, SubmitRefused
+from rollyard.kinds.values.quantity import walltime_seconds
+from rollyard.slurm.base import BatchScript, Job, Node, Site, Snapshot
+from rollyard.slurm.batch_script import JOB_PREFIX, directives
+from rollyard.slurm.local_job import START_SECONDS, LocalJob
+
+MIN_JOB_AGE_SECONDS = 300.0
+KILL_WAIT_SECONDS = 10.0
+NO_LIMIT_SECONDS = 365 * 86400
+_ID = re.compile(r"\d+(_\d+)?")
+
+
+class LocalDriver:
+    """Jobs below `folder`, each in a folder named by its id; several drivers, in several processes, may share it."""
+
+    name = "local"
+
+    def __init__(
+        self, folder: Path, *, kill_wait: float = KILL_WAIT_SECONDS, min_job_age: float = MIN_JOB_AGE_SECONDS
+    ) -> None:
+        """`kill_wait`: seconds from TERM to KILL; `min_job_age`: seconds for which an ended job is remembered."""
+        self._folder = folder.resolve()
+        self._jobs = self._folder / "jobs"
+        self._jobs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._kill_wait = kill_wait
+        self._min_job_age = min_job_age
+        self._ended: dict[str, Job] = {}
+
+    async def snapshot(self) -> Snapshot:
+        return await asyncio.to_thread(self._snapshot)
+
+    async def submit(self, script: BatchScript) -> list[str]:
+        return await asyncio.to_thread(self._submit, script)
+
+    async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
+        await asyncio.to_thread(self._cancel, list(ids), signal)
+
+    async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
+        return {}
+
+    async def site(self) -> Site:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        node = Node(os.uname().nodename, "idle", cpus=os.cpu_count() or 1, memory_bytes=memory)
+        return Site("local", {}, {node.name: node})
+
+    async def close(self) -> None:
+        pass
+
+    def _submit(self, script: BatchScript) -> list[str]:
+        if script.within is not None:
+            raise SubmitRefused(
+                f"job {script.within}: steps of a job need Slurm; leave out spec.allocation.within on this machine"
+            )
+        options = directives(script.text)
+        limit = _time_limit(options.get("time", "0"))
+        tasks = _tasks(options.get("array"))
+        if options.get("nodes", "1") != "1":
+            raise SubmitRefused(f"Requested node configuration is not available: {options['nodes']} nodes on 1 machine")
+        if not Path(script.directory).is_dir():
+            raise SubmitRefused(f"Unable to chdir to {script.directory}")
+        node = os.uname().nodename
+        try:
+            folders = self._new_folders(tasks)
+            for folder in folders:
+                array, _, task = folder.name.partition("_")
+                names = {"j": folder.name, "A": array, "a": task, "x": script.name, "N": node}
+                LocalJob(folder).create(
+                    script.text,
+                    name=script.name,
+                    comment=script.comment,
+                    directory=script.directory,
+                    output=os.path.join(script.directory, _expand(options.get("output", "slurm-%j.out"), names)),
+                    cpus=options.get("cpus-per-task", "1"),
+                    node=node,
+                    time_limit=limit,
+                    kill_wait=self._kill_wait,
+                )
+        except OSError as error:
+            raise SubmitRefused(f"Unable to record the job: {error}") from None
+        for folder in folders:
+            LocalJob(folder).start()
+        return [folder.name for folder in folders]
+
+    def _new_folders(self, tasks: int | None) -> list[Path]:
+        """The counter only grows, in place: one short write, whole or not at all when we are killed."""
+        counter = os.open(self._folder / "next-id", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(counter, fcntl.LOCK_EX)
+            id = int(os.pread(counter, 20, 0) or b"1")
+            # After a power cut the counter may be behind the folders.
+            while (self._jobs / str(id)).exists() or (self._jobs / f"{id}_0").exists():
+                id += 1
+            os.pwrite(counter, str(id + 1).encode(), 0)
+            os.fsync(counter)
+            names = [str(id)] if tasks is None else [f"{id}_{task}" for task in range(tasks)]
+            for name in names:
+                (self._jobs / name).mkdir(mode=0o700)
+            return [self._jobs / name for name in names]
+        finally:
+            os.close(counter)
+
+    def _snapshot(self) -> Snapshot:
+        taken_at, jobs, ended = time.time(), {}, {}
+        for folder in self._folders():
+            job = self._ended.get(folder.name) or self._look(folder)
+            if job is None:
+                continue
+            if job.state.ended:
+                if job.end_time is not None and taken_at - job.end_time > self._min_job_age:
+                    self._purge(folder)
+                    continue
+                ended[job.id] = job
+            if job.name.startswith(JOB_PREFIX):
+                jobs[job.id] = job
+        self._ended = ended
+        return Snapshot(taken_at, jobs)
+
+    def _folders(self) -> Iterator[Path]:
+        return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
+
+    def _look(self, folder: Path) -> Job | None:
+        with contextlib.suppress(FileNotFoundError):  # another driver purges it just now
+            job = LocalJob(folder).look()
+            if job is not None:
+                return job
+            if time.time() - folder.stat().st_mtime > START_SECONDS:  # its submit died before the job existed
+                self._purge(folder)
+        return None
+
+    def _purge(self, folder: Path) -> None:
+        """Out of sight in one step, so that nobody sees a job that has lost some of its files."""
+        trash = self._folder / "trash"
+        trash.mkdir(exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(trash / folder.name)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _cancel(self, ids: list[str], word: str | None) -> None:
+        number = None if word is None else _signal_number(word)
+        for id in ids:
+            job = LocalJob(self._jobs / id)
+            if not _ID.fullmatch(id) or not job.folder.is_dir() or job.ended:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # purged just now
+                if number is None:
+                    job.cancel()
+                else:
+                    job.send(number)
+
+
+def _tasks(array: str | None) -> int | None:
+    if array is None:
+        return None
+    if found := re.fullmatch(r"0-(\d+)", array):
+        return int(found[1]) + 1
+    raise SubmitRefused(f"Invalid job array specification: {array}; write 0-N")
+
+
+def _time_limit(text: str) -> int:
+    try:
+        return walltime_seconds(text) or NO_LIMIT_SECONDS
+    except ValueError as error:
+        raise SubmitRefused(f"Invalid --time specification: {error}") from None
+
+
+def _expand(pattern: str, values: dict[str, str]) -> str:
+    """sbatch's filename pattern: `%j` and its like, `%%` for a percent sign."""
+    return re.sub("%(.)", lambda match: {**values, "%": "%"}.get(match[1], match[0]), pattern)
+
+
+def _signal_number(word: str) -> int:
+    try:
+        return signal.Signals[f"SIG{word.removeprefix('SIG')}"]
+    except KeyError:
+        raise SlurmError(f"Unknown job signal: {word}; write a name such as USR1") from None

@@ -1,0 +1,112 @@
+"""Our own Python packages as one file, which each node unpacks once.
+
+Hundreds of jobs that import some thousand files over a network at the same moment keep its servers busy for minutes. What is
+packed is Rollyard, the task handlers that are installed, and whatever these depend on; a model server's own packages are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import rollyard
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.server.store.journal_mode import LOCAL, file_system_of
+
+STAGE = Path(__file__).with_name("stage.sh")
+KEPT = 3
+PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
+"""Archives of earlier releases: jobs that still wait in the queue name them."""
+
+
+class Runtime:
+    """The archive in a folder that nodes see."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._archive: Path | None = None
+
+    def archive(self, template: AllocationTemplate) -> Path | None:
+        """What jobs of this template are to unpack; None where they import as they are. Blocks when first asked."""
+        match template.stage_python:
+            case "Never":
+                return None
+            case "Auto" if file_system_of(Path(sysconfig.get_path("purelib"))) in LOCAL:
+                return None
+            case _:
+                self._archive = self._archive or self._folder / f"{_fingerprint()}.tar"
+                return self._archive
+
+    def pack(self, template: AllocationTemplate) -> None:
+        """Make the archive that jobs of this template name, unless it is there. Blocks; raises OSError."""
+        archive = self.archive(template)
+        if archive is None or archive.exists():
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = archive.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            with tarfile.open(part, "w") as tar:
+                for source, name in _files():
+                    tar.add(source, name, recursive=False)
+            part.rename(archive)
+        finally:
+            part.unlink(missing_ok=True)
+        old = sorted(self._folder.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]
+        for path in old:
+            path.unlink(missing_ok=True)
+
+
+def _files() -> Iterator[tuple[Path, str]]:
+    """(file, its name below the folder that is imported from); ours are taken from where they lie, installed or not."""
+    for found in _distributions():
+        for file in found.files or ():
+            path = Path(str(found.locate_file(file)))
+            if ".." not in file.parts and path.is_file():
+                yield path, str(file)
+    yield from _own()
+
+
+def _own() -> Iterator[tuple[Path, str]]:
+    root = Path(rollyard.__file__).parent
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path, f"rollyard/{path.relative_to(root)}"
+
+
+def _distributions() -> list[Distribution]:
+    """Of Rollyard's dependencies and the plug-ins' of node agents, each once; not Rollyard itself."""
+    plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
+    found: dict[str, Distribution] = {}
+    _close({"rollyard", *plug_ins}, found)
+    return [found[name] for name in sorted(found) if name != "rollyard"]
+
+
+def _close(names: Iterable[str], found: dict[str, Distribution]) -> None:
+    for name in names:
+        plain = re.sub(r"[-_.]+", "-", name).lower()
+        if plain in found:
+            continue
+        try:
+            found[plain] = distribution(plain)
+        except PackageNotFoundError:
+            continue  # required elsewhere than here, or not needed for what is installed
+        needs = map(Requirement, found[plain].requires or ())
+        _close([need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})], found)
+
+
+def _fingerprint() -> str:
+    """Another one for another Python, another version of a package, another line of ours."""
+    # RECORD has the hash of each file: a package that is built again may keep its version.
+    words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
+    words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own()]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

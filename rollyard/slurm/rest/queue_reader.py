@@ -1,0 +1,88 @@
+"""Reads queues: a large one in a child, since reading holds Python's lock, and nothing else of the server's ran meanwhile.
+
+The child ends when its stdin does, however we ended; it is made when it is needed, and made anew after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import sys
+
+from rollyard.core.errors import SlurmUnreachable
+from rollyard.slurm.rest.codec import Codec, Queue, decoded
+
+SMALL_BYTES = 256 << 10
+"""Of an answer that is read here: it takes some milliseconds, and a child costs that to ask."""
+PIECE_BYTES = 1 << 20
+LENGTH_BYTES = 8
+"""Before each message, in big-endian."""
+FAULTS = (KeyError, TypeError, ValueError, AttributeError)
+"""What comes of a body that is not as it should be."""
+COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")
+
+
+class Reader:
+    """One child at most."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit = limit_seconds
+        self._turn = asyncio.Lock()
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def queue(self, codec: Codec, raw: bytes, user: str) -> Queue:
+        """Raises NotJson, one of FAULTS, or SlurmUnreachable with what became of the child."""
+        if len(raw) <= SMALL_BYTES:
+            return codec.queue(decoded(raw), user)
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._limit):
+                    found = await self._exchange(pickle.dumps((codec, user)), raw)
+            except TimeoutError:
+                await self.close()
+                raise SlurmUnreachable(f"{len(raw)} bytes of jobs were not read within {self._limit:g} s") from None
+            except (OSError, EOFError) as error:
+                await self.close()
+                raise SlurmUnreachable(
+                    f"the process that reads slurmrestd's jobs has ended: {type(error).__name__}"
+                ) from None
+            except asyncio.CancelledError:
+                await self.close()  # half an exchange is of no use to the next
+                raise
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def close(self) -> None:
+        """An exchange that is under way fails."""
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):
+                await child.stdin.wait_closed()  # what was still to be written: asyncio wants that known
+
+    async def _exchange(self, *messages: bytes) -> Queue | Exception:
+        """What the child made of it."""
+        child = self._child
+        if child is None or child.returncode is not None:
+            child = self._child = await self._start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for message in messages:
+            child.stdin.write(len(message).to_bytes(LENGTH_BYTES, "big"))
+            for start in range(0, len(message), PIECE_BYTES):  # a copy of all of it at once would take long, too
+                child.stdin.write(memoryview(message)[start : start + PIECE_BYTES])
+                await child.stdin.drain()
+        length = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
+        found: Queue | Exception = pickle.loads(await child.stdout.readexactly(length))
+        return found
+
+    @staticmethod
+    async def _start() -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        # A process group of its own: ^C is the server's.
+        return await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, process_group=0)

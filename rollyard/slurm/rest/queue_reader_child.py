@@ -1,0 +1,34 @@
+"""The child that reads large queues: the codec and our user's name, then an answer's body; back comes a `Queue` or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+
+from rollyard.slurm.rest.codec import decoded
+from rollyard.slurm.rest.queue_reader import FAULTS, LENGTH_BYTES
+
+
+def main() -> None:
+    while (asked := receive()) is not None and (raw := receive()) is not None:
+        codec, user = pickle.loads(asked)
+        try:
+            found = codec.queue(decoded(raw), user)
+        except FAULTS as error:
+            found = error
+        message = pickle.dumps(found)
+        sys.stdout.buffer.write(len(message).to_bytes(LENGTH_BYTES, "big") + message)
+        sys.stdout.buffer.flush()
+
+
+def receive() -> bytes | None:
+    """None when there will be no more."""
+    length = sys.stdin.buffer.read(LENGTH_BYTES)
+    message = sys.stdin.buffer.read(int.from_bytes(length, "big"))
+    return message if len(length) == LENGTH_BYTES and len(message) == int.from_bytes(length, "big") else None
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # the server has gone
+        main()

@@ -1,0 +1,53 @@
+"""Which version of the bodies to speak with a server, by what it says that it serves. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollyard.core.errors import SlurmUnreachable
+from rollyard.slurm.rest.codec import Body, Codec
+from rollyard.slurm.rest.codec_v38 import OldCodec
+from rollyard.slurm.rest.codec_v40 import NewCodec
+
+OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
+"""Slurm 22.05 speaks v0.0.38 and 26.05 v0.0.45. v0.0.39 has neither the one shape nor the other, and is never alone."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    codec: Codec
+    accounting: str | None
+    """The version that slurmdbd's part of it speaks; None where the site keeps no accounting, or it is not served."""
+
+
+def negotiated(openapi: Body) -> Dialect:
+    """From the server's own description. Raises SlurmUnreachable where it serves no version of ours."""
+    paths = list(openapi["paths"])
+    served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
+    version = _best(served)
+    if version is None:
+        there = ", ".join(f"v0.0.{v}" for v in sorted(served)) or "no version of slurmctld's API"
+        raise SlurmUnreachable(
+            f"slurmrestd serves {there}; Rollyard supports v0.0.{OLDEST} and v0.0.{FIRST_OF_NOW} or later; use --cluster cli"
+        )
+    name = f"v0.0.{version}"
+    accounted = version in _served(paths, r"/slurmdb/v0\.0\.(\d+)/job/\{job_id\}/?")
+    if version == OLDEST:
+        return Dialect(OldCodec(name), name if accounted else None)
+    schema = openapi.get("components", {}).get("schemas", {}).get(f"{name}_job_desc_msg", {})
+    return Dialect(
+        NewCodec(name, frozenset(schema["properties"]) if "properties" in schema else None), name if accounted else None
+    )
+
+
+def _served(paths: Iterable[str], pattern: str) -> set[int]:
+    return {int(found[1]) for path in paths if (found := re.fullmatch(pattern, path))}
+
+
+def _best(served: Iterable[int]) -> int | None:
+    """The newest that was tried, else the first after it."""
+    spoken = {v for v in served if v == OLDEST or v >= FIRST_OF_NOW}
+    tried = {v for v in spoken if v <= LAST_TRIED}
+    return max(tried) if tried else min(spoken, default=None)

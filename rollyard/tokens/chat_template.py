@@ -1,0 +1,191 @@
+"""A model's own tokenizer and chat template, through transformers (which needs no torch for it)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rollyard.core.errors import TaskError, TemplateUnusable
+from rollyard.tokens.template_roles import ends_turns, in_channels, in_parts, roles_in_parts
+
+Message = dict[str, Any]
+"""`role` and `content`, and what else the template knows."""
+
+
+class ChatTemplate:
+    """Turns messages into text and text into ids."""
+
+    def __init__(self, tokenizer: Any, stop_ids: Sequence[int]) -> None:
+        """`tokenizer` is a transformers tokenizer with a chat template. Raises TemplateUnusable when that will not do."""
+        self._tokenizer = tokenizer
+        self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        """What a fast tokenizer wraps: the same ids and texts at two thirds of the time."""
+        if self._fast is not None:  # as its file may ask for
+            self._fast.no_truncation()
+            self._fast.no_padding()
+        self.stop_ids = tuple(stop_ids)
+        """Ids that end a turn; the first is the tokenizer's own."""
+        added = tokenizer.added_tokens_decoder
+        self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
+        """Text that a template writes for each of them."""
+        self._parts = roles_in_parts(self._rendered)
+        self._check_end()
+
+    @classmethod
+    def load(cls, folder: Path, model: Path | None = None) -> ChatTemplate:
+        """From a tokenizer's folder in Hugging Face layout. Takes about a second.
+
+        `model`: the folder with the model's config.json, where that is another. Raises TemplateUnusable when tokenizer or
+        template will not do, whatever the conversation.
+        """
+        try:
+            tokenizer = _tokenizer(folder)
+            _check_size(tokenizer, model or folder)
+            return cls(tokenizer, _stop_ids(folder, tokenizer.eos_token_id))
+        except TemplateUnusable as error:
+            raise TemplateUnusable(f"TemplateUnusable: the chat template {error} ({folder})") from None
+
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether texts come back from the tokenizer as they went in, behind a token of its own too."""
+        text = "".join([*self.ends.values()][:1]) + "a b"
+        return self.decode(self.encode(text)) == text
+
+    @cached_property
+    def in_channels(self) -> bool:
+        """Whether turns are made of messages in channels (gpt-oss)."""
+        return in_channels(self._rendered, self._parts)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+        """Contents are text and go in as the template wants them, which may be as a list of parts.
+
+        Raises TaskError when the template refuses the conversation in words of its own, TemplateUnusable when it fails.
+        """
+        if self._parts:
+            messages = [in_parts(m) if m["role"] in self._parts else m for m in messages]
+        try:
+            return self._rendered(messages, tools, add_generation_prompt)
+        except TemplateUnusable as error:
+            raise TemplateUnusable(f"TemplateUnusable: the model's chat template fails: {error}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text as it stands: nothing is put before or behind it."""
+        if self._fast is not None:  # as a batch: one alone would keep the interpreter's lock
+            ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        else:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def encode_behind(self, last: int | None, text: str) -> list[int]:
+        """Ids of a text that stands behind this id, None for no id.
+
+        The text is tokenised with a token in front that ends turns, and that one is taken off afterwards, so that a
+        tokenizer which treats the start of a text differently, or the space behind a token, sees what it would in the whole.
+        """
+        front = last if last in self.stop_ids else next(iter(self.stop_ids), None)
+        if text and last is not None and front is not None and (front == last or self._starts_anew):
+            ids = self.encode(self.ends[front] + text)
+            if ids[:1] == [front]:
+                return ids[1:]
+        return self.encode(text)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """For people and parsers. What it gives must never be encoded again."""
+        if self._fast is not None:
+            text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
+        else:
+            text = self._tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+            )
+        return text
+
+    @cached_property
+    def _starts_anew(self) -> bool:
+        """Whether a text at the start has other ids than behind a token."""
+        return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool
+    ) -> str:
+        from jinja2 import TemplateError, TemplateSyntaxError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        except TemplateSyntaxError as error:
+            raise TemplateUnusable(f"line {error.lineno}: {error.message}") from None
+        # a TypeError: what a template adds up or loops over is of another kind; anything may be anywhere
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            RecursionError,
+        ) as e:
+            if type(e) is TemplateError:  # raise_exception
+                raise TaskError(f"the model's chat template refuses the conversation: {e}") from None
+            raise TemplateUnusable(f"{type(e).__name__}: {e}") from None
+        return text
+
+    def _check_end(self) -> None:
+        ends = [text for text in self.ends.values() if text]
+        if not ends:
+            raise TemplateUnusable(
+                "has no token that ends a turn; name one as eos_token in tokenizer_config.json or as eos_token_id in "
+                "generation_config.json"
+            )
+        if not ends_turns(self._rendered, self._parts, ends):
+            raise TemplateUnusable(
+                f"never ends a turn with {' or '.join(ends)}, so that no turn would end; name the token that it ends turns "
+                "with as eos_token in tokenizer_config.json or as eos_token_id in generation_config.json"
+            )
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a file that it cannot read
+        raise TemplateUnusable(f"has no tokenizer that transformers can read: {error}") from None
+    if not tokenizer.chat_template:
+        raise TemplateUnusable("is missing; add chat_template.jinja to the folder")
+    return tokenizer
+
+
+def _check_size(tokenizer: Any, model: Path) -> None:
+    """Raises TemplateUnusable for ids that the model has no embedding for."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+        rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return  # the engine says it
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    if isinstance(rows, int) and largest >= rows:
+        raise TemplateUnusable(
+            f"has a tokenizer larger than the model: {token!r} is {largest}, but {model}/config.json has "
+            f"vocab_size {rows}; use the model's own tokenizer, or one without the added tokens"
+        )
+
+
+def _stop_ids(folder: Path, eos: int | None) -> list[int]:
+    """The tokenizer's own end and those that the engine takes from generation_config.json."""
+    file = folder / "generation_config.json"
+    try:
+        more = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None
+    except (OSError, ValueError, AttributeError) as error:
+        raise TemplateUnusable(f"has a generation_config.json that cannot be read: {error}") from None
+    ids = [eos, *(more if isinstance(more, list) else [more])]
+    return list(dict.fromkeys(i for i in ids if isinstance(i, int)))

@@ -1,0 +1,59 @@
+"""Requests in flight at model servers. One that has fallen silent can be ended with the ids it has, to go on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+
+from rollyard.tokens.streamed_response import OnProgress
+
+QUIET_SECONDS = 2.0
+"""A request that had ids more recently stays: a server may look dead from elsewhere, and still answer here."""
+
+
+class Request:
+    """One request. Call it with the ids of each chunk."""
+
+    def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
+        self.endpoint = endpoint
+        self.limit = asyncio.timeout(None)
+        self._on_progress = on_progress
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def __call__(self, ids: Sequence[int]) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if self._on_progress is not None:
+            self._on_progress(ids)
+
+    @property
+    def quiet(self) -> bool:
+        return asyncio.get_running_loop().time() - self._heard_at >= QUIET_SECONDS
+
+
+class InFlight:
+    """All requests of one policy."""
+
+    def __init__(self) -> None:
+        self._requests: set[Request] = set()
+
+    @asynccontextmanager
+    async def during(self, request: Request) -> AsyncIterator[None]:
+        """Raises TimeoutError when the request is ended from outside."""
+        self._requests.add(request)
+        try:
+            async with request.limit:
+                yield
+        finally:
+            self._requests.discard(request)
+
+    def at(self) -> set[str]:
+        """Ids of the endpoints that have some."""
+        return {request.endpoint for request in self._requests}
+
+    def end_quiet(self, endpoints: Collection[str]) -> int:
+        """End those at these endpoints that have fallen silent; gives their number."""
+        ended = [r for r in self._requests if r.endpoint in endpoints and r.quiet and not r.limit.expired()]
+        for request in ended:
+            request.limit.reschedule(asyncio.get_running_loop().time())
+        return len(ended)

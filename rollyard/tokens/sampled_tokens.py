@@ -1,0 +1,45 @@
+"""What a model answered, as ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rollyard.core.errors import EndpointLost
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The first three lists have one length; the token that ended the turn is among them."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Natural log, of the unscaled distribution."""
+    weights_versions: list[str] = field(default_factory=list)
+    finish_reason: str = "abort"
+    """`stop`, `length`, or `abort` for a turn that was cut off."""
+
+    def followed_by(self, rest: Sampled) -> Sampled:
+        """What another endpoint went on with."""
+        return Sampled(
+            self.token_ids + rest.token_ids,
+            self.logprobs + rest.logprobs,
+            self.weights_versions + rest.weights_versions,
+            rest.finish_reason,
+        )
+
+    def ended(self, stop_ids: Sequence[int], max_tokens: int) -> Sampled | None:
+        """The same as a finished turn, if all of it arrived and just its end was not announced."""
+        if self.token_ids and self.token_ids[-1] in stop_ids:
+            return Sampled(self.token_ids, self.logprobs, self.weights_versions, "stop")
+        if len(self.token_ids) >= max_tokens:
+            return Sampled(self.token_ids, self.logprobs, self.weights_versions, "length")
+        return None
+
+
+class StreamLost(EndpointLost):
+    """The endpoint failed before the end; what it had sent stays good."""
+
+    def __init__(self, message: str, partial: Sampled) -> None:
+        super().__init__(message)
+        self.partial = partial

@@ -1,0 +1,211 @@
+"""Collects one streamed answer and checks it: what a trainer would learn from must be what was asked for and sampled.
+
+No message of an error here holds a token of the endpoint or a header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pydantic_core import from_json
+
+from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointRefused
+from rollyard.tokens.endpoint_dialects import Chunk, Dialect
+from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.wire.endpoint import Endpoint
+
+OnProgress = Callable[[Sequence[int]], None]
+"""Called with the ids of each chunk as it arrives."""
+
+MAX_MESSAGE = 300
+TOO_LONG = re.compile(
+    r"context (?:length|size|window)|maximum model length|max_model_len|context_length_exceeded"
+    r"|max_tokens must be at least 1, got 0",
+    re.I,
+)
+"""How vLLM, SGLang, llama.cpp and the embedded engine say that a prompt does not fit. The last is vLLM's word on a prompt
+that fills the context exactly: it lowers max_tokens to what is left, and then finds that too low."""
+LIMIT = re.compile(r"(?:context (?:length|size|window)|model length)\D{0,12}(\d+)", re.I)
+LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
+"""What engines call the end for want of room."""
+ROUNDING = 1e-4
+"""Logprobs are float32 in engines: a certain token may come out a hair above 0."""
+UNNAMED = "default"
+"""vLLM's version of weights to which nobody has given a name."""
+NO_LOGPROB = -9999.0
+"""What vLLM sends in place of minus infinity, for JSON has none."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the answer is checked against."""
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    stop_ids: frozenset[int]
+
+
+class TooLong(ContextExceeded):
+    """An endpoint said so, and perhaps how many fit."""
+
+    def __init__(self, message: str) -> None:
+        limit = LIMIT.search(message)
+        super().__init__(message, context=int(limit[1]) if limit else None)
+
+
+class Answer:
+    """One answer on its way."""
+
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, asked: Asked, on_progress: OnProgress | None) -> None:
+        self._endpoint = endpoint
+        self._dialect = dialect
+        self._read = dialect.reader()
+        self._asked = asked
+        self._on_progress = on_progress
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[str] = []
+        self._version = endpoint.weights_version
+        self._told_version = False
+        self._echoed = False
+        self._finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+
+    def take(self, event: Any) -> None:
+        """One event: a chunk, the weights from here on, an error in the middle of the stream, or usage alone."""
+        event = self._read(event)
+        if not isinstance(event, dict):
+            return
+        if isinstance(event.get("error"), dict):
+            self.fail(int(event["error"].get("code") or 500), str(event["error"].get("message", "")))
+        if event.get("object") == "rollyard.weights":
+            self._version, self._told_version = str(event["weights_version"]), True
+        elif event.get("choices"):
+            self._add(self._dialect.chunk(event))
+
+    def _add(self, chunk: Chunk) -> None:
+        self._check_echo(chunk)
+        ids = chunk.ids
+        if ids is None or len(ids) != len(chunk.logprobs) or (chunk.named is not None and chunk.named != ids):
+            self._refuse(
+                "does not send token ids with their logprobs",
+                "use an engine that supports `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
+            )
+        for logprob in chunk.logprobs:
+            if not isinstance(logprob, int | float) or not NO_LOGPROB < logprob <= ROUNDING:  # NaN compares false
+                self._refuse(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
+        self._ids += ids
+        self._logprobs += chunk.logprobs
+        self._versions += [self._version] * len(ids)
+        if len(self._ids) > self._asked.max_tokens:
+            self._refuse(
+                f"sent more than the {self._asked.max_tokens} tokens asked for",
+                "use an engine that supports `max_tokens`",
+            )
+        if chunk.finish_reason is not None:
+            self._end(chunk)
+        if ids and self._on_progress:
+            self._on_progress(ids)
+
+    def _end(self, chunk: Chunk) -> None:
+        reason, self._stop_reason = chunk.finish_reason, chunk.stop_reason
+        if isinstance(reason, dict):  # SGLang's own shape
+            if TOO_LONG.search(str(reason.get("message", ""))):
+                raise TooLong(self._plain(str(reason["message"])))
+            reason = reason.get("type", "abort")
+        self._finish_reason = "length" if reason in LENGTH else str(reason)
+        if chunk.weight_versions and not self._told_version:
+            self._versions = self._by_spans(chunk.weight_versions)
+
+    def _by_spans(self, spans: list[dict[str, Any]]) -> list[str]:
+        versions: list[str] = []
+        for span in spans:
+            if span["start"] != len(versions):
+                break
+            version = self._endpoint.weights_version if span["version"] == UNNAMED else str(span["version"])
+            versions += [version] * (span["end"] - span["start"])
+        if len(versions) != len(self._ids):
+            self._refuse(f"sent weight_versions that do not cover its {len(self._ids)} tokens", "correct the server")
+        return versions
+
+    def _check_echo(self, chunk: Chunk) -> None:
+        told = chunk.prompt_ids if self._dialect.echoes else chunk.prompt_tokens
+        if told is not None and not self._echoed:
+            self._echoed = True
+            asked = self._asked.prompt_ids
+            if told != (asked if self._dialect.echoes else len(asked)):
+                self._refuse(
+                    "answered another prompt than Rollyard sent",
+                    "use an engine that accepts ids unchanged, without truncation and without tokens before them",
+                )
+
+    def fail(self, status: int, text: str) -> NoReturn:
+        """An HTTP status, or the code in an error event."""
+        message = self._plain(_sentence(text))
+        if status in (400, 413, 422) and TOO_LONG.search(message):
+            raise TooLong(message)
+        if 400 <= status < 500 and status not in (408, 429):
+            raise EndpointRefused(f"endpoint {self._endpoint.id} refused the request ({status}): {message}")
+        raise self.lost(f"{status}: {message}")
+
+    def lost(self, why: str) -> StreamLost:
+        return StreamLost(f"endpoint {self._endpoint.id} was lost ({why})", self._sampled("abort"))
+
+    @property
+    def finished(self) -> bool:
+        return self._finish_reason in ("stop", "length")
+
+    def result(self) -> Sampled:
+        """Raises StreamLost when the end is missing, AnswerRefused for an answer that cannot be trained on."""
+        if self._finish_reason is None:
+            raise self.lost("the stream ended early")
+        if not self.finished:
+            raise self.lost(f"finish_reason {self._finish_reason}")
+        self._check_end()
+        return self._sampled(self._finish_reason)
+
+    def _check_end(self) -> None:
+        if not self._ids and self._finish_reason == "length":
+            raise ContextExceeded(f"no token fits after the {len(self._asked.prompt_ids)} tokens of the prompt")
+        if not self._ids:
+            self._refuse("finished without a token", "use an engine that also sends the token that ends a turn")
+        if not self._echoed:
+            self._refuse("did not return the prompt's ids", "use an engine that supports `return_token_ids`")
+        if self._finish_reason != "stop":
+            return
+        last, why = self._ids[-1], self._stop_reason
+        if (isinstance(why, int) and why != last) or (why is None and last not in self._asked.stop_ids):
+            self._refuse(
+                f"stopped at token {last}, which does not end a turn in this tokenizer",
+                "set the pool's `tokenizer` to that of the served model",
+            )
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        raise AnswerRefused(f"endpoint {self._endpoint.id} {what}; {remedy}")
+
+    def _sampled(self, finish_reason: str) -> Sampled:
+        return Sampled(self._ids, self._logprobs, self._versions, finish_reason)
+
+    def _plain(self, text: str) -> str:
+        """A server may echo what it was sent: the token is taken out."""
+        if self._endpoint.token:
+            text = text.replace(self._endpoint.token, "…")
+        return " ".join(text.split())[:MAX_MESSAGE]
+
+
+def _sentence(text: str) -> str:
+    """Return the sentence of an engine's error, out of the JSON that it comes in."""
+    try:
+        body = from_json(text)
+    except ValueError:
+        return text
+    match body:
+        case {"error": {"message": str(said)}} | {"message": str(said)} | {"detail": str(said)} | {"error": str(said)}:
+            return said
+        case {"detail": [{"msg": str()}, *_] as faults}:  # as FastAPI tells which field is wrong
+            told = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
+            return "; ".join(told)
+    return text

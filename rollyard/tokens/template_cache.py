@@ -1,0 +1,61 @@
+"""The chat templates that a process works with, by folder."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from pathlib import Path
+
+from rollyard.core.errors import TemplateUnusable
+from rollyard.tokens.chat_template import ChatTemplate
+
+FILES = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
+"""Files that a tokenizer and its template are read from."""
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class Templates:
+    """Each is loaded once, in a thread: it takes seconds, the import of transformers with it.
+
+    One that was refused is loaded again only when its files have changed.
+    """
+
+    def __init__(self, threads: Executor | None = None) -> None:
+        self._threads = threads
+        self._loading: dict[str, asyncio.Future[ChatTemplate]] = {}
+        self._refused: dict[str, tuple[Stamp, str]] = {}
+
+    async def get(self, folder: str) -> ChatTemplate:
+        """Raises TemplateUnusable."""
+        loading = self._loading.get(folder)
+        if loading is None:
+            loading = asyncio.get_running_loop().run_in_executor(self._threads, self._load, folder)
+            self._loading[folder] = loading
+        try:
+            return await asyncio.shield(loading)
+        finally:
+            failed = loading.done() and (loading.cancelled() or loading.exception() is not None)
+            if failed and self._loading.get(folder) is loading:
+                del self._loading[folder]
+
+    def close(self) -> None:
+        for loading in self._loading.values():
+            loading.cancel()
+
+    def _load(self, folder: str) -> ChatTemplate:
+        stamp = files_stamp(Path(folder))
+        then, why = self._refused.get(folder, (None, ""))
+        if then == stamp:
+            raise TemplateUnusable(why)
+        try:
+            return ChatTemplate.load(Path(folder))
+        except TemplateUnusable as error:
+            self._refused[folder] = stamp, str(error)
+            raise
+
+
+def files_stamp(folder: Path) -> Stamp:
+    """Changes when somebody writes the tokenizer or the template."""
+    found = sorted({file for pattern in FILES for file in folder.glob(pattern) if file.is_file()})
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)

@@ -1,0 +1,185 @@
+"""The conversation as the template writes it: with the real texts, and with a placeholder for every sampled turn.
+
+The real rendering is what the model is shown. The other one only helps to find the sampled turns in it, and to say what
+the template did with them: no text of it is ever tokenised.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rollyard.core.errors import TaskError, TemplateUnusable
+from rollyard.tokens.chat_template import ChatTemplate, Message
+from rollyard.tokens.sampled_turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_ENDS, SampledTurn
+from rollyard.tokens.tool_calls import ToolCall
+
+THOUGHTS, BODY, CALL = "t", "b", "c"
+"""Parts of a turn. A turn with calls is shown by its text, or by its calls where the template insists on them."""
+MANGLED = 9
+"""Characters of a placeholder that show that one is there, whatever the template made of the others."""
+
+CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+@dataclass
+class Answer:
+    """A sampled turn among the messages."""
+
+    number: int
+    turn: SampledTurn
+    calls: tuple[ToolCall, ...] = ()
+    """Known once the turn has been parsed."""
+    content: str = ""
+    """Text beside its calls."""
+
+    def call_ids(self) -> list[str]:
+        """The model's own where it fits, else nine digits: Mistral's template takes exactly nine letters or digits."""
+        made = (f"{self.number % 100_000:05d}{k % 10_000:04d}" for k in range(len(self.calls)))
+        said = (call.id if call.id is not None and CALL_ID.fullmatch(call.id) else None for call in self.calls)
+        return [its or ours for its, ours in zip(said, made, strict=True)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sampled turn as the template shows it."""
+
+    number: int
+    parts: str
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Rendering with placeholders. `texts[i]` stands before `turns[i]`, `texts[-1]` behind them all."""
+
+    texts: list[str]
+    turns: list[Seen]
+    mangled: bool
+    """Whether the template cut, wrote otherwise or split some of the placeholders."""
+
+
+class Renderer:
+    """Renders one conversation, again and again."""
+
+    def __init__(self, template: ChatTemplate, tools: Sequence[dict[str, Any]]) -> None:
+        self._template = template
+        self._tools = list(tools)
+        self._harmony = template.in_channels
+        self._structured = False
+        """Whether the template refused tool results that follow no structured call; then all calls are shown so."""
+        # letters and digits alone, so that no template trims, escapes or splits it
+        self._nonce = f"{secrets.token_hex(8)}turn"
+        self._placeholder = re.compile(rf"{self._nonce}(\d+)([{THOUGHTS}{BODY}{CALL}])end")
+        self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
+
+    def whole(self, messages: Sequence[Message | Answer]) -> str:
+        """Return the text that the model is to be shown. Raises TaskError and TemplateUnusable as the template does."""
+        try:
+            return self._text(messages, real=True)
+        except (TaskError, TemplateUnusable):
+            if self._structured or not any(isinstance(m, Answer) and m.calls for m in messages):
+                raise
+        self._structured = True
+        try:
+            return self._text(messages, real=True)
+        except (TaskError, TemplateUnusable):
+            self._structured = False
+            raise
+
+    def marked(self, messages: Sequence[Message | Answer]) -> Marked | None:
+        """The same with placeholders; None where the template takes none."""
+        try:
+            return self._read(self._text(messages, real=False))
+        except (TaskError, TemplateUnusable):
+            return None
+
+    def ids(self, text: str, behind: int | None) -> list[int]:
+        """Tokenise a piece of the real rendering; the one way by which a template's text becomes ids.
+
+        `behind`: the token before it. Raises ValueError for a text with a placeholder.
+        """
+        if self._nonce in text:
+            raise ValueError("a placeholder is no text for a model")
+        return self._template.encode_behind(behind, text)
+
+    def _text(self, messages: Sequence[Message | Answer], *, real: bool) -> str:
+        show = self._real if real else self._message
+        return self._template.render([show(m) if isinstance(m, Answer) else m for m in messages], self._tools, True)
+
+    def _real(self, answer: Answer) -> Message:
+        """The turn as any caller of a template would give it."""
+        turn, calls = answer.turn, self._structured and bool(answer.calls)
+        message: Message = {"role": "assistant"}
+        if not self._harmony:
+            message["content"] = answer.content if calls else turn.text
+        else:
+            thoughts, rest = turn.split()
+            if turn.thinks:  # the template writes the channels, and refuses texts that have some
+                message["thinking"] = _bare(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
+            if not calls:
+                message["content"] = _bare(rest.rpartition(MESSAGE)[2])
+        if calls:
+            arguments = [call.arguments for call in answer.calls]
+            message["tool_calls"] = [self._call(answer, k, arguments[k]) for k in range(len(arguments))]
+        return message
+
+    def _message(self, answer: Answer) -> Message:
+        """The turn as a message with placeholders."""
+        thinks, calls = answer.turn.thinks, self._structured and bool(answer.calls)
+        message: Message = {"role": "assistant"}
+        body = answer.content if calls else self._mark(answer, BODY)
+        if not self._harmony:
+            rest = answer.turn.split()[1]
+            space = rest[: len(rest) - len(rest.lstrip())]
+            thoughts = f"{self._mark(answer, THOUGHTS)}\n{THINK_ENDS}{space}" if thinks and not calls else ""
+            message["content"] = thoughts + body
+        else:
+            if thinks:
+                message["thinking"] = self._mark(answer, THOUGHTS)
+            if not calls:
+                message["content"] = body
+        if calls:
+            marks = [{self._mark(answer, CALL): ""}, *({} for _ in answer.calls[1:])]
+            message["tool_calls"] = [self._call(answer, k, marks[k]) for k in range(len(marks))]
+        return message
+
+    def _call(self, answer: Answer, k: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        function = {"name": answer.calls[k].name, "arguments": arguments}
+        return {"id": answer.call_ids()[k], "type": "function", "function": function}
+
+    def _mark(self, answer: Answer, part: str) -> str:
+        return f"{self._nonce}{answer.number}{part}end"
+
+    def _read(self, text: str) -> Marked:
+        texts, turns, start = [], [], 0
+        for first, last, seen in self._turns(text):
+            texts.append(text[start:first])
+            turns.append(seen)
+            start = self._end_of_calls(text, last) if seen.parts.endswith(CALL) else last
+        texts.append(text[start:])
+        rest = self._placeholder.sub("", text).lower()
+        return Marked(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
+
+    def _turns(self, text: str) -> Iterator[tuple[int, int, Seen]]:
+        """Where each turn begins and ends. Its thoughts and what follows them are one turn, whatever stands between."""
+        marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
+        joined = False
+        for this, then in pairwise([*marks, (0, 0, -1, "")]):
+            if joined:
+                joined = False
+                continue
+            joined = this[2] == then[2] and this[3] == THOUGHTS != then[3]
+            yield this[0], (then if joined else this)[1], Seen(this[2], this[3] + (then[3] if joined else ""))
+
+    def _end_of_calls(self, text: str, position: int) -> int:
+        """Find the end of the calls. What the template writes of them is the turn's: the rest begins with the turn's end."""
+        end = self._ends.search(text, position)
+        return end.start() if end is not None else position
+
+
+def _bare(text: str) -> str:
+    return text.replace(CHANNEL, "")

@@ -1,0 +1,157 @@
+"""Checks of what a chat template does with each role, found out by a word for each before any conversation.
+
+Templates take contents as text, or as a list of parts; what they do not look for vanishes without an error. So each role's
+word must come back in one of the two forms, or the template must refuse the role in words of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from rollyard.core.errors import TaskError, TemplateUnusable
+
+Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
+"""(messages, tools, add_generation_prompt) -> text, contents as they are. Raises TaskError, TemplateUnusable."""
+
+WORDS = {"user": "quvo", "assistant": "zemi", "system": "wyfa", "tool": "jexo"}
+"""Short, so that no template cuts them, and lower case: they are looked for whatever their case is then."""
+AGAIN = "hupi"
+FINAL = "<|channel|>final<|message|>"
+CALL_ID = "aaaaaaaaa"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run it.",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        },
+    }
+]
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text as a list of parts."""
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def roles_in_parts(render: Render) -> frozenset[str]:
+    """Roles whose content the template wants as a list of parts.
+
+    Raises TemplateUnusable for a template that fails, or that shows nothing of what some role says, with tools or without.
+    """
+    parts: set[str] = set()
+    for role in WORDS:
+        errors: list[TaskError | TemplateUnusable] = []
+        first = TOOLS if role == "tool" else []
+        forms = [form for form in (parts, parts | {role}) if _shows(render, role, form, first, errors)]
+        beside, best = max(
+            ((_beside_tools(render, role, form), form) for form in forms), key=lambda it: it[0], default=(0, parts)
+        )
+        if beside:
+            parts = best
+        elif forms:
+            raise TemplateUnusable(
+                f"loses the content of a message of role {role!r} when there are tools, as text and as a "
+                "list of parts; write message.content there as without tools"
+            )
+        elif role == "user" and errors:
+            raise TemplateUnusable(f"fails on a conversation of one question: {errors[0]}")
+        elif not any(isinstance(error, TaskError) for error in errors):
+            how = f"fails: {errors[0]}" if errors else "shows it neither as text nor as a list of parts"
+            raise TemplateUnusable(
+                f"loses the content of a message of role {role!r}: it {how}; write message.content there, or call "
+                "raise_exception if the model has no such role"
+            )
+    return frozenset(parts)
+
+
+def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> bool:
+    """Whether the template writes one of these behind what an assistant says."""
+    for messages, tools in (
+        (_conversation("assistant")[0], []),
+        ([*_conversation("assistant")[0], _message("user", AGAIN)], []),
+        (_conversation("tool")[1][:2], TOOLS),
+        (_conversation("tool")[1], TOOLS),
+    ):
+        for prompt in (False, True):
+            try:
+                text = render([in_parts(m) if m["role"] in parts else m for m in messages], tools, prompt)
+            except (TaskError, TemplateUnusable):
+                continue
+            behind = text.lower().rfind("bash" if messages[1].get("tool_calls") else WORDS["assistant"])
+            if behind < 0 and tools:
+                continue
+            behind = max(behind, 0)  # written in other letters: anywhere will do
+            upto = text.lower().find(AGAIN, behind)
+            if any(end in text[behind : upto if upto >= 0 else None] for end in ends):
+                return True
+    return False
+
+
+def in_channels(render: Render, parts: Collection[str]) -> bool:
+    """Whether the template writes an answer as a message in a channel (gpt-oss); one that only names channels does not."""
+    messages = [in_parts(m) if m["role"] in parts else m for m in _conversation("assistant")[1]]
+    try:
+        return FINAL + WORDS["assistant"] in render(messages, [], True)
+    except (TaskError, TemplateUnusable):
+        return False
+
+
+def _beside_tools(render: Render, role: str, parts: Collection[str]) -> int:
+    """2 where tools make no difference, 1 where the template fails at them, which is heard, 0 where the text is lost."""
+    errors: list[TaskError | TemplateUnusable] = []
+    return 2 if _shows(render, role, parts, TOOLS, errors) else int(bool(errors))
+
+
+def _shows(
+    render: Render,
+    role: str,
+    parts: Collection[str],
+    tools: Sequence[dict[str, Any]],
+    errors: list[TaskError | TemplateUnusable],
+) -> bool:
+    prompt = role != "assistant"
+
+    def text(messages: Sequence[dict[str, Any]], word: str) -> str:
+        said = [{**m, "content": m["content"].replace(WORDS[role], word)} for m in messages]
+        return render([in_parts(m) if m["role"] in parts else m for m in said], tools, prompt)
+
+    for messages in _conversation(role):
+        try:
+            shown = text(messages, WORDS[role])
+            # a list that was written as it is, brackets and all, is not what anybody meant
+            if role in parts and any(f"text{q}: {q}{WORDS[role]}" in shown for q in "'\""):
+                continue
+            if WORDS[role] in shown.lower():
+                return True
+            # written backwards, or in other letters: it depends on the word, and on nothing else
+            if text(messages, AGAIN) != shown == text(messages, WORDS[role]):
+                return True
+        except (TaskError, TemplateUnusable) as error:
+            errors.append(error)
+    return False
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def _conversation(role: str) -> list[list[dict[str, Any]]]:
+    """Conversations in which the role speaks; one that shows it is enough."""
+    user, said = _message("user", WORDS["user"]), _message("assistant", WORDS["assistant"])
+    match role:
+        case "user":
+            return [[user]]
+        case "assistant":
+            return [[user, said], [user, said, _message("user", AGAIN)]]
+        case "system":
+            return [[_message("system", WORDS["system"]), user]]
+        case _:
+            function = {"name": "bash", "arguments": {"command": "ls"}}
+            calls = [{"id": CALL_ID, "type": "function", "function": function}]
+            result = {"role": "tool", "name": "bash", "tool_call_id": CALL_ID, "content": WORDS["tool"]}
+            return [[user, said, result], [user, {**_message("assistant", ""), "tool_calls": calls}, result]]

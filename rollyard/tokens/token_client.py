@@ -1,0 +1,199 @@
+"""Token ids in, token ids out: a client of model servers in vLLM's shapes that loses nothing it was sent.
+
+Answers are streamed, so that the ids received before a failure are kept and another endpoint goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from pydantic_core import to_json
+
+from rollyard.core.errors import ContextExceeded, EndpointRefused
+from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.endpoint_routes import Way, Ways
+from rollyard.tokens.requests_in_flight import InFlight, Request
+from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.tokens.server_sent_events import events
+from rollyard.tokens.streamed_response import Answer, Asked, OnProgress, TooLong
+from rollyard.wire.endpoint import Endpoint
+
+Checkout = Callable[[str | None], Awaitable[Endpoint]]
+"""Given the id of the endpoint that failed, or None at first, says which to use. May raise EndpointError."""
+GOLDEN = 0x9E3779B97F4A7C15
+MAX_ERROR_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Longest waits, in seconds."""
+
+    connect: float = 10.0
+    first_token: float = 300.0
+    """Queueing and the prompt included."""
+    next_token: float = 60.0
+
+    @classmethod
+    def of(cls, endpoint: Endpoint) -> Patience:
+        """As its pool says."""
+        said = endpoint.patience
+        return cls(said.connect_seconds, said.first_token_seconds, said.idle_seconds)
+
+
+def seed_after(seed: int, drawn: int) -> int:
+    """The seed with which a request that has had `drawn` tokens goes on elsewhere.
+
+    The same seed would repeat the draws of the first tokens. The stride is that of splitmix64, with which the embedded
+    engine continues exactly as if there had been no break; for another engine it is simply a different seed.
+    """
+    moved = (seed + drawn * GOLDEN) % 2**64
+    return moved - 2**64 if moved >= 2**63 else moved
+
+
+class TokenClient:
+    """Calls model servers. `http` brings the trust in their certificates; it is the caller's to close.
+
+    `patience`: with all endpoints alike; each one's own where it is left out.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, patience: Patience | None = None) -> None:
+        self._http = http
+        self._patience = patience
+        self._ways = Ways(http)
+
+    async def complete(
+        self,
+        endpoint: Endpoint,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        on_progress: OnProgress | None = None,
+        in_flight: InFlight | None = None,
+    ) -> Sampled:
+        """One turn from one endpoint. Whoever has `in_flight` may end it, which is a StreamLost.
+
+        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused for a request that the endpoint does not
+        take, AnswerRefused for an answer that cannot be trained on, and ContextExceeded when the prompt leaves
+        no room for a token.
+        """
+        if sampling.logprobs != endpoint.logprobs:
+            raise EndpointRefused(
+                f"endpoint {endpoint.id} returns {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
+                f"{endpoint.logprobs}`, or set the pool's `engine.vllm.logprobsMode: {sampling.logprobs}`"
+            )
+        way = await self._ways.of(endpoint)
+        if way.context is not None:
+            max_tokens = min(max_tokens, way.context - len(prompt_ids))
+            if max_tokens < 1:
+                raise ContextExceeded(
+                    f"the conversation has {len(prompt_ids)} tokens, and the context {way.context}", context=way.context
+                )
+        try:
+            return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
+        except TooLong as error:
+            # some engines refuse a prompt that fits when what may be sampled behind it does not
+            room = error.context - len(prompt_ids) if error.context is not None else 0
+            if not 0 < room < max_tokens:
+                raise
+            return await self._ask(endpoint, way, prompt_ids, sampling, room, stop_ids, on_progress, in_flight)
+
+    async def _ask(
+        self,
+        endpoint: Endpoint,
+        way: Way,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        on_progress: OnProgress | None,
+        in_flight: InFlight | None,
+    ) -> Sampled:
+        asked = Asked(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
+        request = Request(endpoint.id, on_progress)
+        answer = Answer(endpoint, way.dialect, asked, request)
+        body = way.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
+        try:
+            async with (in_flight or InFlight()).during(request):
+                await self._stream(endpoint, way, body, answer)
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
+            if not answer.finished:
+                raise answer.lost(type(error).__name__) from error
+        return answer.result()
+
+    async def _stream(self, endpoint: Endpoint, way: Way, body: dict[str, Any], answer: Answer) -> None:
+        headers = {"Content-Type": "application/json"}
+        if endpoint.token:
+            headers["Authorization"] = f"Bearer {endpoint.token}"
+        patience = self._patience or Patience.of(endpoint)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
+        url = endpoint.url.rstrip("/") + way.dialect.path
+        async with asyncio.timeout(patience.first_token):
+            response = await self._http.post(
+                url, data=to_json(body), headers=headers, timeout=timeout, allow_redirects=False
+            )
+        async with response:
+            if response.status != 200:
+                async with asyncio.timeout(patience.next_token):
+                    text = await response.content.read(MAX_ERROR_BYTES)
+                answer.fail(response.status, text.decode(errors="replace"))
+            async for event in events(response.content, patience.first_token, patience.next_token):
+                answer.take(event)
+
+    async def complete_with_failover(
+        self,
+        checkout: Checkout,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        on_progress: OnProgress | None = None,
+        max_moves: int = 4,
+        in_flight: InFlight | None = None,
+    ) -> Sampled:
+        """One turn, from as many endpoints as it takes; each goes on with the ids sampled so far.
+
+        Raises StreamLost when the last of `max_moves` moves failed too, with all that was sampled in `.partial`.
+        """
+        so_far, moves, failed = Sampled(), 0, None
+        while True:
+            endpoint = await checkout(failed)
+            n = len(so_far.token_ids)
+            try:
+                rest = await self.complete(
+                    endpoint,
+                    [*prompt_ids, *so_far.token_ids],
+                    _moved(sampling, n),
+                    max_tokens - n,
+                    stop_ids,
+                    on_progress,
+                    in_flight,
+                )
+                return so_far.followed_by(rest)
+            except ContextExceeded:
+                if not n:
+                    raise
+                return Sampled(so_far.token_ids, so_far.logprobs, so_far.weights_versions, "length")
+            except StreamLost as lost:
+                so_far = so_far.followed_by(lost.partial)
+                if whole := so_far.ended([*stop_ids, *sampling.stop_token_ids], max_tokens):
+                    return whole
+                if moves == max_moves:
+                    raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
+                moves, failed = moves + 1, endpoint.id
+
+
+def _moved(sampling: Sampling, drawn: int) -> Sampling:
+    """For the rest of a turn: another seed, and as many fewer of the least tokens."""
+    if not drawn:
+        return sampling
+    update: dict[str, Any] = {}
+    if sampling.seed is not None:
+        update["seed"] = seed_after(sampling.seed, drawn)
+    if sampling.min_tokens is not None:
+        update["min_tokens"] = max(sampling.min_tokens - drawn, 0)
+    return sampling.model_copy(update=update)

@@ -1,0 +1,52 @@
+"""Which parser reads a model's turns: by name, or by what its chat template shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from rollyard.core.errors import TaskError
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.tool_calls.base import MakeParser, ToolCallParser
+from rollyard.tokens.tool_calls.deepseek import DeepSeek
+from rollyard.tokens.tool_calls.glm_and_qwen_coder import Glm, Qwen3Coder
+from rollyard.tokens.tool_calls.harmony import Harmony
+from rollyard.tokens.tool_calls.hermes import Hermes
+from rollyard.tokens.tool_calls.llama import Llama3
+from rollyard.tokens.tool_calls.mistral import Mistral
+
+ENTRY_POINTS = "rollyard.tool_parsers"
+BUILT_IN: dict[str, tuple[MakeParser, tuple[str, ...]]] = {
+    "harmony": (Harmony, ("<|channel|>",)),
+    "mistral": (Mistral, ("[TOOL_CALLS]",)),
+    "deepseek": (DeepSeek, ("<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁outputs▁begin｜>")),
+    "glm": (Glm, ("<arg_key>",)),
+    "qwen3_coder": (Qwen3Coder, ("<function=",)),
+    "hermes": (Hermes, ("<tool_call>",)),
+    "llama3_json": (Llama3, ("<|python_tag|>", "<|start_header_id|>")),
+}
+"""Name -> parser, and the marks of which a template of the family shows one; the first family that fits is taken."""
+
+
+def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[dict[str, Any]] = ()) -> ToolCallParser:
+    """By name, one of the built-in or installed; without a name by the template, Hermes form when it shows none.
+
+    `tools` tells the types of arguments to the families that write them all as text. Raises TaskError for a name that
+    nobody has, and for an installed one that cannot be made.
+    """
+    if name is None:
+        shown = (family for family, (_, marks) in BUILT_IN.items() if any(mark in template.source for mark in marks))
+        name = next(shown, "hermes")
+    if name in BUILT_IN:
+        parser: ToolCallParser = BUILT_IN[name][0](tools)
+        return parser
+    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in installed:
+        known = ", ".join(sorted([*BUILT_IN, *installed]))
+        raise TaskError(f"this node has no tool-call parser {name!r}; it has {known}")
+    try:
+        made: ToolCallParser = installed[name].load()(tools)
+    except Exception as error:  # it may be anyone's
+        raise TaskError(f"the tool-call parser {name!r} cannot be created: {error!r}") from error
+    return made

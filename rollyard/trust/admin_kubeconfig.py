@@ -1,0 +1,24 @@
+"""`admin.kubeconfig`: a standard kubeconfig, so that kubectl and client libraries work as they are."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import yaml
+
+from rollyard.trust.secret_files import write_secret
+
+
+def write_kubeconfig(path: Path, url: str, ca_pem: str, token: str) -> None:
+    """0600, replaced atomically."""
+    authority = base64.b64encode(ca_pem.encode()).decode()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "rollyard", "cluster": {"server": url, "certificate-authority-data": authority}}],
+        "users": [{"name": "admin", "user": {"token": token}}],
+        "contexts": [{"name": "rollyard", "context": {"cluster": "rollyard", "user": "admin", "namespace": "default"}}],
+        "current-context": "rollyard",
+    }
+    write_secret(path, yaml.safe_dump(config, sort_keys=False))

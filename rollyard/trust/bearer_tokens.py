@@ -1,0 +1,94 @@
+"""Bearer tokens that carry their claims and a signature: nothing is looked up to check one.
+
+`ry1.<claims>.<signature>`: claims are base64url JSON, the signature is HMAC-SHA256 over what stands before it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rollyard.core.errors import Unauthorized, Unavailable
+from rollyard.trust.secret_files import write_secret
+
+PREFIX = "ry1"
+KEY_BYTES = 32
+
+
+class Role(StrEnum):
+    ADMIN = "admin"
+    """Everything a person or trainer may do; writing a pool equals a shell."""
+    NODE = "node"
+    """A node agent, for its own allocation."""
+    ENGINE = "engine"
+    """An engine, for its own allocation."""
+    ENDPOINT = "endpoint"
+    """Shown at an engine's door, never at the server."""
+    SESSION = "session"
+    """An agent outside of sandboxes, at the gateway, for its own session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    role: Role
+    subject: str
+    """The allocation's uid; for an admin a name."""
+
+
+class TokenSigner:
+    """Issues and verifies tokens with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) < KEY_BYTES:
+            raise ValueError(f"a key has at least {KEY_BYTES} bytes")
+        self._key = key
+
+    @classmethod
+    def open(cls, path: Path) -> TokenSigner:
+        """With the key in this file, made when there is none. Raises Unavailable when the file holds no whole key."""
+        if not path.exists():
+            write_secret(path, secrets.token_bytes(KEY_BYTES))
+        try:
+            return cls(path.read_bytes())
+        except ValueError as error:
+            # An empty file would be a key that anyone can sign with.
+            raise Unavailable(f"{path}: {error}. If you remove the file, all tokens become invalid") from None
+
+    def issue(self, role: Role, subject: str, expires_at: float | None = None) -> str:
+        """`expires_at` in Unix seconds; None for a token that lives as long as the key."""
+        claims = json.dumps([role.value, subject, expires_at], separators=(",", ":"))
+        body = f"{PREFIX}.{_encode(claims.encode())}"
+        return f"{body}.{_encode(self._signature(body))}"
+
+    def verify(self, token: str, now: float) -> Claims:
+        """Raises Unauthorized for a token that is none of ours, and says so when it has expired."""
+        body, _, signature = token.rpartition(".")
+        try:
+            genuine = hmac.compare_digest(_decode(signature), self._signature(body))
+        except ValueError:
+            genuine = False
+        if not genuine:
+            raise Unauthorized(
+                "this token is not valid for this server; admin.kubeconfig in the data folder has a valid one"
+            )
+        role, subject, expires_at = json.loads(_decode(body.removeprefix(f"{PREFIX}.")))
+        if expires_at is not None and expires_at <= now:
+            raise Unauthorized("this token has expired; ask for a new one")
+        return Claims(Role(role), subject)
+
+    def _signature(self, body: str) -> bytes:
+        return hmac.digest(self._key, body.encode(), hashlib.sha256)
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text.encode("ascii", "strict") + b"=" * (-len(text) % 4))

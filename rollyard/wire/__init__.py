@@ -1,0 +1,1 @@
+"""Messages and files that cross between processes: server, node agents, engines."""
