@@ -3,7 +3,7 @@
 A throwaway cluster is brought up for it. The allocations run `sleep` in the place of node agents, so that what is timed is
 Slurm's work and ours, and not that of so many Python processes on this one machine. Rounds alternate.
 
-    PYTHONPATH=deploy/slurm python -m bench.burst [--size 64] [--rounds 12]
+    python -m bench.burst [--size 64] [--rounds 12]
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from throwaway.cluster import down, up
-from throwaway.options import Options
-
+from deploy.slurm.throwaway.cluster import down, up
+from deploy.slurm.throwaway.options import Options
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import NotFound
 from rollyard.kinds.base import ObjectKey, ObjectMeta

@@ -25,7 +25,6 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from bench.upstream import Upstream
 from rollyard.gateway.app import build
 from rollyard.gateway.session.session import Session
 from rollyard.gateway.session.session_config import Terms
@@ -34,6 +33,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
+from simulation.upstream import Upstream
 
 MODEL = Path(__file__).parents[1] / "examples" / "tiny_policy" / "model"
 ANSWER = "The answer is written in the file, and so the next thing to do is to look at it once more. "

@@ -20,9 +20,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from bench.routing_policies import BASELINES, POLICIES
-from bench.routing_sim import Fleet, Result, Sim
-from bench.routing_traces import TRACES
 from rollyard.core.clock import ManualClock
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutRecord
@@ -30,6 +27,9 @@ from rollyard.server.wiring import Routing
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
+from simulation.routing import Fleet, Result, Sim
+from simulation.routing_policies import BASELINES, POLICIES
+from simulation.routing_traces import TRACES
 
 EQUAL = Fleet((1.0,) * 5)
 MIXED = Fleet((1.0, 1.0, 2.0))

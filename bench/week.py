@@ -1,6 +1,6 @@
 """A week of two pools that follow their demand, in seconds: what was asked of them, what they had, and what it cost.
 
-The deciding is the server's own; Slurm, node agents and model servers are simulated (`bench.simulation`), with waits in the
+The deciding is the server's own; Slurm, node agents and model servers are simulated (`simulation.yard`), with waits in the
 queue, walltimes, nodes that break and a server that is restarted. The patterns are written down after how trainers behave.
 
     python -m bench.week [PATTERN ...] [--days 7] [--look 16] [--csv FILE] [--svg FILE]
@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from bench.simulation import START, Demand, SimulatedPool, Yard
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.autoscaler import FLAP_BUDGET
+from simulation.yard import START, Demand, SimulatedPool, Yard
 
 HOUR, DAY = 3600.0, 86400.0
 SERVED_DAYS = 3.0

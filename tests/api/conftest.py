@@ -12,9 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from outside_api import Api, Serve
 
-from bench.upstream import Upstream
 from rollyard.api.app import build
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.registry import parse_object
@@ -23,6 +21,8 @@ from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trust.bearer_tokens import Role
+from simulation.upstream import Upstream
+from tests.support.outside_api import Api, Serve
 
 
 @pytest.fixture

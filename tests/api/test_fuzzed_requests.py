@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from outside_api import Api, Serve
 from yarl import URL
 
 from rollyard.api import (
@@ -34,6 +33,7 @@ from rollyard.api import (
 )
 from rollyard.kinds.registry import parse_object
 from rollyard.trust.bearer_tokens import Role, TokenSigner
+from tests.support.outside_api import Api, Serve
 
 FAMILIES = (
     discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, engine, metrics,

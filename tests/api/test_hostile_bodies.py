@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
-from outside_api import Api, Serve
 
 from rollyard.api import listener, request_bodies
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import client_ssl_context, server_ssl_context
+from tests.support.outside_api import Api, Serve
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/inferencepools"
 DEEP = b"[" * 60_000

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outside_api import Api, Serve
 from yarl import URL
 
 from rollyard.api import endpoints, logs, rollouts, sessions
+from tests.support.outside_api import Api, Serve
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/inferencepools"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from outside_api import Api, Serve
-
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import NodeAgent
 from rollyard.wire.base import Identity
+from tests.support.outside_api import Api, Serve
 
 KEY = ("default", "swe")
 

@@ -6,7 +6,7 @@ import io
 import json
 from typing import Any
 
-from outside_api import Api, Serve
+from tests.support.outside_api import Api, Serve
 
 TASK = {"kind": "math", "problem": "1 + 1", "answer": "2"}
 

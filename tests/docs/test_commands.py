@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from e2e_yard import Yard, end
 
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.schema.yaml import load_manifests
 from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
+from tests.support.yard import Yard, end
 
 RUN_SECONDS = 1200.0
 """They take less than one minute on a machine of one's own."""

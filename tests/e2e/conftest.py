@@ -1,9 +1,10 @@
 """The yard, and real Slurm where a test asks for it, for every test in this folder."""
 
 import pytest
-from cluster import accounting_cluster, cluster, new_cluster
-from e2e_yard import yard
-from vllm_env import vllm_python
+
+from tests.support.cluster import accounting_cluster, cluster, new_cluster
+from tests.support.vllm_env import vllm_python
+from tests.support.yard import yard
 
 __all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "vllm_python", "yard"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster import NewCluster
-from e2e_yard import Yard, end, requests
 
 from rollyard.kinds.rollout import Status
+from tests.support.cluster import NewCluster
+from tests.support.yard import Yard, end, requests
 
 
 async def test_pools_live_by_slurmrestd(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> None:

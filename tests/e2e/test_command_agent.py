@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from e2e_yard import MODEL, Yard, kill, requests
-from recompute import differences
-from slowness import slowness
-from standstill import freeze
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
+from tests.support.recompute import differences
+from tests.support.slowness import slowness
+from tests.support.standstill import freeze
+from tests.support.yard import MODEL, Yard, kill, requests
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import yaml
-from e2e_yard import MODEL, ROOT, Yard
+
+from tests.support.yard import MODEL, ROOT, Yard
 
 LIMIT_SECONDS = 180.0
 TASK = {"kind": "math", "problem": "What is 417 * 36 + 58?", "answer": "15070"}

@@ -17,7 +17,6 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from e2e_yard import MODEL, ROOT, Yard, requests
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, from_reason
@@ -29,6 +28,7 @@ from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import Sandboxes
 from rollyard.trust.bearer_tokens import Role, TokenSigner
+from tests.support.yard import MODEL, ROOT, Yard, requests
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

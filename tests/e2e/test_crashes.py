@@ -7,13 +7,13 @@ import contextlib
 from collections import Counter
 
 import pytest
-from e2e_yard import Yard, alive, endpoint, kill, requests
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.controller.failpoints import CRASH_POINTS
 from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Status, Trajectory
+from tests.support.yard import Yard, alive, endpoint, kill, requests
 
 
 async def some_done(yard: Yard, client: AsyncClient, least: int) -> None:

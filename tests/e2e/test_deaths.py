@@ -7,11 +7,11 @@ import os
 import signal
 
 import pytest
-from cluster import NewCluster
-from slurm_field import Field, field_on
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
+from tests.support.cluster import NewCluster
+from tests.support.slurm_field import Field, field_on
 
 
 async def told(field: Field, old: Allocation, *states: str) -> str:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, NewCluster
 
 from rollyard.doctor import compute_node
 from rollyard.doctor.compute_node import Question, ask
@@ -20,6 +19,7 @@ from rollyard.doctor.finding import Finding, findings
 from rollyard.doctor.slurm_cluster import cluster as look_at_cluster
 from rollyard.doctor.slurm_cluster import judge
 from rollyard.kinds.allocation import AllocationTemplate
+from tests.support.cluster import Cluster, NewCluster
 
 
 def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict[str, str]]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import Cluster
-from e2e_yard import MODEL, ROOT, merge
-from slurm_field import Field, field_on
+
+from tests.support.cluster import Cluster
+from tests.support.slurm_field import Field, field_on
+from tests.support.yard import MODEL, ROOT, merge
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import openai
-from e2e_yard import MODEL, Yard, requests
-from recompute import differences
-from standstill import freeze
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Sampling, Stage
 from rollyard.kinds.session import SessionOpened, SessionRequest
+from tests.support.recompute import differences
+from tests.support.standstill import freeze
+from tests.support.yard import MODEL, Yard, requests
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 ENDLESS = Sampling(max_tokens=3000, temperature=1000, seed=1)

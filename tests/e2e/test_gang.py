@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
-from e2e_yard import kill
-from slurm_field import Field, field_on
 
 from rollyard.engine.vllm.installed_vllm import MARK
+from tests.support.cluster import Cluster
+from tests.support.slurm_field import Field, field_on
+from tests.support.yard import kill
 
 # In vLLM's place: the first rank serves the tiny policy once the second has come to the address that it was told.
 PYTHON = """#!{python}

@@ -11,11 +11,11 @@ import sys
 import time
 
 import aiohttp
-from e2e_yard import Yard, requests
 from yarl import URL
 
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.rollout import Status
+from tests.support.yard import Yard, requests
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
 SECONDS = 5.0

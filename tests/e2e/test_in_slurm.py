@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, NewCluster
-from e2e_yard import ROOT, Yard, alive, end, kill, requests
-from standstill import freeze
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
 from rollyard.server.job.job_folder import Place
 from rollyard.server.store.folder_lock import FolderLock, JobRun
+from tests.support.cluster import Cluster, NewCluster
+from tests.support.standstill import freeze
+from tests.support.yard import ROOT, Yard, alive, end, kill, requests
 
 ROLLOUTS = 16
 

@@ -17,12 +17,12 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from e2e_yard import MODEL, ROOT, Yard, alive, endpoint
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
+from tests.support.yard import MODEL, ROOT, Yard, alive, endpoint
 
 WAIT_SECONDS = 60.0
 

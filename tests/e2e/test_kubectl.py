@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from e2e_yard import Yard
+
+from tests.support.yard import Yard
 
 POOL = """
 apiVersion: rollyard.dev/v1alpha1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import openai
 import pytest
-from e2e_yard import MODEL, Yard, kill
-from recompute import differences
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import NotFound
@@ -13,6 +11,8 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionOpened, SessionRequest
+from tests.support.recompute import differences
+from tests.support.yard import MODEL, Yard, kill
 
 
 def agent(client: AsyncClient, opened: SessionOpened) -> openai.AsyncOpenAI:

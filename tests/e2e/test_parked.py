@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from e2e_yard import Yard, kill, requests
-
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Sampling, Stage, Status
+from tests.support.yard import Yard, kill, requests
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 LONG = Sampling(max_tokens=3000, temperature=1000, seed=1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from e2e_yard import Yard, requests
-
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from tests.support.yard import Yard, requests
 
 HARNESS = """python3 - <<'EOF'
 import json, os, urllib.request

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from e2e_yard import Yard, requests
 
 from rollyard.kinds.rollout import Trajectory
+from tests.support.yard import Yard, requests
 
 
 @pytest.mark.long

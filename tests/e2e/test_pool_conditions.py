@@ -8,10 +8,10 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from cluster import NewCluster
-from slurm_field import Field, field_on
 
 from rollyard.kinds.base import Condition
+from tests.support.cluster import NewCluster
+from tests.support.slurm_field import Field, field_on
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
-from cluster import Cluster, NewCluster
-from slowness import slowness
-from slurm_field import Field, field_on
 
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import get_condition
+from tests.support.cluster import Cluster, NewCluster
+from tests.support.slowness import slowness
+from tests.support.slurm_field import Field, field_on
 
 SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval": {"workers": {"min": 2}}}
 

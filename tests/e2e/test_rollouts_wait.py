@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from cluster import NewCluster
-from e2e_yard import requests
-from slurm_field import Field, field_on
 
 from rollyard.kinds.base import ObjectKey
+from tests.support.cluster import NewCluster
+from tests.support.slurm_field import Field, field_on
+from tests.support.yard import requests
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from e2e_yard import Yard, kill, requests
-
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Status
+from tests.support.yard import Yard, kill, requests
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from cluster import NewCluster
-from e2e_yard import alive
-from slurm_field import Field, field_on
 
 from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
+from tests.support.cluster import NewCluster
+from tests.support.slurm_field import Field, field_on
+from tests.support.yard import alive
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from cluster import NewCluster
-from slurm_field import Field, field_on
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
+from tests.support.cluster import NewCluster
+from tests.support.slurm_field import Field, field_on
 
 LIES = 8
 LONG_LIES = 40

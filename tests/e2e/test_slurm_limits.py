@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from cluster import NewCluster
-from slurm_field import Field, field_on
 
 from rollyard.kinds.base import ObjectKey
+from tests.support.cluster import NewCluster
+from tests.support.slurm_field import Field, field_on
 
 
 @pytest.fixture

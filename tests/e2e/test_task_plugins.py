@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from e2e_yard import ROOT, Yard, end
 
 from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from tests.support.yard import ROOT, Yard, end
 
 PLUGINS = {
     "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n",

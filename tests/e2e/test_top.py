@@ -18,12 +18,12 @@ import termios
 
 import aiohttp
 import pytest
-from e2e_yard import ROOT, Yard, requests
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.top import Top
+from tests.support.yard import ROOT, Yard, requests
 
 
 def command(yard: Yard, *words: str) -> str:

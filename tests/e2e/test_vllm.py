@@ -7,13 +7,13 @@ import os
 import signal
 
 import pytest
-from e2e_yard import MODEL, Yard, requests
-from live_weights import crossings, current_version, other_weights, pool_of, serves, versions
-from recompute import differences
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
+from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
+from tests.support.recompute import differences
+from tests.support.yard import MODEL, Yard, requests
 
 pytestmark = pytest.mark.heavy
 

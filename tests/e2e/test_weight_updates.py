@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e_yard import MODEL, ROOT, Yard, kill, requests
-from live_weights import crossings, current_version, other_weights, pool_of, serves, versions
-from recompute import differences
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.sync_client import BlockingReceiver, Client
@@ -22,6 +19,9 @@ from rollyard.client.weights_receiver import Receiver
 from rollyard.core.errors import Conflict, NotFound
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
+from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
+from tests.support.recompute import differences
+from tests.support.yard import MODEL, ROOT, Yard, kill, requests
 
 LONG = {"temperature": 100.0, "max_tokens": 1200}
 """Of a turn that is still under way when the weights change: any token follows, and one in a thousand ends it."""

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
-import gated_tasks
 import pytest
-from e2e_yard import Yard, end
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.kinds.rollout_pool import RolloutPool
+from tests.support import gated_tasks
+from tests.support.yard import Yard, end
 
 INIT, RUN, EVAL = Stage
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
@@ -34,7 +34,7 @@ POOL = {
 }
 AT_REST = {INIT: 2, RUN: 2, EVAL: 2}
 OLD = """\
-from rollyard.kinds import wire
+from rollyard.wire import node as wire
 del wire._TO_NODE["resize"]
 """
 
@@ -113,7 +113,7 @@ async def test_widths_go_from_stage_to_stage_with_the_work_and_come_back(gated: 
 
 async def test_who_waits_for_a_stage_is_told_of_at_once(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by the next heartbeat, which does not come here."""
-    monkeypatch.setattr("e2e_yard.LEASE_SECONDS", 3600.0)
+    monkeypatch.setattr("tests.support.yard.LEASE_SECONDS", 3600.0)
     yard = gated.yard
     yard.stop()
     yard.start()

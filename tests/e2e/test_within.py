@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from cluster import Cluster
-from e2e_yard import requests
-from slurm_field import Field, field_on
 
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Status
+from tests.support.cluster import Cluster
+from tests.support.slurm_field import Field, field_on
+from tests.support.yard import requests
 
 
 @pytest.fixture

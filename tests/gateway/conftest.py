@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from bench.upstream import Upstream
 from rollyard.gateway.app import build
 from rollyard.gateway.requests.call_errors import no_session
 from rollyard.gateway.session.session import Session
@@ -22,6 +21,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
+from simulation.upstream import Upstream
 
 
 @dataclass

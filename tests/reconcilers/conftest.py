@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from reconciler_site import Site
 
 from rollyard.server.store.sqlite_store import SqliteStore
+from tests.support.reconciler_site import Site
 
 
 @pytest.fixture

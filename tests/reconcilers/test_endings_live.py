@@ -6,10 +6,9 @@ import json
 import os
 import signal
 
-from reconciler_site import Site
-
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
+from tests.support.reconciler_site import Site
 
 
 async def ended(site: Site, allocation: Allocation) -> str:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from reconciler_site import Site
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.slurm.base import Job, JobState
 from rollyard.slurm.local_driver import LocalDriver
+from tests.support.reconciler_site import Site
 
 
 async def test_while_slurm_cannot_be_read_nothing_is_made_or_ended(site: Site) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from reconciler_site import Site
 
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import FINALIZER
@@ -18,6 +17,7 @@ from rollyard.reconcilers.pool_observation import Look
 from rollyard.reconcilers.rollout_pool import RolloutTrade
 from rollyard.slurm.base import BatchScript
 from rollyard.slurm.batch_script import batch_script
+from tests.support.reconciler_site import Site
 
 POLICY = {"policy": "policy"}
 

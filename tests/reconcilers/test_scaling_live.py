@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from reconciler_site import Site
 
 from rollyard.cli.describe import _lines
+from tests.support.reconciler_site import Site
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from reconciler_site import Site
-
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
@@ -16,6 +14,7 @@ from rollyard.server.routing.endpoint_registry import STALE_SECONDS, Endpoints
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
+from tests.support.reconciler_site import Site
 
 KEY = ("default", "policy")
 

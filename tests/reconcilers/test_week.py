@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulation import Yard
 from bench.week import (
     DAY,
     HOUR,
@@ -27,6 +26,7 @@ from bench.week import (
     write_svg,
 )
 from rollyard.reconcilers.autoscaler import FLAP_BUDGET
+from simulation.yard import Yard
 
 LOOK_SECONDS = 60.0
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from reconciler_site import Site
-from weights_site import BASE, MODEL, Disk, WeightsYard
 
 from rollyard.kinds.inference_pool import InferencePool
+from tests.support.reconciler_site import Site
+from tests.support.weights_site import BASE, MODEL, Disk, WeightsYard
 
 SPEC = "aaaaaaaaaaaa"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from cluster import Cluster, NewCluster
-from throwaway.machine import missing
-from throwaway.options import Options
-from throwaway.process import every_process
+
+from deploy.slurm.throwaway.machine import missing
+from deploy.slurm.throwaway.options import Options
+from deploy.slurm.throwaway.process import every_process
+from tests.support.cluster import Cluster, NewCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 LACKING = missing(Options())

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, NewCluster
-from driver_cases import EVERYWHERE, ON_SLURM, Case, Clusters, Ground, ground_of, open_cli
-from history import NAME, History
 
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import Job, JobState
+from tests.support.cluster import Cluster, NewCluster
+from tests.support.driver_cases import EVERYWHERE, ON_SLURM, Case, Clusters, Ground, ground_of, open_cli
+from tests.support.job_history import NAME, History
 
 Histories = Callable[[Cluster], History]
 

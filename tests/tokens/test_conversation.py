@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import ALTERNATING, LAST_THREE, STABLE, TOOLS_BEFORE_LAST_USER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollyard.core.errors import Invalid, TaskError
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Break, Cause, Conversation
+from tests.support.chat_templates import ALTERNATING, LAST_THREE, STABLE, TOOLS_BEFORE_LAST_USER
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 QUESTION = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 3 * 4?"}]

@@ -15,8 +15,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from families import FAMILIES, Call, Family, Said
-from small_tokenizers import LOSSLESS, SHAPES, fitted
 
 from rollyard.core.errors import EndpointRefused
 from rollyard.kinds.rollout import Sampling
@@ -25,6 +23,8 @@ from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import ToolCall, parser_for
 from rollyard.wire.endpoint import Endpoint
+from tests.support.small_tokenizers import LOSSLESS, SHAPES, fitted
+from tests.support.template_families import FAMILIES, Call, Family, Said
 
 TURNS = 56
 """Of each shape under each family: with five shapes and eight families 2,240 in all."""

@@ -6,14 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from families import CHATML_TOKENS, Family
-from odd_templates import ODD, UNUSABLE, chatml, of_assistants
-from small_tokenizers import SHAPES, fitted
-from template_trial import tried
 
 from rollyard.core.errors import TemplateUnusable
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Cause, Conversation
+from tests.support.odd_templates import ODD, UNUSABLE, chatml, of_assistants
+from tests.support.small_tokenizers import SHAPES, fitted
+from tests.support.template_families import CHATML_TOKENS, Family
+from tests.support.template_trial import tried
 
 TOKENS = [*CHATML_TOKENS, "<think>"]
 """`</think>` is no token: its end may lie within one."""

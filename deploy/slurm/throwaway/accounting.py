@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 
-from throwaway.conf import CLUSTER, Here
-from throwaway.daemons import Daemons
-from throwaway.machine import SEARCH_PATH
-from throwaway.options import ClusterError, Options, Place
+from .conf import CLUSTER, Here
+from .daemons import Daemons
+from .machine import SEARCH_PATH
+from .options import ClusterError, Options, Place
 
 ACCOUNT = "rl"
 

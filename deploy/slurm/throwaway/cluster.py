@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from throwaway import accounting, rest
-from throwaway.conf import Here
-from throwaway.daemons import Daemons
-from throwaway.folder import lay_out
-from throwaway.machine import SEARCH_PATH, look_around
-from throwaway.options import ClusterError, Options, Place
-from throwaway.process import Process, ancestors, end, every_process, identities, with_descendants
+from . import accounting, rest
+from .conf import Here
+from .daemons import Daemons
+from .folder import lay_out
+from .machine import SEARCH_PATH, look_around
+from .options import ClusterError, Options, Place
+from .process import Process, ancestors, end, every_process, identities, with_descendants
 
 UP_SECONDS = 60.0
 """Within this each step of bringing it up has to be over; all of them take about one second."""

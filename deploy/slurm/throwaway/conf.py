@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from throwaway.options import Options, Place
+from .options import Options, Place
 
 CLUSTER = "throwaway"
 KILL_WAIT_SECONDS = 2

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from throwaway.folder import RECORD
-from throwaway.machine import SEARCH_PATH
-from throwaway.options import ClusterError, Place
-from throwaway.process import Process
+from .folder import RECORD
+from .machine import SEARCH_PATH
+from .options import ClusterError, Place
+from .process import Process
 
 
 @dataclass

@@ -7,8 +7,8 @@ import secrets
 import shlex
 import shutil
 
-from throwaway import conf
-from throwaway.options import ClusterError, Options, Place
+from . import conf
+from .options import ClusterError, Options, Place
 
 RECORD = "devcluster.json"
 _LONGEST = 60

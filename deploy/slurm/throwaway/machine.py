@@ -11,8 +11,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from throwaway.conf import Here
-from throwaway.options import ClusterError, Options
+from .conf import Here
+from .options import ClusterError, Options
 
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 """Daemons lie in folders that an ordinary user's PATH leaves out."""

@@ -6,10 +6,10 @@ import os
 import socket
 import subprocess
 
-from throwaway.conf import Here
-from throwaway.daemons import Daemons
-from throwaway.machine import SEARCH_PATH
-from throwaway.options import ClusterError, Options, Place
+from .conf import Here
+from .daemons import Daemons
+from .machine import SEARCH_PATH
+from .options import ClusterError, Options, Place
 
 SOCKET = "run/rest/restd.sock"
 _RUNS_AS_SLURM_USER = (22, 5)

@@ -1,0 +1,230 @@
+"""Bash in a sandbox: its state, and every trap of driving a shell."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    """The tools are the same in every runtime; test_runtimes.py tries them in each."""
+    return find_runtime("bubblewrap")
+
+
+async def test_output_and_exit_code(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("echo out; echo err >&2; (exit 3)", 10)
+    assert (result.output, result.exit_code) == ("out\nerr\n", 3)
+    assert not result.timed_out
+    assert not result.restarted
+
+
+async def test_state_is_kept(sandbox: Sandbox) -> None:
+    await sandbox.bash("mkdir -p /tmp/d && cd /tmp/d && x=5; f() { echo f$1; }; export E=env", 10)
+    result = await sandbox.bash('pwd; echo $x; f 1; sh -c "echo \\$E"; cd /workspace', 10)
+    assert result.output == "/tmp/d\n5\nf1\nenv\n"
+
+
+async def test_the_last_status_is_seen_by_the_next_command(sandbox: Sandbox) -> None:
+    await sandbox.bash("(exit 7)", 10)
+    assert (await sandbox.bash("echo $?", 10)).output == "7\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("cat <<'END'\na 'b\n\"c\nEND", "a 'b\n\"c\n"),
+        ("printf 'a\\r\\nb\\r\\n'", "a\r\nb\r\n"),
+        ("printf 'no newline'", "no newline"),
+        ("echo 'ünïcödé ✓'", "ünïcödé ✓\n"),
+        ("printf '\\377\\376'", "��"),
+        ("printf '\\036'; echo x", "\x1ex\n"),
+        ("cat; echo after", "after\n"),
+        ('read line; echo "[$line]"', "[]\n"),
+        ("python3 -c 'import sys; print(repr(sys.stdin.read()))'", "''\n"),
+        ("echo !$ !! '!x'", "!$ !! !x\n"),
+        ("true && \\\n echo continued", "continued\n"),
+        ("# only a comment", ""),
+        ("", ""),
+    ],
+)
+async def test_what_goes_in_and_comes_out(sandbox: Sandbox, command: str, output: str) -> None:
+    result = await sandbox.bash(command, 10)
+    assert (result.output, result.exit_code, result.restarted) == (output, 0, False)
+
+
+async def test_a_line_longer_than_a_terminal_takes(sandbox: Sandbox) -> None:
+    word = "x" * 100_000
+    assert (await sandbox.bash(f"echo {word}", 10)).output == word + "\n"
+
+
+@pytest.mark.parametrize("command", ["echo 'open", 'echo "open', "if true; then", "cat <<END\nx", "echo $(", ")", "fi"])
+async def test_an_unfinished_command_is_an_error_and_no_hang(sandbox: Sandbox, command: str) -> None:
+    result = await sandbox.bash(command, 10)
+    assert not result.timed_out
+    assert (await sandbox.bash("echo next", 10)).output == "next\n"
+
+
+async def test_a_nul_byte_is_refused(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("echo a\0b", 10)
+    assert result.exit_code == 2
+    assert "NUL" in result.output
+
+
+async def test_a_lone_surrogate_is_no_exception(sandbox: Sandbox) -> None:
+    assert (await sandbox.bash("echo \ud800", 10)).output == "?\n"
+
+
+async def test_a_background_job_does_not_hold_the_call(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("sleep 100 &", 10)
+    assert not result.timed_out
+    assert (await sandbox.bash("kill %1; wait %1 2>/dev/null; echo ended", 10)).output.endswith("ended\n")
+
+
+async def test_output_between_calls_is_kept_for_the_next(sandbox: Sandbox) -> None:
+    await sandbox.bash("(sleep 0.1; seq 20000; touch /tmp/printed) &", 10)
+    result = await sandbox.bash("wait; ls /tmp/printed", 10)
+    assert "20000\n" in result.output
+
+
+async def test_redirecting_the_shell_itself(sandbox: Sandbox) -> None:
+    assert (await sandbox.bash("exec 3>&1 >/tmp/log 2>&1; echo hidden", 10)).exit_code == 0
+    result = await sandbox.bash("exec >&3 2>&3 3>&-; cat /tmp/log", 10)
+    assert result.output == "hidden\n"
+
+
+async def test_tracing_shows_the_commands_only(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("set -x; echo traced", 10)
+    await sandbox.bash("set +x", 10)
+    assert result.output == "++ echo traced\ntraced\n"
+
+
+async def test_a_changed_terminal_is_put_right(sandbox: Sandbox) -> None:
+    await sandbox.bash("stty echo onlcr opost raw </dev/tty", 10)
+    assert (await sandbox.bash("echo plain", 10)).output == "plain\n"
+
+
+async def test_stdout_is_a_terminal_and_nothing_pages(sandbox: Sandbox) -> None:
+    assert (await sandbox.bash("test -t 1; echo $?; echo $PAGER $TERM", 10)).output == "0\ncat dumb\n"
+
+
+async def test_a_timeout_keeps_the_shell(sandbox: Sandbox) -> None:
+    await sandbox.bash("kept=yes", 10)
+    result = await sandbox.bash("echo before; sleep 100", 0.3)
+    assert (result.output.rstrip(), result.exit_code, result.timed_out, result.restarted) == (
+        "before",
+        None,
+        True,
+        False,
+    )
+    assert (await sandbox.bash("echo $kept", 10)).output == "yes\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["while :; do :; done", "while true; do sleep 0.05; done", "wait_for() { read -r </dev/tty; }; wait_for"]
+)
+async def test_loops_and_terminal_readers_are_stopped(sandbox: Sandbox, command: str) -> None:
+    result = await sandbox.bash(command, 0.2)
+    assert (result.timed_out, result.restarted) == (True, False)
+
+
+async def test_a_command_deaf_to_interrupts_is_killed_alone(sandbox: Sandbox) -> None:
+    await sandbox.bash("kept=still", 10)
+    deaf = "python3 -c 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(100)'"
+    result = await sandbox.bash(deaf, 0.3)
+    assert (result.timed_out, result.restarted) == (True, False)
+    assert (await sandbox.bash("echo $kept", 10)).output == "still\n"
+
+
+async def test_a_deaf_shell_is_replaced_and_says_so(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("trap '' INT; while :; do :; done", 0.2)
+    assert (result.timed_out, result.restarted, result.exit_code) == (True, True, None)
+    assert (await sandbox.bash("pwd", 10)).output == "/workspace\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("echo bye; exit 3", 3),
+        ("exec sh -c 'echo bye; exit 4'", 4),
+        ("set -e; echo bye; false", 1),
+        ("echo bye; kill -9 $$", -9),
+    ],
+)
+async def test_the_end_of_the_shell_is_reported(sandbox: Sandbox, command: str, code: int) -> None:
+    result = await sandbox.bash(command, 10)
+    assert (result.output.rstrip(), result.exit_code, result.restarted) == ("bye", code, True)
+    again = await sandbox.bash("echo new", 10)
+    assert (again.output, again.restarted) == ("new\n", False)
+
+
+async def test_killing_everything_inside_spares_the_sandbox(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("kill -9 -1; kill -STOP 1; kill -9 1", 10)
+    assert not result.timed_out
+    await sandbox.bash("kill -9 $$", 10)
+    assert (await sandbox.bash("echo alive", 10)).output == "alive\n"
+
+
+async def test_endless_output_is_bounded(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("echo first; yes", 1.0)
+    assert result.timed_out
+    assert result.output.startswith("first\ny\n")
+    assert "bytes left out]" in result.output
+    assert len(result.output) < (1 << 20) + 100
+
+
+async def test_the_tail_of_long_output_is_kept(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("seq 1000000; echo last", 30)
+    assert result.exit_code == 0
+    assert result.output.startswith("1\n2\n")
+    assert result.output.endswith("999999\n1000000\nlast\n")
+
+
+async def test_a_cancelled_call_leaves_the_stream_in_step(sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.bash("echo stale; sleep 100", 60))
+    while (await sandbox.edit("view", "/proc/1/comm")).output == "":
+        pass
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    result = await sandbox.bash("echo fresh", 10)
+    assert result.output == "fresh\n"
+
+
+async def test_calls_at_once_take_turns(sandbox: Sandbox) -> None:
+    results = await asyncio.gather(*(sandbox.bash(f"echo {n}", 10) for n in range(20)))
+    assert [result.output for result in results] == [f"{n}\n" for n in range(20)]
+
+
+async def test_a_full_disk_does_not_stop_the_shell(sandbox: Sandbox) -> None:
+    await sandbox.bash(
+        "cd /workspace; head -c 1G /dev/zero >a; head -c 1G /dev/zero >b; head -c 1G /dev/zero >/tmp/c", 30
+    )
+    assert (await sandbox.bash("echo works; rm -f a b /tmp/c", 10)).output == "works\n"
+
+
+async def test_orphans_are_reaped(sandbox: Sandbox) -> None:
+    await sandbox.bash("for i in 1 2 3 4 5; do (sleep 0.01 & ); done; sleep 0.2", 10)
+    assert (await sandbox.bash("ps -eo stat= | grep -c Z", 10)).output == "0\n"
+
+
+async def test_a_node_agent_begun_in_the_background_can_interrupt_all_the_same(sandboxes: Sandboxes) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `command &` in a script hands it down
+    try:
+        async with await sandboxes.start(SandboxSpec(None, LIMITS)) as sandbox:
+            result = await sandbox.bash("while :; do :; done", 0.2)
+            assert (result.timed_out, result.restarted) == (True, False)
+            assert (await sandbox.ipython("while True: pass", 0.2)).timed_out
+            assert (await sandbox.ipython("1 + 1", 10)).output.strip() == "2"
+    finally:
+        signal.signal(signal.SIGINT, before)

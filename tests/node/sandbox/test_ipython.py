@@ -1,0 +1,177 @@
+"""IPython in a sandbox: its state, the order of its output, and what cells do to their process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollyard.node.sandbox.base import Runtime
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    """The tools are the same in every runtime; test_runtimes.py tries them in each."""
+    return find_runtime("bubblewrap")
+
+
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        ("1+1", "2\n"),
+        ("1+1;", ""),
+        ("x = 3", ""),
+        ("'text'", "'text'\n"),
+        ("print('a'); 'b'", "a\n'b'\n"),
+        ("None", ""),
+        ("", ""),
+        ("def f():\n    return 7\n\nf()", "7\n"),
+        ("import asyncio\nawait asyncio.sleep(0, 'awaited')", "'awaited'\n"),
+        ("%%bash\necho from bash", "from bash\n"),
+        ("!echo from a shell", "from a shell\n"),
+        ("print('ünïcödé')", "ünïcödé\n"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff') and None", "�"),
+    ],
+)
+async def test_cells(sandbox: Sandbox, code: str, output: str) -> None:
+    result = await sandbox.ipython(code, 10)
+    assert (result.output, result.error, result.restarted) == (output, False, False)
+
+
+async def test_everything_printed_stays_in_order(sandbox: Sandbox) -> None:
+    code = """
+import os, subprocess, sys
+print("one", end=" ")
+os.system("echo two")
+print("three", file=sys.stderr)
+os.write(1, b"four\\n")
+subprocess.run(["sh", "-c", "echo five >&2"])
+"value"
+"""
+    assert (await sandbox.ipython(code, 10)).output == "one two\nthree\nfour\nfive\n'value'\n"
+
+
+async def test_state_is_kept(sandbox: Sandbox) -> None:
+    await sandbox.ipython("import math\ny = 21", 10)
+    assert (await sandbox.ipython("math.floor(y * 2)", 10)).output == "42\n"
+
+
+async def test_modules_beside_the_task_can_be_imported(sandbox: Sandbox) -> None:
+    await sandbox.write_file("mine.py", b"answer = 42\n")
+    assert (await sandbox.ipython("import mine; mine.answer", 10)).output == "42\n"
+
+
+async def test_an_error_is_the_traceback_in_plain_text(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython("print('first')\ndef f():\n    return 1 / 0\nf()", 10)
+    assert result.error
+    assert result.output.startswith("first\nTraceback (most recent call last):\n")
+    assert result.output.endswith("    return 1 / 0\nZeroDivisionError: division by zero\n")
+    assert "\x1b" not in result.output
+
+
+async def test_a_syntax_error(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython("x = = 1", 10)
+    assert result.error
+    assert result.output.endswith("SyntaxError: invalid syntax\n")
+
+
+async def test_standard_input_is_empty(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython("input()", 10)
+    assert result.error
+    assert "EOFError" in result.output
+
+
+async def test_our_python_leaves_no_trace_in_subprocesses(sandbox: Sandbox) -> None:
+    code = "import os; sorted(name for name in os.environ if 'PYTHON' in name or name.startswith('LD_'))"
+    assert (await sandbox.ipython(code, 10)).output == "[]\n"
+    result = await sandbox.ipython(
+        "import subprocess, sys; subprocess.check_output([sys.executable, '-c', 'print(1)'])", 10
+    )
+    assert result.output == "b'1\\n'\n"
+
+
+async def test_processes_can_be_spawned(sandbox: Sandbox) -> None:
+    code = "import multiprocessing as m\nwith m.get_context('fork').Pool(2) as pool: r = pool.map(abs, [-1, -2])\nr"
+    assert (await sandbox.ipython(code, 20)).output == "[1, 2]\n"
+
+
+async def test_a_fork_that_falls_through_answers_once(sandbox: Sandbox) -> None:
+    await sandbox.ipython("import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)", 10)
+    assert (await sandbox.ipython("'in step'", 10)).output == "'in step'\n"
+
+
+@pytest.mark.parametrize(
+    "code", ["import time; time.sleep(100)", "while True: pass", "import os\nos.system('sleep 100')"]
+)
+async def test_a_timeout_keeps_the_state(sandbox: Sandbox, code: str) -> None:
+    await sandbox.ipython("kept = 'kept'", 10)
+    result = await sandbox.ipython(f"print('before')\n{code}", 0.3)
+    assert (result.timed_out, result.error, result.restarted) == (True, True, False)
+    assert result.output.startswith("before\n")
+    assert (await sandbox.ipython("kept", 10)).output == "'kept'\n"
+
+
+async def test_a_deaf_cell_costs_its_process(sandbox: Sandbox) -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    result = await sandbox.ipython(code, 0.2)
+    assert (result.timed_out, result.restarted) == (True, True)
+    assert "NameError" in (await sandbox.ipython("kept", 10)).output
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; print('last'); os._exit(1)",
+        "print('last'); exit()",
+        "import os; print('last'); os.kill(os.getpid(), 9)",
+    ],
+)
+async def test_the_end_of_the_process_is_reported(sandbox: Sandbox, code: str) -> None:
+    result = await sandbox.ipython(code, 10)
+    assert (result.output, result.restarted, result.timed_out) == ("last\n", True, False)
+    again = await sandbox.ipython("'new'", 10)
+    assert (again.output, again.restarted) == ("'new'\n", False)
+
+
+async def test_a_process_that_dies_between_cells_is_reported(sandbox: Sandbox) -> None:
+    await sandbox.ipython("import os, threading; t = threading.Timer(0.1, os._exit, [0]); t.start()", 10)
+    result = await sandbox.ipython("import time; time.sleep(0.5); 'unreached'", 10)
+    assert result.restarted
+    await sandbox.ipython("import os, threading; threading.Timer(0.05, os._exit, [0]).start()", 10)
+    await sandbox.bash("while pgrep -f sandbox_agent.kernel >/dev/null; do sleep 0.05; done", 10)
+    result = await sandbox.ipython("'lost'", 10)
+    assert (result.output, result.restarted) == ("'lost'\n", True)
+
+
+async def test_a_cell_that_writes_into_our_socket_costs_its_process_only(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython("import os; os.write(3, b'\\0\\0\\0\\4\\0\\0\\0\\0junk')", 10)
+    assert result.restarted
+    assert (await sandbox.ipython("1", 10)).output == "1\n"
+
+
+async def test_endless_output_is_bounded(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython("while True: print('y' * 1000)", 0.5)
+    assert result.timed_out
+    assert len(result.output) < 2 * (1 << 20)
+    long = await sandbox.ipython("list(range(400000))", 20)
+    assert len(long.output) < 2 * (1 << 20)
+
+
+async def test_a_cancelled_cell_leaves_the_stream_in_step(sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.ipython("import time; time.sleep(100)", 60))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await sandbox.ipython("'fresh'", 10)).output == "'fresh'\n"
+
+
+async def test_bash_and_ipython_share_files_and_run_at_once(sandbox: Sandbox) -> None:
+    waiting = sandbox.bash("while [ ! -e /tmp/flag ]; do sleep 0.02; done; cat /tmp/flag", 10)
+    setting = sandbox.ipython("open('/tmp/flag', 'w').write('both')", 10)
+    results = await asyncio.gather(waiting, setting)
+    assert results[0].output == "both"

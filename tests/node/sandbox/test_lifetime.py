@@ -1,0 +1,167 @@
+"""How a sandbox ends: closed, killed, or with its owner; and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import SandboxLost
+from rollyard.node.sandbox.base import Runtime, SandboxSpec
+from rollyard.node.sandbox.sandbox import Sandboxes
+from tests.support.host_processes import HostProcess, descendants
+from tests.support.until import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OWNER = """
+import asyncio, sys
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandboxes
+
+async def main():
+    sandboxes = Sandboxes(find_runtime(sys.argv[1]))
+    sandbox = await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 64 << 20)))
+    await sandbox.prepare(["bash", "ipython"])
+    await sandbox.bash("setsid sleep 1000 & setsid nohup sleep 1000 > /dev/null &", 10)
+    print("ready", flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def owner_with_a_sandbox(runtime: Runtime) -> AsyncIterator[tuple[int, list[HostProcess]]]:
+    """Another process that owns a sandbox with daemons in it: its pid, and everything below it."""
+    argv = [sys.executable, "-c", OWNER, runtime.name]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
+        try:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
+            await until(lambda: len(descendants(process.pid)) >= 6)
+            family = descendants(process.pid)
+            assert sum(one.pid_inside == 1 for one in family) == 1
+            yield process.pid, family
+        finally:
+            process.kill()
+
+
+async def test_the_owner_is_killed(runtime: Runtime) -> None:
+    async with owner_with_a_sandbox(runtime) as (pid, family):
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not any(one.runs for one in family))
+
+
+async def test_the_owner_is_killed_while_the_agent_cannot_act(runtime: Runtime) -> None:
+    if runtime.name != "bubblewrap":
+        pytest.skip("only bubblewrap has the kernel kill a sandbox with its owner")
+    async with owner_with_a_sandbox(runtime) as (pid, family):
+        os.kill(next(one.pid for one in family if one.pid_inside == 1), signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not any(one.runs for one in family))
+
+
+async def test_closing_ends_every_process(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    sandbox = await sandboxes.start(spec)
+    await sandbox.bash("setsid sleep 1000 & trap '' TERM INT HUP", 10)
+    family = [one for one in descendants(os.getpid()) if one.pid not in before]
+    assert len(family) >= 3
+    await sandbox.close()
+    await until(lambda: not any(one.runs for one in family))
+    assert not sandbox.alive
+    await sandbox.close()
+    with pytest.raises(SandboxLost, match="closed"):
+        await sandbox.bash("echo", 1)
+
+
+async def test_closing_under_a_running_call(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    sandbox = await sandboxes.start(spec)
+    running = asyncio.create_task(sandbox.bash("sleep 1000", 100))
+    await asyncio.sleep(0)
+    await sandbox.close()
+    with pytest.raises(SandboxLost):
+        await running
+
+
+async def test_a_killed_agent_is_a_lost_sandbox(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    sandbox = await sandboxes.start(spec)
+    running = asyncio.create_task(sandbox.bash("sleep 1000", 100))
+    inside = [one for one in descendants(os.getpid()) if one.pid not in before]
+    os.kill(next(one.pid for one in inside if one.pid_inside == 1), signal.SIGKILL)
+    with pytest.raises(SandboxLost, match=sandbox.id):
+        await running
+    assert not sandbox.alive
+    with pytest.raises(SandboxLost):
+        await sandbox.ipython("1", 1)
+    await sandbox.close()
+
+
+async def test_a_sandbox_that_dies_while_its_tools_start_is_a_lost_one(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    sandbox = await sandboxes.start(spec)
+    family = [one for one in descendants(os.getpid()) if one.pid not in before]
+    running = asyncio.create_task(sandbox.prepare(["bash", "ipython"]))
+    await asyncio.sleep(0)
+    os.kill(next(one.pid for one in family if one.pid_inside == 1), signal.SIGKILL)
+    with pytest.raises(SandboxLost, match=sandbox.id):
+        await running
+    await sandbox.close()
+
+
+async def test_a_killed_launcher_is_a_lost_sandbox(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    sandbox = await sandboxes.start(spec)
+    family = [one for one in descendants(os.getpid()) if one.pid not in before]
+    os.kill(next(one.pid for one in family if one.parent == os.getpid()), signal.SIGKILL)
+    with pytest.raises(SandboxLost):
+        await sandbox.bash("sleep 1000", 100)
+    await until(lambda: not any(one.runs for one in family))
+    await sandbox.close()
+
+
+async def test_an_agent_that_hangs_is_a_lost_sandbox(
+    sandboxes: Sandboxes, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.node.sandbox.sandbox.MARGIN_SECONDS", 0.2)
+    before = {one.pid for one in descendants(os.getpid())}
+    sandbox = await sandboxes.start(spec)
+    family = [one for one in descendants(os.getpid()) if one.pid not in before]
+    os.kill(next(one.pid for one in family if one.pid_inside == 1), signal.SIGSTOP)
+    with pytest.raises(SandboxLost, match="no answer within"):
+        await sandbox.bash("echo", 0.2)
+    assert not sandbox.alive
+    monkeypatch.setattr("rollyard.node.sandbox.sandbox.END_SECONDS", 0.2)
+    await sandbox.close()
+    await until(lambda: not any(one.runs for one in family))
+
+
+async def test_closing_the_factory_ends_all(runtime: Runtime, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    async with Sandboxes(runtime) as factory:
+        started = [await factory.start(spec) for _ in range(3)]
+    assert not any(box.alive for box in started)
+    await until(lambda: {one.pid for one in descendants(os.getpid())} <= before)
+
+
+async def test_a_cancelled_start_leaves_nothing(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+    before = {one.pid for one in descendants(os.getpid())}
+    for delay in (0.0, 0.01, 0.03, 0.06):
+        starting = asyncio.create_task(sandboxes.start(spec))
+        await asyncio.sleep(delay)
+        if starting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        else:
+            await (await starting).close()
+    await until(lambda: {one.pid for one in descendants(os.getpid())} <= before)

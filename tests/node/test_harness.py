@@ -1,0 +1,229 @@
+"""A command inside a real sandbox as the agent: its calls reach the gateway of its own session and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointLost, EndpointRefused, TaskError
+from rollyard.gateway.session.session import Session
+from rollyard.gateway.session.session_config import Terms
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status
+from rollyard.node.harness import Harness
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
+from simulation.upstream import Upstream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SPEC = SandboxSpec(None, Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20, processes=64))
+PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 * 4?"}]
+HARNESS = """
+import json, os, sys, urllib.request
+def call(messages):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+messages = [{"role": "system", "content": open(os.environ["ROLLYARD_SYSTEM_PROMPT_FILE"]).read()},
+            {"role": "user", "content": open(os.environ["ROLLYARD_PROMPT_FILE"]).read()}]
+for word in ("And?", "So?", ""):
+    message = call(messages)
+    messages += [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": word}]
+open("/workspace/answer", "w").write(message["content"] + os.environ.get("EXTRA", ""))
+"""
+
+
+class OnePolicy:
+    def __init__(self, tokens: TokenClient, upstream: Upstream, stop_ids: Sequence[int]) -> None:
+        self._tokens, self._stop_ids = tokens, stop_ids
+        self._endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        return await self._tokens.complete(
+            self._endpoint, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress
+        )
+
+
+class FailingPolicy:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        raise self._error
+
+
+@pytest.fixture(scope="module")
+def template(model_dir: Path) -> ChatTemplate:
+    return ChatTemplate.load(model_dir)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandboxes() -> AsyncIterator[Sandboxes]:
+    async with Sandboxes(await asyncio.to_thread(find_runtime)) as factory:
+        yield factory
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sandbox(sandboxes: Sandboxes) -> AsyncIterator[Sandbox]:
+    async with await sandboxes.start(SPEC) as made:
+        yield made
+
+
+@asynccontextmanager
+async def session(
+    template: ChatTemplate, name: str = "mine", pace: float = 0.0, **terms: int
+) -> AsyncIterator[tuple[Session, Upstream]]:
+    def script(number: int, prompt: Sequence[int]) -> list[int]:
+        return [*template.encode(f"Answer {number}."), template.stop_ids[0]]
+
+    async with Upstream(script, pace).serving() as upstream, aiohttp.ClientSession() as http:
+        policy = OnePolicy(TokenClient(http), upstream, template.stop_ids)
+        yield Session(name, template, policy, Terms("policy", Sampling(), **terms)), upstream
+
+
+def command(text: str, **more: object) -> AgentSpec:
+    return AgentSpec.model_validate({"type": "command", "command": text, **more})
+
+
+PYTHON = f"cat > /tmp/harness.py <<'EOF'{HARNESS}EOF\npython3 /tmp/harness.py"
+
+
+async def test_a_harness_in_a_sandbox_becomes_one_exact_segment(sandbox: Sandbox, template: ChatTemplate) -> None:
+    async with session(template) as (mine, upstream):
+        run = Harness(sandbox, mine)
+        assert await run.run(command(PYTHON, env={"EXTRA": " it's"}), PROMPT) == (Status.COMPLETED, 0)
+        (segment,) = mine.segments()
+        assert segment.token_ids[: len(upstream.prompts[2])] == upstream.prompts[2]
+        assert [t.text for t in mine.turns()] == ["Answer 0.", "Answer 1.", "Answer 2."]
+        assert "What is 3 * 4?" in template.decode(upstream.prompts[0])
+        assert await sandbox.read_file("answer", 100) == b"Answer 2. it's"
+
+
+async def test_an_exit_code_truncates_and_the_limit_of_calls_does_too(sandbox: Sandbox, template: ChatTemplate) -> None:
+    async with session(template) as (mine, _):
+        assert await Harness(sandbox, mine).run(command(f"{PYTHON}\nexit 7"), PROMPT) == (Status.TRUNCATED, 7)
+        assert mine.calls == 3
+    async with session(template, max_calls=2) as (mine, _):
+        status, code = await Harness(sandbox, mine).run(command(f"{PYTHON} || true"), PROMPT)
+        assert (status, code, mine.calls) == (Status.TRUNCATED, 0, 2)
+
+
+async def test_a_command_that_never_gets_to_a_call_is_a_wrong_request(sandbox: Sandbox, template: ChatTemplate) -> None:
+    async with session(template) as (mine, _):
+        with pytest.raises(TaskError, match=r"exit code 127 before its first model call.*nonesuch"):
+            await Harness(sandbox, mine).run(command("nonesuch --now"), PROMPT)
+
+
+async def test_a_first_prompt_that_does_not_fit_fails(sandbox: Sandbox, template: ChatTemplate) -> None:
+    full = Session("x", template, FailingPolicy(ContextExceeded("9 tokens of 4")), Terms("policy", Sampling()))
+    with pytest.raises(ContextExceeded, match="9 tokens of 4"):
+        await Harness(sandbox, full).run(command(PYTHON), PROMPT)
+
+
+async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, template: ChatTemplate) -> None:
+    lost = Session("x", template, FailingPolicy(EndpointLost("gone")), Terms("policy", Sampling()))
+    with pytest.raises(EndpointLost, match="gone"):
+        await Harness(sandbox, lost).run(command(f"while true\ndo {PYTHON}\ndone"), PROMPT)
+    unfit = Session("x", template, FailingPolicy(AnswerRefused("two logprobs")), Terms("policy", Sampling()))
+    with pytest.raises(AnswerRefused, match="two logprobs"):
+        await Harness(sandbox, unfit).run(command(f"{PYTHON} || true"), PROMPT)
+    refused = Session("x", template, FailingPolicy(EndpointRefused("no (401)")), Terms("policy", Sampling()))
+    with pytest.raises(EndpointRefused, match="401"):
+        await Harness(sandbox, refused).run(command(f"{PYTHON}"), PROMPT)
+
+
+async def test_one_sandbox_cannot_take_all_connections(sandbox: Sandbox, template: ChatTemplate) -> None:
+    python = """
+import os, socket, urllib.parse, urllib.request
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+held = [socket.create_connection((url.hostname, url.port)) for _ in range(160)]
+for one in held:
+    one.settimeout(0.5)
+    try:
+        one.sendall(b"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+        served = one.recv(9) == b"HTTP/1.1 "
+    except ConnectionError:
+        served = False
+    print("served" if served else "refused")
+"""
+    async with session(template) as (mine, _):
+        text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen\n{PYTHON}"
+        assert await Harness(sandbox, mine).run(command(text), PROMPT) == (Status.COMPLETED, 0)
+        seen = (await sandbox.read_file("seen", 10_000)).decode().split()
+        assert (seen.count("served"), seen.count("refused")) == (128, 32)
+
+
+async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
+    sandbox: Sandbox, template: ChatTemplate
+) -> None:
+    async with session(template) as (mine, _):
+        running = asyncio.create_task(Harness(sandbox, mine).run(command(f"{PYTHON}\nsleep 1000"), PROMPT))
+        async with asyncio.timeout(60):
+            while mine.calls < 3:
+                await asyncio.sleep(0.02)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert len(mine.segments()) == 1
+        assert (await sandbox.bash("pgrep -c sleep", 10)).output.strip() == "0"
+
+
+async def test_one_sandbox_does_not_reach_anothers_session(
+    sandboxes: Sandboxes, sandbox: Sandbox, template: ChatTemplate
+) -> None:
+    async with (
+        await sandboxes.start(SPEC) as other,
+        session(template) as (mine, _),
+        session(template, "its") as (its, _),
+    ):
+        hold = "echo $OPENAI_BASE_URL >/workspace/url; while [ ! -e /workspace/end ]; do sleep 0.05; done"
+        held = asyncio.create_task(Harness(other, its).run(command(hold), PROMPT))
+        async with asyncio.timeout(60):
+            while (await other.edit("view", "/workspace/url")).ok is False:
+                await asyncio.sleep(0.02)
+        url = (await other.read_file("url", 100)).decode().strip()
+        # neither by its port, nor by its name at one's own
+        python = f"""
+import os, urllib.request, urllib.error
+def get(url, **headers):
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+own = os.environ["OPENAI_BASE_URL"] + "/models"
+print(get("{url}/models"), get(own, **{{"X-Rollyard-Session": "its"}}), get(own))
+"""
+        text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen"
+        with pytest.raises(TaskError, match="before its first model call"):
+            await Harness(sandbox, mine).run(command(text), PROMPT)
+        assert await sandbox.read_file("seen", 100) == b"0 403 200\n"
+        await other.write_file("end", b"")
+        with pytest.raises(TaskError, match="exit code 0 before its first model call"):
+            await held
+
+
+async def test_a_command_and_its_type_come_together() -> None:
+    whole = {"type": "command", "command": "x"}
+    for wrong in ({"type": "command"}, {"command": "x"}, {"env": {"A": "b"}}, {**whole, "env": {"a b": ""}}):
+        with pytest.raises(ValueError, match=r"command|pattern"):
+            AgentSpec.model_validate(wrong)
+    assert AgentSpec.model_validate(json.loads(AgentSpec().model_dump_json())) == AgentSpec()

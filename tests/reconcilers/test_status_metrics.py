@@ -1,0 +1,106 @@
+"""The status of a pool has figures, and is not rewritten for them at every look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.core.clock import ManualClock
+from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.status_metrics import COARSE_SECONDS
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS, Endpoints
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad
+from tests.support.reconciler_site import Site
+
+KEY = ("default", "policy")
+POOL = InferencePool.model_validate(
+    {"metadata": {"name": "policy"}, "spec": {"model": {"path": "/m"}, "engine": {"vllm": {}}, "replicas": 2}}
+)
+
+
+class Server:
+    """An engine that samples ten tokens more a second with each second."""
+
+    def __init__(self, endpoints: Endpoints, clock: ManualClock, name: str) -> None:
+        self._endpoints, self._clock = endpoints, clock
+        self._identity = Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
+        self._began = clock.now
+        endpoint = Endpoint(id=f"default/{name}", url=name, model="policy", weights_version="", tokenizer="/m")
+        endpoints.register(KEY, self._identity, endpoint)
+
+    def beat(self, **more: float) -> None:
+        at = self._clock.now - self._began
+        load = EngineLoad(at=at, generated_tokens=int(5 * at * at))
+        words = EngineHeartbeat(
+            identity=self._identity, url=self._identity.uid, ready=True, weights_version="1", waiting=int(at), load=load
+        ).model_copy(update={"running": 100, **more})
+        assert self._endpoints.heartbeat(f"default/{self._identity.uid}", words)
+
+
+async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endpoint_comes_or_falls_silent(
+    site: Site,
+) -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock, lambda endpoint: 0)
+    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
+
+    async def details() -> dict[str, Any]:
+        found = (await trade.look(POOL, [])).details
+        return {name: found[name] for name in ("endpoints", "load")}
+
+    assert await details() == {"endpoints": [], "load": Figures()}
+    a = Server(endpoints, clock, "a")
+    assert (await details())["load"] == Figures(), "it has said nothing yet"
+    a.beat()
+    first = await details()
+    assert first["endpoints"][0].waiting == 0
+    for _ in range(int(COARSE_SECONDS / 2) - 1):
+        clock.turn(2)
+        a.beat()
+        assert await details() == first
+    clock.turn(2)
+    a.beat()
+    second = await details()
+    assert (second["endpoints"][0].waiting, second["load"].waiting) == (30, 30)
+    assert second["load"].tokens_per_second == second["endpoints"][0].tokens_per_second > 100
+
+    b = Server(endpoints, clock, "b")
+    clock.turn(2)
+    a.beat()
+    b.beat()
+    both = await details()
+    assert [e.waiting for e in both["endpoints"]] == [32, 2]
+
+    clock.turn(STALE_SECONDS + 1)
+    b.beat()
+    endpoints.expire()
+    left = await details()
+    assert [(e.ready, e.waiting) for e in left["endpoints"]] == [(False, None), (True, 11)]
+    assert left["load"].waiting == 11
+
+
+async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock, lambda endpoint: 3)
+    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
+    server = Server(endpoints, clock, "a")
+
+    async def shown() -> tuple[int | None, str, str]:
+        look = await trade.look(POOL, [])
+        (endpoint,) = look.details["endpoints"]
+        return endpoint.max_sessions, endpoint.full, look.full
+
+    server.beat(kv_usage=0.5)
+    assert await shown() == (None, "", "")
+    server.beat(kv_usage=0.95)
+    full = "its cache is 95% full"
+    assert await shown() == (3, full, ""), "the trade counts no session in the store"
+    clock.turn(2)
+    server.beat(kv_usage=0.97)
+    assert await shown() == (3, full, "")
+    clock.turn(COARSE_SECONDS)
+    server.beat(kv_usage=0.98)
+    assert await shown() == (3, "its cache is 98% full", "")

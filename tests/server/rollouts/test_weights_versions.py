@@ -1,0 +1,246 @@
+"""Least versions, groups of one version and staleness, through the real store, dispatcher and service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rollyard.core.errors import Conflict
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
+from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, WeightsWatch
+from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.store.base import RolloutRecord
+from rollyard.server.wiring import StoredPools
+from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.node import Cancel
+from tests.server.rollouts.test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
+
+POOL = ("default", "policy-pool")
+
+
+class Versions:
+    """The pool `policy-pool`, as its controller and its engines would move it."""
+
+    def __init__(self, yard: Yard) -> None:  # noqa: F811
+        self.yard = yard
+        self.history: list[str] = []
+        self.watch = yard.parts.weights_watch
+
+    def current(self, version: str) -> None:
+        self.history.append(version)
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        records = [WeightsRecord(version=v, path="/w", number=n, since=now) for n, v in enumerate(self.history)]
+        self.yard.endpoints.follow(POOL, WeightsStatus(current=records[-1], history=records))
+
+    def updating(self, version: str) -> None:
+        """In the middle of an update: the version before it and this one are both in the heap."""
+        now, before = datetime(2026, 1, 1, tzinfo=UTC), self.yard.endpoints.weights(POOL)
+        target = WeightsRecord(version=version, path="/w", number=len(self.history), since=now)
+        operation = WeightsOperation(target=target, phase="Updating", started_at=now)
+        update = {"operation": operation, "history": [*before.history, target]}
+        self.yard.endpoints.follow(POOL, before.model_copy(update=update))
+
+    def serves(self, name: str, version: str, **load: float) -> None:
+        if self.yard.endpoints.get(name) is None:
+            self.yard.engine(name)
+        endpoints: Endpoints = self.yard.endpoints
+        beat = EngineHeartbeat(identity=identity(name), url=f"http://{name}/v1", ready=True, weights_version=version)
+        assert endpoints.heartbeat(name, beat.model_copy(update=load))
+
+    async def look(self) -> int:
+        return await self.watch.look(self.yard.pool)
+
+    async def waits(self) -> None:
+        """So long that what is missed now does not come back."""
+        self.yard.clock.turn(GRACE_SECONDS)
+
+    async def records(self, *ids: str) -> list[RolloutRecord]:
+        return [await self.yard.rollouts.get("default", id) for id in ids]
+
+
+@pytest.fixture
+async def versions(yard: Yard) -> Versions:  # noqa: F811
+    await yard.declare(inference={"policy": POOL[1]})
+    made = Versions(yard)
+    made.current("v1")
+    made.serves("e1", "v1")
+    return made
+
+
+async def submit(versions: Versions, **more: Any) -> list[str]:
+    accepted = await versions.yard.rollouts.submit("default", [request("a", **more)])
+    return [r.id for r, _ in accepted]
+
+
+async def test_a_least_version_waits_in_the_queue_and_holds_nobody_up(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    many = [request(f"later-{i}", min_weights_version="v2") for i in range(1200)]
+    await yard.rollouts.submit("default", many)
+    await yard.rollouts.submit("default", [request("now", min_weights_version="v1"), request("any")])
+    node = yard.node(init=4)
+    await until(lambda: {lease.id for lease in node.leases} == {"now", "any"})
+    assert {lease.endpoints["policy"].weights_version for lease in node.leases} == {"v1"}
+    versions.current("v2")
+    versions.serves("e1", "v2")
+    await until(lambda: len(node.leases) == 4)
+    assert [lease.id for lease in node.leases[2:]] == ["later-0", "later-1"]
+    (record,) = await versions.records("later-0")
+    assert record.weights_version == "v2"
+
+
+async def test_one_whose_weights_are_full_holds_nobody_up(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    versions.updating("v2")
+    versions.serves("e2", "v2")
+    await submit(versions, min_weights_version="v2")
+    node = yard.node(init=1)
+    await until(lambda: [lease.endpoints["policy"].id for lease in node.leases] == ["e2"])
+    versions.serves("e2", "v2", running=1, kv_usage=0.99)
+    await yard.rollouts.submit("default", [request("first", min_weights_version="v2"), request("any")])
+    yard.wants(node, init=2)
+    await until(lambda: [(lease.id, lease.endpoints["policy"].id) for lease in node.leases[1:]] == [("any", "e1")])
+    assert node.agent.want_init == 1, "there is room for one more"
+    versions.serves("e2", "v2", running=1, kv_usage=0.1)
+    await until(lambda: [lease.id for lease in node.leases[2:]] == ["first"])
+
+
+async def test_what_falls_too_far_behind_begins_anew(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    await submit(versions, max_staleness=1)
+    node = yard.node(init=1)
+    await until(lambda: len(node.leases) == 1)
+    versions.current("v2")
+    versions.serves("e1", "v2")
+    assert await versions.look() == 0, "one behind is allowed"
+    versions.current("v3")
+    versions.serves("e1", "v3")
+    yard.wants(node)
+    assert await versions.look() == 1
+    (record,) = await versions.records("a")
+    assert (record.status, record.faults, record.losses, record.outdated) == (Status.QUEUED, 0, 0, 1)
+    assert record.error is not None
+    assert "2 versions behind v3 (max_staleness 1)" in record.error.message
+    assert any(isinstance(m, Cancel) for m in node.sent), "its node agent stops"
+    assert await versions.look() == 0
+    yard.wants(node, init=1)
+    await until(lambda: len(node.leases) == 2)
+    await yard.rollouts.run_stored(node.leases[1], "u1", b"run", frozenset({"v3"}))
+    await yard.rollouts.finish(header(node.leases[1]), "u1", b"outcome", 3)
+    (record,) = await versions.records("a")
+    assert (record.status, record.weights_version, record.error) == (Status.COMPLETED, "v3", None)
+
+
+async def test_a_group_of_one_version_of_which_nothing_is_sampled_begins_anew(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    ids = await submit(versions, n=3, group_version="same")
+    node = yard.node(init=2)
+    await until(lambda: len(node.leases) == 2)
+    yard.wants(node)
+    versions.current("v2")
+    versions.serves("e1", "v2")
+    assert await versions.look() == 2
+    assert {r.status for r in await versions.records(*ids)} == {Status.QUEUED}
+    yard.wants(node, init=3)
+    await until(lambda: len(node.leases) == 5)
+    assert {r.weights_version for r in await versions.records(*ids)} == {"v2"}
+
+
+async def test_what_is_left_of_a_group_whose_version_is_gone_ends(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    ids = await submit(versions, n=3, group_version="same")
+    node = yard.node(init=2)
+    await until(lambda: len(node.leases) == 2)
+    yard.wants(node)
+    first = node.leases[0]
+    await yard.rollouts.run_stored(first, "u1", b"run", frozenset({"v1"}))
+    versions.current("v2")
+    versions.serves("e1", "v2")
+    assert await versions.look() == 1, "the one that ran comes back"
+    await versions.waits()
+    assert await versions.look() == 2, "nobody serves v1 any more: it and the one in the queue end"
+    await yard.rollouts.finish(header(first), "u1", b"outcome", 3)
+    found = await versions.records(*ids)
+    assert sorted(r.status for r in found) == [Status.CANCELLED, Status.CANCELLED, Status.COMPLETED]
+    assert {r.error.reason for r in found if r.error is not None} == {"WeightsVersionGone"}
+    assert {r.reward for r in found if r.status is Status.CANCELLED} == {None}
+
+
+async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    ids = await submit(versions, n=2, group_version="same")
+    node = yard.node(init=1)
+    await until(lambda: len(node.leases) == 1)
+    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
+    yard.endpoints.forget(identity("e1").uid)
+    yard.endpoints.follow(POOL, None)
+    versions.watch = WeightsWatch(yard.rollouts, yard.endpoints, StoredPools(yard.store).rollout_pools, yard.clock)
+    assert await versions.look() == 0, "the pool's status has not been read"
+    versions.current("v2")
+    versions.updating("v3")
+    assert await versions.look() == 0, "no engine has registered"
+    versions.serves("e1", "v1")
+    await versions.waits()
+    assert await versions.look() == 0, "it has v1"
+    yard.endpoints.probed("e1", "reset by peer")
+    assert await versions.look() == 0, "it may be healthy in a moment"
+    await versions.waits()
+    assert await versions.look() == 1
+    assert {r.status for r in await versions.records(*ids)} == {Status.CANCELLED, Status.RUNNING}
+
+
+async def test_while_another_endpoint_has_its_version_a_group_goes_on_there(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    ids = await submit(versions, n=2, group_version="same")
+    node = yard.node(init=1)
+    await until(lambda: len(node.leases) == 1)
+    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
+    versions.serves("e2", "v1")
+    versions.updating("v2")
+    versions.serves("e1", "v2")
+    assert await versions.look() == 0
+    yard.wants(node, init=1)
+    await until(lambda: len(node.leases) == 2)
+    assert node.leases[1].endpoints["policy"].id == "e2"
+    assert {r.weights_version for r in await versions.records(*ids)} == {"v1"}
+
+
+async def test_a_run_that_an_update_went_through_is_not_taken_for_one_version(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    ids = await submit(versions, n=2, group_version="same")
+    node = yard.node(init=2)
+    await until(lambda: len(node.leases) == 2)
+    yard.wants(node)
+    await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1", "v2"}))
+    record = (await versions.records(node.leases[0].id))[0]
+    assert (record.status, record.stage, record.run, record.outdated) == (Status.QUEUED, Stage.INIT, None, 1)
+    assert len(ids) == 2
+
+
+async def test_a_default_that_is_named_attaches_to_the_same_rollout(versions: Versions) -> None:
+    await submit(versions)
+    (record,) = await versions.records("a")
+    assert record.weights is None
+    await submit(versions, min_weights_version=None, group_version="any", priority=0)
+    with pytest.raises(Conflict):
+        await submit(versions, priority=1)
+    with pytest.raises(ValidationError, match="needs a group"):
+        request("b", group_version="same")
+
+
+async def test_the_watch_looks_by_itself(versions: Versions) -> None:
+    yard = versions.yard  # noqa: F811
+    await submit(versions, max_staleness=0)
+    node = yard.node(init=1)
+    await until(lambda: len(node.leases) == 1)
+    running = asyncio.create_task(versions.watch.run())
+    versions.current("v2")
+    await until(lambda: yard.leases.get("default", "a") is None)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running

@@ -1,0 +1,67 @@
+"""No question about rollouts reads, or sorts, the whole table: told by SQLite's own plans for what is really asked."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.server.store import rollout_queries, tables
+from rollyard.server.store.base import RolloutFilter
+from rollyard.server.store.blobs import PackWriter
+from rollyard.server.store.rollout_transaction import RolloutTransaction
+from rollyard.server.store.writer import Unit
+from tests.support.store_samples import record
+
+Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
+RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
+QUESTIONS: dict[str, Ask] = {
+    "get": lambda db, tx: tx.get("n", "r"),
+    "queued": lambda db, tx: tx.queued([("n", "p"), ("n", "q")], list(Stage), 0.0, 5),
+    "queued behind": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, kinds={"math"}, after=record("r")),
+    "queued with least versions": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, minima={"v1", "v2"}),
+    "what asks something of the weights": lambda db, tx: tx.demanding(("n", "p")),
+    "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
+    "held": lambda db, tx: tx.held("h"),
+    "sessions": lambda db, tx: tx.sessions(),
+    "next page": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter()),
+    "next page of a namespace": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n")),
+    "next page of a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=FAILED)),
+    "next page of a group": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", "g", RUNNING)),
+    "what runs": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", status=RUNNING)),
+    "what runs in a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=RUNNING)),
+    "stream": lambda db, tx: rollout_queries.finished(db, 0, 5, None, None),
+    "stream of a namespace": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", None),
+    "stream of a group": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", "g"),
+    "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
+    "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
+    "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),
+    "mean reward": lambda db, tx: rollout_queries.reward_mean(db, "n", "p", None),
+    "mean reward of a group": lambda db, tx: rollout_queries.reward_mean(db, "n", None, "g"),
+}
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(tmp_path / "rollyard.db", isolation_level=None)
+    tables.migrate(db)
+    yield db
+    db.close()
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_question_reads_the_whole_table(db: sqlite3.Connection, tmp_path: Path, question: str) -> None:
+    asked: list[str] = []
+    db.set_trace_callback(asked.append)
+    QUESTIONS[question](db, RolloutTransaction(Unit(db, PackWriter(tmp_path, 1))))
+    db.set_trace_callback(None)
+    assert asked
+    plan = [row[3] for statement in asked for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    whole = [step for step in plan if step.startswith("SCAN") and "COVERING INDEX" not in step]
+    sorts = [step for step in plan if step == "USE TEMP B-TREE FOR ORDER BY"]
+    assert not whole, plan
+    # What one node agent holds is few, and sorted.
+    assert not sorts or question == "held", plan

@@ -1,0 +1,196 @@
+"""Real Slurm clusters for tests, whose daemons a test may stop, kill and start again."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.slurm.throwaway.cluster import down, up
+from deploy.slurm.throwaway.daemons import Daemons
+from deploy.slurm.throwaway.machine import missing
+from deploy.slurm.throwaway.options import Options
+from tests.support.standstill import freeze
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Cluster:
+    """One that is up, in a folder of its own."""
+
+    def __init__(self, daemons: Daemons, wrapper: tuple[str, ...]) -> None:
+        self.daemons = daemons
+        self.wrapper = wrapper
+        """Words before each command of Slurm, where these live in a tree of their own."""
+        self.folder = daemons.place.folder
+        self.env = {"PATH": os.environ["PATH"], **daemons.environment}
+        """What a command or a server needs to use this cluster."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the daemons that live: slurmctld, slurmd-n1, slurmd-n2, ..."""
+        return {name: d.process.pid for name, d in self.daemons.by_name.items() if d.process is not None and d.alive()}
+
+    # asking Slurm
+
+    def run(self, *argv: str, seconds: float = 60.0) -> str:
+        """What a command of Slurm prints. Raises AssertionError with what it complains about."""
+        done = subprocess.run(
+            [shutil.which(argv[0], path=self.env["PATH"]) or argv[0], *argv[1:]],
+            env={**os.environ, **self.env},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr or done.stdout}"
+        return done.stdout.strip()
+
+    def submit(self, command: str, *options: str) -> str:
+        """The id of a job that runs this shell command; what it prints is dropped unless an option says where to."""
+        return self.run("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={command}")
+
+    def token(self, seconds: int = 1800) -> str:
+        """For slurmrestd, of a cluster that has one; ours."""
+        return self.run("scontrol", "token", f"lifespan={seconds}").removeprefix("SLURM_JWT=")
+
+    def state(self, job: str) -> str:
+        """Slurm's word for the job's state; empty once Slurm has forgotten it."""
+        rows = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T").splitlines()
+        return dict(row.split() for row in rows).get(job, "")
+
+    def wait_for(self, predicate: Callable[[], Any], seconds: float = 120.0) -> Any:
+        """The first true answer. Fails with what Slurm holds by then."""
+        deadline = time.monotonic() + seconds
+        while not (found := predicate()):
+            assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s\n{self.run('squeue', '-t', 'all')}"
+            time.sleep(0.05)
+        return found
+
+    def wait_for_state(self, job: str, *states: str, seconds: float = 120.0) -> str:
+        return str(self.wait_for(lambda: (state := self.state(job)) in states and state, seconds))
+
+    def clear(self) -> None:
+        """Cancel what the last test left, and wait until the nodes are free again."""
+        self.run("scancel", "-u", getpass.getuser())
+        self.wait_for(lambda: not self.run("squeue", "-h"))
+
+    # breaking it
+
+    def stop_daemon(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal; for one that ends a process, return once it has ended."""
+        process = self.daemons.by_name[name].process
+        assert process is not None
+        process.send(number)
+        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            self.wait_for(lambda: not process.alive())
+
+    def settle(self) -> None:
+        """Wait until slurmctld has written down what it knows: killed before, it takes a job that runs for one that waits.
+
+        It writes up to five seconds after a change, so there has to be one: a job that comes and goes.
+        """
+        written = self.folder / "state" / "job_state"
+        before = written.stat().st_mtime_ns if written.exists() else 0
+        self.run("scancel", self.submit("true", "--hold", "--job-name=settle"))
+        self.wait_for(lambda: written.exists() and written.stat().st_mtime_ns > before)
+
+    def start_daemon(self, name: str) -> None:
+        """Start it again as it was; slurmctld answers when this returns, a slurmd has yet to register."""
+        self.daemons.start(name)
+        if name == "slurmctld":
+            self.wait_for(lambda: "UP" in self._ping())
+
+    def _ping(self) -> str:
+        done = subprocess.run(["scontrol", "ping"], env={**os.environ, **self.env}, capture_output=True, text=True)
+        return done.stdout
+
+    def freeze(self, name: str = "slurmctld") -> None:
+        """It listens and does not answer."""
+        process = self.daemons.by_name[name].process
+        assert process is not None
+        assert process.alive()
+        freeze(process.pid)
+
+    def thaw(self, name: str = "slurmctld") -> None:
+        self.stop_daemon(name, signal.SIGCONT)
+
+
+NewCluster = Callable[..., Cluster]
+
+
+def start_cluster(*, sid: bool = False, **options: Any) -> Cluster:
+    """With `sid` on Slurm 26.05. Skips, saying what is missing, where this machine has no such Slurm."""
+    if sid:
+        options["wrapper"] = (f"{sid_tree()}/enter",)
+    asked = Options(**options)
+    if lacking := missing(asked):
+        level = " --accounting" if asked.accounting else ""
+        pytest.skip(f"Slurm is not all here: no {', '.join(lacking)}; deploy/slurm/install.sh{level} installs it")
+    # short, since Slurm's sockets lie in it and pytest's own folders have long names; a tree has to show it
+    parent = asked.prefix / "tmp" if asked.prefix is not None else None
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
+    try:
+        daemons, _ = up(folder, asked)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return Cluster(daemons, asked.wrapper)
+
+
+def sid_tree() -> Path:
+    """The tree with Slurm 26.05 and pyslurm. Skips, saying why, where it cannot be had."""
+    made = _make_sid_tree()
+    if made.returncode:
+        pytest.skip(f"no tree with Slurm 26.05: {(made.stderr.strip().splitlines() or ['it does not say why'])[-1]}")
+    return Path(made.stdout.strip())
+
+
+@functools.cache
+def _make_sid_tree() -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / "deploy/slurm/sid-tree.sh"], capture_output=True, text=True)
+
+
+def stop_cluster(cluster: Cluster) -> None:
+    down(cluster.folder)
+    shutil.rmtree(cluster.folder)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """4 nodes of 8 cpus and 4 GPUs, shared by the tests: break nothing, and `clear()` behind you."""
+    made = start_cluster()
+    yield made
+    stop_cluster(made)
+
+
+@pytest.fixture(scope="session")
+def accounting_cluster() -> Iterator[Cluster]:
+    """The same with slurmdbd: account rl; QOS normal, high (preempts normal) and one (one job a user)."""
+    made = start_cluster(accounting=True)
+    yield made
+    stop_cluster(made)
+
+
+@pytest.fixture
+def new_cluster() -> Iterator[NewCluster]:
+    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): one to break; the options are those of `devcluster up`, and sid."""
+    made: list[Cluster] = []
+
+    def start(**options: Any) -> Cluster:
+        made.append(start_cluster(**options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        stop_cluster(one)

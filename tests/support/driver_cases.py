@@ -1,0 +1,175 @@
+"""The drivers that the common suite runs on, and the clusters that they run on. Another driver is another entry of CASES."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.slurm.base import BatchScript, Driver, Job, JobState
+from rollyard.slurm.batch_script import batch_script
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.slurm.pyslurm_driver import PyslurmDriver
+from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.rest_driver import RestDriver
+from tests.support.cluster import Cluster, start_cluster, stop_cluster
+from tests.support.until import until
+
+WAIT_SECONDS = 60.0
+COMMENT = "rollyard:server:uid"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A driver, and the cluster that it needs."""
+
+    id: str
+    open: Callable[[Cluster, float], Driver]
+    """(cluster, seconds after which no answer is one) -> the driver."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `devcluster up`, and `sid` for Slurm 26.05; cases with the same ones share a cluster."""
+    accounting: bool = True
+    """Whether such a cluster can have slurmdbd too."""
+    accounting_codes: bool = True
+    """Whether accounting knows exit codes: 22.05's slurmrestd calls them all 0."""
+    marks: Sequence[pytest.MarkDecorator] = ()
+
+
+def open_cli(cluster: Cluster, limit_seconds: float) -> Driver:
+    return CliDriver({**os.environ, **cluster.env}, limit_seconds=limit_seconds)
+
+
+def open_pyslurm(cluster: Cluster, limit_seconds: float) -> PyslurmDriver:
+    """With the Python that has it, in the tree."""
+    python = (*cluster.wrapper, "/opt/pyslurm/bin/python")
+    return PyslurmDriver({**os.environ, **cluster.env}, python=python, limit_seconds=limit_seconds)
+
+
+def open_rest(cluster: Cluster, limit_seconds: float) -> RestDriver:
+    """On its socket; since 26.05 it runs as nobody's and wants a token there too."""
+    address = Address.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
+    identity = Identity(cluster.token()) if cluster.wrapper else Identity()
+    return RestDriver(address, identity, {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
+
+
+HERE = {"rest": True}
+SID = {"rest": True, "sid": True}
+CASES = [
+    Case("cli", open_cli, HERE),
+    Case("rest", open_rest, HERE, accounting_codes=False),
+    Case("cli-26.05", open_cli, SID, marks=(pytest.mark.heavy,)),
+    Case("pyslurm-26.05", open_pyslurm, SID, marks=(pytest.mark.heavy,)),
+    Case("rest-26.05", open_rest, SID, marks=(pytest.mark.heavy,)),
+]
+"""Those that talk to a Slurm; the local driver is none of them."""
+
+ON_SLURM = [pytest.param(case, id=case.id, marks=case.marks) for case in CASES]
+EVERYWHERE = [pytest.param(None, id="local"), *ON_SLURM]
+
+
+class Ground:
+    """A driver, and what a test needs to see what it does. What was submitted is cancelled in the end."""
+
+    def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None, case: Case | None = None) -> None:
+        self.driver, self.folder, self.case = driver, folder, case
+        self._cluster = cluster
+        self._ids: list[str] = []
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self._cluster is not None
+        return self._cluster
+
+    def script(self, command: str, *, name: str = "rollyard-t-0", comment: str = COMMENT, **more: Any) -> BatchScript:
+        """`tasks` and `after_job` as for batch_script; anything else is a field of the template."""
+        ours = {key: more.pop(key) for key in ("tasks", "after_job") if key in more}
+        return batch_script(
+            AllocationTemplate(**{"time_limit": "00:10:00", **more}),
+            name=name,
+            comment=comment,
+            log_path=str(self.folder / "job.log"),
+            directory=str(self.folder),
+            command=["bash", "-c", command],
+            **ours,
+        )
+
+    async def submit(self, command: str, **more: Any) -> str:
+        return (await self.submit_all(command, **more))[0]
+
+    async def submit_all(self, command: str, **more: Any) -> list[str]:
+        ids = await self.driver.submit(self.script(command, **more))
+        self._ids += ids
+        return ids
+
+    async def until(self, id: str, done: Callable[[Job], object]) -> Job:
+        """The job, once it is so."""
+
+        async def seen() -> Job | None:
+            return (await self.driver.snapshot()).jobs.get(id)
+
+        async def so() -> Job | None:
+            job = await seen()
+            return job if job is not None and done(job) else None
+
+        return await until(so, WAIT_SECONDS, every=0.05, seen=seen)
+
+    async def state(self, id: str, state: JobState) -> Job:
+        return await self.until(id, lambda job: job.state is state)
+
+    async def ended(self, id: str) -> Job:
+        return await self.until(id, lambda job: job.state.ended)
+
+    async def appears(self, name: str) -> str:
+        """The text of a file that a job writes in one go."""
+        path = self.folder / name
+        return str(await until(lambda: path.exists() and path.read_text(), WAIT_SECONDS))
+
+    async def close(self) -> None:
+        await self.driver.cancel(self._ids)
+
+        async def over() -> bool:
+            jobs = (await self.driver.snapshot()).jobs
+            return all(jobs[id].state.ended for id in self._ids if id in jobs)
+
+        await until(over, WAIT_SECONDS, every=0.05)
+        await self.driver.close()
+
+
+Clusters = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    """clusters(**options): one that is shared by all who ask for the same; break nothing, and cancel what you submit."""
+    made: dict[str, Cluster] = {}
+
+    def shared(**options: Any) -> Cluster:
+        key = repr(sorted(options.items()))
+        if key not in made:
+            made[key] = start_cluster(**options)
+        return made[key]
+
+    yield shared
+    for one in made.values():
+        stop_cluster(one)
+
+
+@contextlib.asynccontextmanager
+async def ground_of(
+    case: Case | None, folder: Path, cluster: Cluster | None, *, limit_seconds: float = 30.0
+) -> AsyncIterator[Ground]:
+    if case is None or cluster is None:
+        made = Ground(LocalDriver(folder / "slurm", kill_wait=0.5), folder, None)
+    else:
+        made = Ground(case.open(cluster, limit_seconds), folder, cluster, case)
+    try:
+        yield made
+    finally:
+        await made.close()

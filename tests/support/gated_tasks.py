@@ -1,0 +1,60 @@
+"""A task kind whose stages wait at gates that a test opens: files in a folder that the task names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.node.agents.tasks.base import Artifact, Message, Score
+from rollyard.node.sandbox.sandbox import Sandbox
+
+FILES = {
+    "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\n",
+    "METADATA": "Metadata-Version: 2.1\nName: gated-tasks\nVersion: 1\n",
+}
+
+
+class GatedHandler:
+    eval_needs_sandbox = False
+
+    def image(self, task: Task) -> str | None:
+        return None
+
+    def tools(self, task: Task) -> list[str]:
+        return ["bash"]
+
+    def prompt(self, task: Task) -> list[Message]:
+        return [{"role": "user", "content": "What is 1 + 1?"}]
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        await _gate(task, "INIT")
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        """Still in RUN."""
+        await _gate(task, "RUN")
+        return {}
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        await _gate(task, "EVAL")
+        return Score(1.0)
+
+
+async def _gate(task: Task, stage: str) -> None:
+    gate = Path(str(task.fields["gates"]), stage)
+    while not gate.exists():
+        await asyncio.sleep(0.02)
+
+
+def install(folder: Path) -> str:
+    """PYTHONPATH of processes that shall know the task kind."""
+    known = folder / "gated_tasks-1.dist-info"
+    known.mkdir(parents=True)
+    for name, text in FILES.items():
+        (known / name).write_text(text)
+    given = os.environ.get("PYTHONPATH")
+    return ":".join([str(folder), str(Path(__file__).parents[2]), *([given] if given else [])])

@@ -1,0 +1,153 @@
+"""A yard on a real cluster, and what must hold after whatever is done to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rollyard.client.async_client import AsyncClient
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.event import Event
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout import Status
+from rollyard.kinds.rollout_pool import RolloutPool
+from tests.support.cluster import Cluster
+from tests.support.shims import Shims
+from tests.support.yard import Yard, end, merge, requests
+
+BUDGETS = {"init": {"timeoutSeconds": 120}, "run": {"timeoutSeconds": 240}, "eval": {"timeoutSeconds": 120}}
+ROLLOUTS = 12
+
+
+class Field:
+    """A yard on a cluster, with a stranger's job beside it that is called as ours are."""
+
+    def __init__(self, yard: Yard, cluster: Cluster, shims: Shims) -> None:
+        self.yard, self.cluster, self.shims = yard, cluster, shims
+        self.stranger = ""
+        self.ids: list[str] = []
+        self.attempts: set[int] = set()
+        """Which attempts led to the results."""
+        self.client: AsyncClient
+        self._open = contextlib.AsyncExitStack()
+
+    async def connect(self) -> None:
+        """Again after a restart: the server may be on another port."""
+        await self.close()
+        self.client = await self._open.enter_async_context(self.yard.client())
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def begin(self, **changes: dict[str, Any]) -> None:
+        """Both pools ready, rollouts under way."""
+        options = ("--job-name=rollyard-demo-rp-0", "--comment=rollyard:another:uid", "--nodelist=n4", "--time=60")
+        self.stranger = await asyncio.to_thread(self.cluster.submit, "sleep 100000", *options)
+        await self.apply(**changes)
+        await self.yard.ready(self.client)
+        await self.submit("before")
+
+    async def apply(self, **changes: dict[str, Any]) -> None:
+        """Away from the stranger, so that what happens to a node of ours does not happen to it."""
+        ours: dict[str, dict[str, Any]] = {
+            "policy": {"allocation": {"exclude": ["n4"]}},
+            "demo": {"allocation": {"exclude": ["n4"]}, "stages": BUDGETS},
+        }
+        for name, spec in changes.items():
+            merge(ours[name], spec)
+        await self.yard.apply(self.client, **ours)
+
+    async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
+        self.ids += await self.client.submit(requests(count, 0, prefix=prefix))
+
+    async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
+        """More work is done too; then as many jobs live as are declared, and each is one of an allocation."""
+        await self.submit(f"after-{len(self.ids)}", 4)
+        trajectories = await self.yard.gather(self.client, self.ids, seconds)
+        assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
+        assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
+        self.attempts = {t.attempt for t in trajectories}
+
+        seen: list[Any] = []
+
+        async def settled() -> bool:
+            live = {j.id for j in await self.yard.jobs() if j.id != self.stranger}
+            allocations = await self.yard.allocations(self.client)
+            active = {a.status.job_id for a in allocations if not a.status.ended}
+            seen[:] = [live, [(a.metadata.name, a.status) for a in allocations]]
+            return live == active and len(live) == jobs
+
+        try:
+            await self.yard.until(settled)
+        except AssertionError as error:
+            raise AssertionError(f"{seen}\n{error}") from None
+        assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
+
+    async def allocations(self, kind: str = "RolloutPool") -> list[Allocation]:
+        return [a for a in await self.yard.allocations(self.client) if a.spec.pool.kind == kind]
+
+    async def running(self, kind: str = "RolloutPool") -> Allocation:
+        return next(a for a in await self.allocations(kind) if a.status.job_state == "RUNNING" and not a.spec.drain)
+
+    async def pool(self, kind: str = "RolloutPool", name: str = "demo") -> RolloutPool | InferencePool:
+        found = await self.client.get(ObjectKey(kind=kind, namespace="default", name=name))
+        assert isinstance(found, RolloutPool | InferencePool)
+        return found
+
+    async def condition(self, type: str, status: str, kind: str = "RolloutPool", name: str = "demo") -> str:
+        """Waits for it; answers `reason: message`."""
+
+        async def look() -> str | None:
+            found = get_condition((await self.pool(kind, name)).status.conditions, type)
+            return f"{found.reason}: {found.message}" if found is not None and found.status == status else None
+
+        return str(await self.yard.until(look))
+
+    async def ended(self, old: Allocation, *states: str, seconds: float = 120.0) -> Allocation:
+        """Its job has ended so, for us too."""
+
+        async def look() -> Allocation | None:
+            now = {a.metadata.name: a for a in await self.yard.allocations(self.client)}.get(old.metadata.name)
+            return now if now is not None and now.status.job_state in states else None
+
+        found = await self.yard.until(look, seconds)
+        assert isinstance(found, Allocation)
+        return found
+
+    async def said(self, reason: str) -> list[str]:
+        """Messages of the events with this reason."""
+        events, _ = await self.client.list_objects("Event")
+        return [e.message for e in events if isinstance(e, Event) and e.reason == reason]
+
+    async def requeued(self, old: Allocation) -> None:
+        """Its job was, and its second run has ended; the pool may have removed the allocation by then."""
+        why = "requeued, not by Rollyard (restart 1); that run was ended, because its work has moved"
+
+        async def told() -> bool:
+            return any(f"job {old.status.job_id} ended" in m and why in m for m in await self.said("JobEnded"))
+
+        await self.yard.until(told)
+        assert f"job {old.status.job_id} was requeued, not by Rollyard" in " ".join(await self.said("Requeued"))
+
+    async def slurm(self, *argv: str) -> str:
+        return await asyncio.to_thread(self.cluster.run, *argv)
+
+
+@contextlib.asynccontextmanager
+async def field_on(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    yard = Yard(tmp_path_factory.mktemp("yard"), cluster)
+    shims = Shims(yard.folder / "shims", cluster.env["PATH"])
+    yard.env["PATH"] = f"{shims.folder}:{cluster.env['PATH']}"
+    yard.start()
+    field = Field(yard, cluster, shims)
+    await field.connect()
+    try:
+        yield field
+    finally:
+        await field.close()
+        await end(yard)

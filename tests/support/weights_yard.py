@@ -1,0 +1,211 @@
+"""An engine under its supervisor, its door and its weights, as `rollyard inference-server` puts them together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from rollyard.core.aio import running
+from rollyard.engine.embedded.kv_cache import KVCache
+from rollyard.engine.embedded.model import Model, Span
+from rollyard.engine.embedded.model_config import read_config
+from rollyard.engine.embedded.model_weights import load_weights
+from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.process.engine_supervisor import Supervisor
+from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.weights.embedded_control import EmbeddedControl
+from rollyard.engine.weights.engine_control import EngineControl
+from rollyard.engine.weights.source import Source, serving
+from rollyard.engine.weights.updater import Weights
+from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.trust.ca import Authority
+from rollyard.trust.csr import new_key_and_csr
+from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.engine import WeightsOrder
+from tests.support.live_weights import other_weights
+from tests.support.until import until
+
+TOKEN = "door-token"
+WAIT_SECONDS = 60.0
+PROMPTS = [[40 + i, *range(100, 130 + 7 * i)] for i in range(4)]
+Control = Callable[[aiohttp.ClientSession], EngineControl]
+
+
+@dataclass
+class Answer:
+    """What a client got: token by token, with the version that was said to have made it."""
+
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    said: str = ""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        if event.get("object") == "rollyard.weights":
+            self.said = event["weights_version"]
+        elif event.get("choices"):
+            choice = event["choices"][0]
+            self.ids += choice["token_ids"]
+            self.logprobs += choice["logprobs"]["token_logprobs"]
+            self.versions += [self.said] * len(choice["token_ids"])
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+    @property
+    def boundary(self) -> int:
+        """How many tokens the first version made."""
+        return next((i for i, v in enumerate(self.versions) if v != self.versions[0]), len(self.versions))
+
+
+@dataclass
+class Yard:
+    weights: Weights
+    supervisor: Supervisor
+    client: aiohttp.ClientSession
+    uds: Path
+    patience: float = WAIT_SECONDS
+    answers: list[Answer] = field(default_factory=list)
+    """Of the streams since this was last cleared."""
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        await until(done, self.patience, every=0.005)
+
+    async def order(self, order: WeightsOrder, phase: str = "") -> None:
+        """Until it is done, or has failed."""
+        self.weights.obey(order)
+        await self.until(
+            lambda: self.weights.phase == phase and (phase == "Failed" or self.weights.version == order.version)
+        )
+
+    def body(self, prompt: Sequence[int], tokens: int, **fields: Any) -> dict[str, Any]:
+        body = {"model": "policy", "prompt": list(prompt), "max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
+        return body | {"logprobs": 0, "return_token_ids": True} | fields
+
+    async def stream(self, prompt: Sequence[int], tokens: int, after: int | None = None, **fields: Any) -> Answer:
+        """Read to its end, or until so many tokens of a second version have come."""
+        answer = Answer(list(prompt))
+        self.answers.append(answer)
+        body = self.body(prompt, tokens, stream=True, **fields)
+        async with self.client.post("/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            rest = b""
+            async for data in response.content.iter_any():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: {"):
+                        answer.take(json.loads(line[6:]))
+                if after is not None and len(answer.ids) - answer.boundary >= after:
+                    break
+        return answer
+
+    async def whole(self, prompt: Sequence[int], tokens: int, **fields: Any) -> tuple[Answer, Mapping[str, str], Any]:
+        async with self.client.post("/v1/completions", json=self.body(prompt, tokens, **fields)) as response:
+            said = await response.json()
+            assert response.status == 200, said
+            answer = Answer(list(prompt), said=response.headers.get("X-Rollyard-Weights-Version", ""))
+            answer.take(said)
+            return answer, response.headers, said
+
+    async def under_way(self, count: int, tokens: int) -> None:
+        """So many streams have so many tokens each."""
+        await self.until(lambda: sum(len(a.ids) >= tokens for a in self.answers) >= count)
+
+
+@contextlib.asynccontextmanager
+async def yard(
+    spec: Mapping[str, Any],
+    folder: Path,
+    certified: tuple[ssl.SSLContext, ssl.SSLContext],
+    *,
+    order: WeightsOrder | None = None,
+    control: Control = EmbeddedControl,
+    patience: float = WAIT_SECONDS,
+) -> AsyncIterator[Yard]:
+    pool = InferencePoolSpec.model_validate({"replicas": 1, **spec})
+    uds = folder / "e"
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+    supervisor = Supervisor(Preparation(pool, uds), uds)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    connector = aiohttp.TCPConnector(ssl=certified[1], limit=0)
+    async with supervisor.session() as http, aiohttp.ClientSession(url, connector=connector, headers=headers) as client:
+        door = Door(http, TOKEN, lambda: False)
+
+        def command(source: Source) -> Any:
+            return Preparation(serving(pool, str(source.folder)), uds)
+
+        weights = Weights(pool.model, order, supervisor, door, control(http), command, http)
+        runner = await door.open(listener, certified[0])
+        try:
+            async with running(weights.run()) as task:
+                made = Yard(weights, supervisor, client, uds, patience)
+                await made.until(lambda: weights.proven or task.done() or weights.phase == "Failed")
+                if task.done():
+                    task.result()
+                yield made
+        finally:
+            await runner.cleanup()
+
+
+def recomputed(answer: Answer, before: Path, after: Path, boundary: int | None = None) -> list[float]:
+    """Logprobs of its tokens if `before` made all up to the boundary, and `after` went on with the keys and values."""
+    at = answer.boundary if boundary is None else boundary
+    config = read_config(before)
+    length = len(answer.prompt) + len(answer.ids)
+    models = [Model(config, load_weights(folder, config), length) for folder in (before, after)]
+    cache = KVCache(config, 1, length)
+    slot, _ = cache.acquire(answer.prompt)
+    span, logprobs = Span(slot, 0, answer.prompt), []
+    for i, token in enumerate(answer.ids):
+        logits = models[i >= at].forward([span], cache)[0].astype(np.float64)
+        logprobs.append(float(logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum())))
+        span = Span(slot, span.end, [token])
+    return logprobs
+
+
+def furthest(answer: Answer, computed: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(answer.logprobs, computed, strict=True))
+
+
+def shown(answers: Sequence[Answer], before: Path, after: Path, by: int) -> float:
+    """How far off the tokens of the one that shows it best would be if each boundary lay `by` tokens from where it is said.
+
+    One token alone may be as likely under either weights; not 16 of them, in each of several streams.
+    """
+    return max(furthest(a, recomputed(a, before, after, a.boundary + by)) for a in answers)
+
+
+def pid_of(uds: Path) -> int:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and str(uds).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    (pid,) = found
+    return pid
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    folder = tmp_path_factory.mktemp("trust")
+    authority = Authority.open(folder)
+    key, csr = new_key_and_csr("policy-0")
+    (folder / "door.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
+
+
+@pytest.fixture(scope="module")
+def other_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return other_weights(model_dir, tmp_path_factory.mktemp("weights") / "v2")

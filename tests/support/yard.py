@@ -1,0 +1,252 @@
+"""A real Rollyard on this machine: server, node agents, engines, sandboxes, each a process that a test may kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.tiny_policy.families import sample_code, sample_math
+from rollyard.client.async_client import AsyncClient
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import ObjectKey, get_condition
+from rollyard.kinds.registry import parse_object
+from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
+from rollyard.slurm.base import Driver, Job
+from rollyard.slurm.cli_driver import CliDriver
+from rollyard.slurm.local_driver import LocalDriver
+from rollyard.slurm.process_proof import start_time
+from tests.support.cluster import Cluster
+from tests.support.until import until
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "tiny_policy" / "model"
+LEASE_SECONDS = 4.0
+
+
+class Yard:
+    """One data folder and whatever serves it at the moment."""
+
+    def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.cluster = cluster
+        self.driven_by = "slurm" if cluster else "local"
+        """What `serve --cluster` is told."""
+        self.server: subprocess.Popen[str] | None = None
+        self.env: dict[str, str] = {}
+        """Further environment of the server."""
+
+    @property
+    def driver(self) -> Driver:
+        """A line of its own to the jobs."""
+        return CliDriver(self.cluster.env) if self.cluster else LocalDriver(self.data / "local-slurm", kill_wait=1.0)
+
+    # the server
+
+    def start(self, *, crash_at: str | None = None) -> None:
+        """Start the server and wait until it serves, or, with a crash point, until it starts."""
+        env = {**os.environ, **(self.cluster.env if self.cluster else {}), **self.env, "HOME": str(self.folder)}
+        env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+        env.setdefault("VLLM_CACHE_ROOT", str(Path(env["ROLLYARD_CACHE"]) / "vllm"))  # what it knows of architectures
+        if crash_at is not None:
+            env["ROLLYARD_CRASH_AT"] = crash_at
+        command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
+        command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", self.driven_by]
+        with (self.folder / "server.log").open("a") as log:
+            self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line, (self.folder / "server.log").read_text()[-3000:]
+
+    def kill(self) -> None:
+        """As the machine would: no time to say goodbye."""
+        assert self.server is not None
+        self.server.kill()
+        self.stop()
+
+    def stop(self) -> None:
+        if self.server is None:
+            return
+        if self.server.poll() is None:
+            self.server.terminate()
+        self.server.wait(60)
+        assert self.server.stdout is not None
+        self.server.stdout.close()
+
+    def client(self) -> AsyncClient:
+        return AsyncClient(kubeconfig=self.data / "admin.kubeconfig")
+
+    # what is going on
+
+    async def jobs(self, *, live: bool = True) -> list[Job]:
+        snapshot = await self.driver.snapshot()
+        return [j for j in snapshot.jobs.values() if not (live and j.state.ended)]
+
+    def processes(self, *words: str) -> list[int]:
+        """Pids of this yard's processes whose command line has all these words."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and _env(entry).get("HOME") == str(self.folder):
+                with contextlib.suppress(OSError):
+                    command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                    if all(word in command for word in words):
+                        found.append(int(entry.name))
+        return found
+
+    def engines(self, endpoint: str) -> list[int]:
+        """Pids of this embedded endpoint's engine; the endpoint is called after its allocation."""
+        found, allocation = [], endpoint.rpartition("/")[2].encode()
+        for pid in self.processes("rollyard.engine.embedded"):
+            with contextlib.suppress(OSError):
+                told = [(Path("/proc") / str(pid) / name).read_bytes() for name in ("cmdline", "environ")]
+                if allocation in b"".join(told):
+                    found.append(pid)
+        return found
+
+    def sandboxes(self) -> list[int]:
+        """Pids of the launchers: children of the node agents that hold a sandbox."""
+        agents = set(self.processes("node-agent"))
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    command = (entry / "cmdline").read_bytes().lower()  # "Apptainer runtime parent"
+                    if parent in agents and (b"bwrap" in command or b"apptainer" in command or b"starter" in command):
+                        found.append(int(entry.name))
+        return found
+
+    # doing things
+
+    async def apply(self, client: AsyncClient, **changes: dict[str, Any]) -> None:
+        """The two pools of the demo; `policy` and `demo` change their specs."""
+        for text in yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()):
+            spec = text["spec"]
+            if text["kind"] == "InferencePool":
+                spec["model"]["path"] = str(MODEL)
+            else:  # each that works beside another is a process with an algebra system
+                spec["stages"]["eval"]["workers"] = {"min": 1, "max": 2}
+            merge(spec, changes.get(text["metadata"]["name"], {}))
+            text["metadata"]["namespace"] = "default"
+            await client.apply(parse_object(text))
+
+    async def ready(self, client: AsyncClient) -> None:
+        await self.until(lambda: self._all_ready(client))
+
+    async def _all_ready(self, client: AsyncClient) -> bool:
+        for kind in ("InferencePool", "RolloutPool"):
+            pools, _ = await client.list_objects(kind)
+            conditions = [get_condition(getattr(p, "status").conditions, "Ready") for p in pools]  # noqa: B009
+            if not pools or not all(c is not None and c.status == "True" for c in conditions):
+                return False
+        return True
+
+    async def condition(self, client: AsyncClient, kind: str, name: str, reason: str) -> str:
+        """The message of Ready once it has this reason."""
+        key = ObjectKey(kind=kind, namespace="default", name=name)
+
+        async def look() -> str | None:
+            found = get_condition(getattr(await client.get(key), "status").conditions, "Ready")  # noqa: B009
+            return found.message if found is not None and found.status == "False" and found.reason == reason else None
+
+        message = await self.until(look)
+        assert message is not None
+        return message
+
+    async def allocations(self, client: AsyncClient) -> list[Allocation]:
+        found, _ = await client.list_objects("Allocation")
+        return [a for a in found if isinstance(a, Allocation)]
+
+    async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
+        """The first true answer. Fails with the server's last words."""
+        return await until(
+            condition, seconds, every=0.05, seen=lambda: (self.folder / "server.log").read_text()[-4000:]
+        )
+
+    async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 300.0) -> list[Trajectory]:
+        async with asyncio.timeout(seconds):
+            return [await client.wait(id) for id in ids]
+
+    async def clean_up(self) -> None:
+        """Whatever a test left: end the jobs, then the server."""
+        self.stop()
+        if self.data.exists():
+            left = [job.id for job in await self.jobs()]
+            await self.driver.cancel(left, "KILL")  # nobody is left to say goodbye to
+            await self.driver.cancel(left)
+            async with asyncio.timeout(60):
+                while await self.jobs():
+                    await asyncio.sleep(0.05)
+
+
+def requests(
+    math: int, code: int, *, n: int = 1, seed: int = 7, prefix: str = "t", **more: Any
+) -> list[RolloutRequest]:
+    """Held-out tasks with ids of their own."""
+    rng = random.Random(seed)
+    tasks = [sample_math(rng, True) for _ in range(math)] + [sample_code(rng, True) for _ in range(code)]
+    return [
+        RolloutRequest.model_validate(
+            {"id": f"{prefix}-{i}", "pool": "demo", "task": Task.model_validate(task), "n": n, **more}
+        )
+        for i, task in enumerate(tasks)
+    ]
+
+
+@pytest.fixture
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    made.start()
+    yield made
+    await end(made)
+
+
+async def end(made: Yard) -> None:
+    """Nothing of it may be left."""
+    await made.clean_up()
+
+    async def nothing_left() -> bool:
+        return not made.processes()
+
+    await made.until(nothing_left)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    return start_time(pid) is not None
+
+
+def merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _env(process: Path) -> dict[str, str]:
+    try:
+        pairs = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(p.split("=", 1) for p in pairs if "=" in p)
+
+
+def endpoint(data: Path) -> str:
+    return str(json.loads((data / "endpoint.json").read_text())["url"])
