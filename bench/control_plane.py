@@ -29,17 +29,17 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.client.node_connection import NodeLine
-from rollyard.client.server_link import Link
+from rollyard.client.node_connection import NodeConnection
+from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
-from rollyard.node.result_uploads import Uploads
+from rollyard.node.result_uploads import ResultUploads
 from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import server_ssl_context
-from rollyard.wire.node import Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Want, Welcome
+from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Welcome
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 100
@@ -106,7 +106,7 @@ async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) ->
         await client.apply(pool)
         folder, job = await _bound(client, kubeconfig.parent)
         os.environ["SLURM_JOB_ID"] = job
-        link = Link.open(folder)
+        link = ServerLink.open(folder)
         async with link.session() as http:
             node = _NullNode(link, http)
             task = asyncio.create_task(node.line.run())
@@ -160,13 +160,13 @@ async def _run(client: AsyncClient, n: int, prefix: str) -> None:
 class _NullNode:
     """A node agent that has the answer at once."""
 
-    def __init__(self, link: Link, http: aiohttp.ClientSession) -> None:
+    def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self.outcome = _outcome(tokens=2, prompt=1)
         self.tasks: set[asyncio.Task[None]] = set()
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
-        self._uploads = Uploads(link, http)
-        self.line = NodeLine(link, http, self._hello, self._hear)
+        self._uploads = ResultUploads(link, http)
+        self.line = NodeConnection(link, http, self._hello, self._hear)
 
     def _hello(self) -> Hello:
         return Hello(identity=self._identity, held=list(self._held.values()))
@@ -184,7 +184,7 @@ class _NullNode:
         task.add_done_callback(self.tasks.discard)
 
     async def _want(self) -> None:
-        await self.line.say(Want(init=ROOM - len(self._held), kinds=["math"]))
+        await self.line.send(CapacityRequest(init=ROOM - len(self._held), kinds=["math"]))
 
     async def _answer(self, lease: Lease) -> None:
         ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=Stage.INIT)
@@ -192,7 +192,7 @@ class _NullNode:
         await self._uploads.result(ref, self.outcome)
         del self._held[lease.id]
         if len(self._held) % 16 == 0:
-            await self.line.say(Heartbeat(held=list(self._held.values())))
+            await self.line.send(Heartbeat(held=list(self._held.values())))
             await self._want()
 
 

@@ -26,8 +26,8 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.gateway.app import build
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
@@ -69,14 +69,14 @@ async def serve_upstream(pace: float) -> None:
 
 async def serve_gateway(url: str) -> None:
     template = ChatTemplate.load(MODEL)
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, GatewaySession] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         policy = OnePolicy(TokenClient(http), url, template.stop_ids)
 
-        async def find(_: web.Request, named: str | None) -> Session:
+        async def find(_: web.Request, named: str | None) -> GatewaySession:
             assert named is not None
             if named not in sessions:
-                sessions[named] = Session(named, template, policy, Terms("policy", Sampling()))
+                sessions[named] = GatewaySession(named, template, policy, SessionConfig("policy", Sampling()))
             return sessions[named]
 
         async def running(_: web.Request) -> web.Response:

@@ -29,7 +29,7 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.kinds.rollout import AgentSpec, Sampling
-from rollyard.node.agents.agent_loop import AgentRun, run_agent
+from rollyard.node.agents.agent_loop import AgentProgress, run_agent
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
@@ -144,7 +144,7 @@ class Plan:
     async def rollout(self, policy: Remote | Here) -> int:
         parser = parser_for(self.template)
         start = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 3 * 4?"}]
-        run = AgentRun(Conversation(self.template, start, [SCHEMAS["ipython"]]), parser)
+        run = AgentProgress(Conversation(self.template, start, [SCHEMAS["ipython"]]), parser)
         tools = cast(Tools, NoSandbox(self.output))
         agent = AgentSpec(max_turns=self.turns)
         await run_agent(run, policy, tools, agent, Sampling(seed=1, max_tokens=4096), 0)

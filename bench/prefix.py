@@ -25,7 +25,7 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.child_process import end_engine, start_engine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
@@ -89,7 +89,7 @@ async def _server(options: argparse.Namespace, uds: Path, log: Path) -> AsyncIte
     model = {"path": str(options.model.resolve()), "servedName": "policy"}
     spec = InferencePoolSpec.model_validate({"model": model, "engine": engine, "replicas": 2})
     with log.open("wb") as words:
-        process = await start_engine(await Preparation(spec, uds)(), stdout=words, stderr=words)
+        process = await start_engine(await LaunchPlan(spec, uds)(), stdout=words, stderr=words)
     try:
         yield
     finally:

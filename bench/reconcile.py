@@ -23,7 +23,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.wiring import Parts
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
@@ -113,7 +113,9 @@ class Bench:
             allocation=meta.name, namespace=meta.namespace, uid=meta.uid, job_id="1", instance="bench", node="n1"
         )
         self.agents.connect(
-            NodeAgent(identity, (meta.namespace, allocation.spec.pool.name), lambda message: None, expel=lambda: None)
+            ConnectedAgent(
+                identity, (meta.namespace, allocation.spec.pool.name), lambda message: None, expel=lambda: None
+            )
         )
 
     async def steady(self, seconds: float) -> tuple[float, float]:

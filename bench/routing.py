@@ -3,9 +3,9 @@
     python -m bench.routing [--seeds 16] [--rollouts 900]
 
 The endpoints are simulated, with the service times of `engine_times`; what decides is the code of the server itself
-(`Endpoints`, `Leases`, `Repinner`), on a clock that jumps. Traces: the demo's own rollouts, as recorded, and a synthetic one
-with heavy tails. Latency is from submission to the last turn, time in the queue included. Load is a share of what the fleet
-does with round-robin. The last lines: throughput with and without balancing, and what a choice costs.
+(`EndpointRegistry`, `Leases`, `Rebalancer`), on a clock that jumps. Traces: the demo's own rollouts, as recorded, and a
+synthetic one with heavy tails. Latency is from submission to the last turn, time in the queue included. Load is a share of
+what the fleet does with round-robin. The last lines: throughput with and without balancing, and what a choice costs.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
     clock.turn(SLOW_START_SECONDS)
 
     def lease(i: int) -> RolloutRecord:
-        found = registry.heap(POOL).checkout(node=f"n{i % (endpoints // 4)}")
+        found = registry.index_snapshot(POOL).checkout(node=f"n{i % (endpoints // 4)}")
         assert found is not None
         return _record(i, found.id)
 
@@ -168,7 +168,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
         numbers = range(first, first + AT_ONCE)
         # Of the processor's time: what others do on this machine is not a part of it.
         began = time.process_time()
-        found = [registry.heap(POOL).checkout(node=f"n{i % (endpoints // 4)}") for i in numbers]
+        found = [registry.index_snapshot(POOL).checkout(node=f"n{i % (endpoints // 4)}") for i in numbers]
         choosing += time.process_time() - began
         records = [_record(i, endpoint.id) for i, endpoint in zip(numbers, found, strict=True) if endpoint is not None]
         began = time.process_time()

@@ -26,7 +26,7 @@ from rollyard.server.store.journal_mode import Journal
 from rollyard.server.store.rollout_transaction import RolloutTransaction
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import migrate
-from rollyard.server.store.writer import Unit
+from rollyard.server.store.writer import WriteUnit
 
 T = TypeVar("T")
 TASK = '{"pool":"p","task":{"kind":"math","question":"' + "x" * 1000 + '"}}'
@@ -49,7 +49,7 @@ class OneByOne:
         db.execute(f"PRAGMA journal_mode={journal}")
         db.execute("PRAGMA synchronous=FULL")
         migrate(db)
-        self._unit = Unit(db, PackWriter(folder, epoch=1))
+        self._unit = WriteUnit(db, PackWriter(folder, epoch=1))
 
     def close(self) -> None:
         self._unit.packs.close()

@@ -26,7 +26,7 @@ from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import own_python
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
 from rollyard.node.sandbox.images import default_root
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 
 LIMITS = Limits(cpus=os.cpu_count() or 1, memory_bytes=2 << 30, disk_bytes=256 << 20)
 WARM_UP = 20
@@ -60,7 +60,7 @@ async def timed(call: Callable[[], Awaitable[None]], calls: int) -> list[float]:
 
 
 async def ours(runtime: Runtime, calls: int) -> tuple[Figures, Figures]:
-    async with Sandboxes(runtime) as sandboxes, await sandboxes.start(SandboxSpec(None, LIMITS)) as sandbox:
+    async with SandboxFactory(runtime) as sandboxes, await sandboxes.start(SandboxSpec(None, LIMITS)) as sandbox:
 
         async def bash() -> None:
             assert (await sandbox.bash("echo hi", 10)).output == "hi\n"

@@ -22,9 +22,9 @@ from rollyard.api import app
 from rollyard.api.query_parameters import ANY, parameters
 from rollyard.kinds.registry import KINDS
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
-from rollyard.kinds.schema.fields import Shape, fields_of
+from rollyard.kinds.schema.fields import FieldShape, fields_of
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
-from rollyard.kinds.top import Top
+from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,7 +44,7 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "GET /v1/sessions/{id}": (SessionRecord,),
     f"POST {_WEIGHTS}": (WeightsUpdate, WeightsStatus),
     f"GET {_WEIGHTS}": (WeightsStatus,),
-    "GET /apis/rollyard.dev/v1alpha1/top": (Top,),
+    "GET /apis/rollyard.dev/v1alpha1/top": (TopView,),
 }
 """Route -> models of its request and answer; the fields of a kind have their own page."""
 FAMILIES = {
@@ -145,15 +145,15 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
     yield ""
 
 
-def _type(shape: Shape) -> str:
+def _type(shape: FieldShape) -> str:
     if shape.choices:
         return ", ".join(f"`{choice}`" for choice in shape.choices)
     if shape.model is None:
-        return f"`{shape.word}`"
-    return _link(shape.model, shape.word)
+        return f"`{shape.type_name}`"
+    return _link(shape.model, shape.type_name)
 
 
-def _default(shape: Shape) -> str:
+def _default(shape: FieldShape) -> str:
     if shape.required:
         return "required"
     simple = shape.default is None or shape.default == "" or shape.model is not None

@@ -10,14 +10,14 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.wiring import Routing
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
-from rollyard.wire.node import Repin, ToNode
+from rollyard.wire.node import RechooseEndpoint, ToNode
 from simulation.routing import Policy, Rollout, Sim
 
 POOL = ("default", "policy")
@@ -37,10 +37,10 @@ class Ours:
         self.endpoints.endpoint_suspected.connect(lambda endpoint: sim.after(PROBE_SECONDS, self._probe))
         self._records: dict[str, RolloutRecord] = {}
         self._live: dict[str, Rollout] = {}
-        self._burst = -1.0, self.endpoints.heap(POOL)
+        self._burst = -1.0, self.endpoints.index_snapshot(POOL)
         self._last = "", ""
         """The group that came last, and its server."""
-        parts.agents.connect(NodeAgent(_identity("node"), ("default", "swe"), self._heard, expel=lambda: None))
+        parts.agents.connect(ConnectedAgent(_identity("node"), ("default", "swe"), self._heard, expel=lambda: None))
 
     # its clock
 
@@ -64,7 +64,7 @@ class Ours:
         group, mate = self._last
         warm = [mate] if group == rollout.script.group else []
         if self._burst[0] != self._sim.now:  # what arrives together is handed out together
-            self._burst = self._sim.now, self.endpoints.heap(POOL)
+            self._burst = self._sim.now, self.endpoints.index_snapshot(POOL)
         found = self._burst[1].checkout(warm=warm)
         if found is None:
             return None
@@ -93,7 +93,7 @@ class Ours:
             if not server.dead:
                 self._heartbeat(name)
         self.endpoints.expire()
-        self._repinner.look()
+        self._repinner.send_hints()
         self._probe()
 
     # what the server's other parts would do
@@ -112,19 +112,19 @@ class Ours:
         self.endpoints.heartbeat(name, beat)
 
     def _probe(self) -> None:
-        for state in self.endpoints.suspects():
+        for state in self.endpoints.suspected_endpoints():
             self.endpoints.probed(state.endpoint.id, "refused" if self._sim.servers[state.endpoint.id].dead else "")
 
     def _another(self, rollout: Rollout, failed: str) -> str:
         rollout.repin = False
-        found = self.endpoints.another(POOL, rollout.server, failed, "")
+        found = self.endpoints.choose_again(POOL, rollout.server, failed, "")
         assert found is not None
         record = self._records[rollout.id] = replace(self._records[rollout.id], endpoints={"policy": found.id})
-        self.leases.moved(record)
+        self.leases.lease_changed(record)
         return found.id
 
     def _heard(self, message: ToNode) -> None:
-        if isinstance(message, Repin):
+        if isinstance(message, RechooseEndpoint):
             self._live[message.lease.id].repin = True
 
 

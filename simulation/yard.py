@@ -24,11 +24,11 @@ from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.quantity import walltime_seconds
-from rollyard.reconcilers.autoscaler import FLAP_WINDOW_SECONDS, Memory, Metric
-from rollyard.reconcilers.demand import Report, inference_metrics, rollout_metrics, sessions, widest
+from rollyard.reconcilers.autoscaler import FLAP_WINDOW_SECONDS, Metric, ScalerMemory
+from rollyard.reconcilers.demand import LoadReport, inference_metrics, max_workers, rollout_metrics, sessions
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool
 from rollyard.reconcilers.pool import new_allocation
-from rollyard.reconcilers.pool_size import reckon, size
+from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size
 
 START = 1_700_000_000.0
 ACT_SECONDS = 0.5
@@ -121,7 +121,7 @@ class SimulatedPool(ABC):
         self.clock, self.pool, self.faults = clock, pool, Faults()
         self.allocations: dict[str, Allocation] = {}
         self._slurm = slurm
-        self._memory: Memory | None = None
+        self._memory: ScalerMemory | None = None
         self._job = itertools.count(1)
         self._looked_at = clock.now
 
@@ -155,8 +155,8 @@ class SimulatedPool(ABC):
 
     def look(self) -> None:
         now, members = self.clock.now, self.members()
-        ledger = reckon(self.pool.status.gpu_ledger, self.allocations.values(), now)
-        scale = size(self.pool, self._memory, self.metrics(), ledger, now)
+        ledger = account_gpu_hours(self.pool.status.gpu_ledger, self.allocations.values(), now)
+        scale = decide_size(self.pool, self._memory, self.metrics(), ledger, now)
         self._memory = scale.memory
         plan = plan_pool(self.pool, members, scale.desired, now, slurm_known=True)
         self._judge(members, plan, scale.desired)
@@ -199,7 +199,7 @@ class SimulatedPool(ABC):
     def _act(self, plan: PoolPlan) -> None:
         for index in plan.create:
             self._submit(new_allocation(self.pool, index))
-        for successor in plan.renew:
+        for successor in plan.successors:
             self._submit(new_allocation(self.pool, successor.index, of=successor.of, after_job=successor.after_job))
         for name in plan.drain:
             self._drain(name)
@@ -307,10 +307,10 @@ class Engines(SimulatedPool):
         heard = [self._report(n) for n, a in self.allocations.items() if a.status.ready_at and Member(a, True).active]
         return inference_metrics(bounds, sessions(users.pool.spec, users.queued(), users.in_flight()), heard)
 
-    def _report(self, name: str) -> Report:
+    def _report(self, name: str) -> LoadReport:
         if self.clock.now < self._heard_again:
-            return Report()
-        return Report(max(0, self.load(name) - SEQUENCES), min(1.0, self.load(name) / SEQUENCES))
+            return LoadReport()
+        return LoadReport(max(0, self.load(name) - SEQUENCES), min(1.0, self.load(name) / SEQUENCES))
 
     def ready(self, name: str) -> None:
         self._pinned[name] = set()
@@ -355,7 +355,7 @@ class Agent:
 
     def __init__(self, side: RolloutSide, name: str) -> None:
         spec = side.pool.spec
-        self.widths = {stage: widest(spec, stage) for stage in Stage}
+        self.widths = {stage: max_workers(spec, stage) for stage in Stage}
         self.held: set[Rollout] = set()
         self._side, self._name = side, name
         self._waiting: dict[Stage, deque[Rollout]] = {stage: deque() for stage in Stage}
@@ -525,7 +525,7 @@ class Yard:
 
     def _moves(self) -> bool:
         there = [a for pool in self.pools for a in pool.allocations.values()]
-        return self.side.busy or any(not a.status.ready and not a.status.ended for a in there)
+        return self.side.busy or any(not a.status.ready and not a.status.is_ended for a in there)
 
     def submit(self, count: int, done: Callable[[], None] = lambda: None) -> None:
         """So many rollouts now; `done` is called as each ends."""

@@ -62,7 +62,7 @@ class Attempt:
     def _call(self, reply: str) -> str:
         match = CALL.search(reply)
         if match is None:
-            return tool_schemas.bad_call("the closing tag </tool_call> is missing")
+            return tool_schemas.malformed_call_result("the closing tag </tool_call> is missing")
         try:
             call = json.loads(match[1])
             name, arguments = call["name"], call["arguments"]
@@ -71,8 +71,8 @@ class Attempt:
             if name == "bash":
                 return self.box.bash(str(arguments["command"]))
         except (ValueError, KeyError, TypeError) as error:
-            return tool_schemas.bad_call(str(error))
-        return tool_schemas.unknown_tool(name, ["bash", "ipython"])
+            return tool_schemas.malformed_call_result(str(error))
+        return tool_schemas.unknown_tool_result(name, ["bash", "ipython"])
 
     def succeeded(self) -> bool:
         if not self.done:

@@ -117,7 +117,7 @@ def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[M
     bad, error = _spoil(good, json.loads, rng)
     return [
         Message("assistant", tool_call(tool, arguments).replace(good, bad)),
-        Message("tool", tool_schemas.bad_call(str(error))),
+        Message("tool", tool_schemas.malformed_call_result(str(error))),
     ]
 
 

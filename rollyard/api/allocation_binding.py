@@ -21,12 +21,12 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
     for _ in range(RETRIES):
         allocation = await _allocation(store, identity)
         status = allocation.status
-        if status.ended:
+        if status.is_ended:
             raise Fenced(
                 f"job {status.job_id} of {identity.allocation} has ended according to Slurm; this copy must exit"
             )
         if status.binding is not None:
-            if _same(status.binding, identity):
+            if _is_same_process(status.binding, identity):
                 return allocation
             raise Fenced(
                 f"allocation {identity.allocation} is bound to job {status.binding.job_id} "
@@ -65,6 +65,6 @@ async def _allocation(store: Store, identity: Identity) -> Allocation:
     return found
 
 
-def _same(binding: Binding, identity: Identity) -> bool:
+def _is_same_process(binding: Binding, identity: Identity) -> bool:
     mine = (identity.job_id, identity.restart_count, identity.instance)
     return (binding.job_id, binding.restart_count, binding.instance) == mine

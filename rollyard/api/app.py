@@ -28,7 +28,7 @@ from rollyard.api import (
     weights_transfer,
 )
 from rollyard.api.services import SERVICES, Services
-from rollyard.core.http_body import asked_later
+from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, engine, metrics,
@@ -47,15 +47,17 @@ def build(services: Services) -> web.Application:
     app[SERVICES] = services
     listener.set_up(app)
     long_responses.set_up(app)
-    app.add_routes(_asked_later(routes()))
+    app.add_routes(_send_continue_late(routes()))
     sessions.set_up(app, services)
     submit_body.set_up(app)
     weights_transfer.set_up(app)
     return app
 
 
-def _asked_later(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
-    return [web.RouteDef(r.method, r.path, r.handler, {**r.kwargs, "expect_handler": asked_later}) for r in routes]
+def _send_continue_late(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
+    return [
+        web.RouteDef(r.method, r.path, r.handler, {**r.kwargs, "expect_handler": continue_on_demand}) for r in routes
+    ]
 
 
 async def _healthz(_: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rollyard.api.error_status import Handler
-from rollyard.api.listener import known
+from rollyard.api.listener import mark_trusted
 from rollyard.core.clock import Clock
 from rollyard.core.errors import Forbidden, Unauthorized
 from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
@@ -34,13 +34,13 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
                 f"{request.path} needs a token of role {needed.value}; this token has role {claims.role.value}"
             )
         request[CLAIMS] = claims
-        known(request)
+        mark_trusted(request)
         return await handler(request)
 
     return check
 
 
-def subject(request: web.Request, uid: str) -> str:
+def token_allocation(request: web.Request, uid: str) -> str:
     """The allocation that the token speaks for; Forbidden when the message names another."""
     own = request[CLAIMS].subject
     if own != uid:

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rollyard.api.query_parameters import takes
+from rollyard.api.query_parameters import accepts
 from rollyard.kinds.base import API_VERSION, GROUP, VERSION
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS
@@ -23,14 +23,14 @@ def routes() -> list[web.RouteDef]:
         "/api/v1": _resources("v1", [_resource("events", "event", "Event", ["ev"], _READ)]),
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]},
         f"/apis/{GROUP}": {**_group(), "kind": "APIGroup", "apiVersion": "v1"},
-        f"/apis/{API_VERSION}": _resources(API_VERSION, _own()),
+        f"/apis/{API_VERSION}": _resources(API_VERSION, _own_group()),
     }
     # Some client libraries ask with a slash at the end.
     return [web.get(path + slash, _fixed(body)) for path, body in answers.items() for slash in ("", "/")]
 
 
 def _fixed(body: dict[str, Any]) -> Any:
-    @takes("timeout")  # kubectl's `version` names one
+    @accepts("timeout")  # kubectl's `version` names one
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(body)
 
@@ -58,7 +58,7 @@ def _resource(name: str, singular: str, kind: str, short: list[str], verbs: list
     }
 
 
-def _own() -> list[dict[str, Any]]:
+def _own_group() -> list[dict[str, Any]]:
     found = []
     for word, kind in KINDS.items():
         if word == "Event":  # served under /api/v1, where kubectl looks for it

@@ -12,9 +12,9 @@ import pydantic
 from aiohttp import web
 from pydantic import BaseModel
 
-from rollyard.api.error_status import invalid
-from rollyard.api.objects import BASE, change, merge_patch, object_key, parse_pool, read_body
-from rollyard.api.query_parameters import takes
+from rollyard.api.error_status import validation_error
+from rollyard.api.objects import BASE, merge_patch, object_key, parse_pool, read_body, retry_write
+from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, Invalid, NotFound
 from rollyard.kinds.base import KindObject
@@ -34,11 +34,11 @@ async def _list(request: web.Request) -> web.Response:
     pool = await request.app[SERVICES].store.get(object_key(request))
     assert isinstance(pool, InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
-    for external in _listed(pool):
+    for external in _listed_endpoints(pool):
         id = external_id((pool.metadata.namespace, pool.metadata.name), external)
         if id not in known:
             items.append(EndpointStatus(id=id, url=external.base, reason="Probing", capacity=external.capacity))
-    return web.json_response({"kind": "EndpointList", "items": [_dumped(item) for item in items]})
+    return web.json_response({"kind": "EndpointList", "items": [_dump(item) for item in items]})
 
 
 async def _add(request: web.Request) -> web.Response:
@@ -46,21 +46,21 @@ async def _add(request: web.Request) -> web.Response:
     try:
         wanted = ExternalEndpoint.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, ExternalEndpoint, "the endpoint") from None
+        raise validation_error(error, ExternalEndpoint, "the endpoint") from None
     new = True
 
     def added(current: KindObject) -> Pool:
         nonlocal new
-        listed = _listed(current)
+        listed = _listed_endpoints(current)
         new = all(e.base != wanted.base for e in listed)
         others = [wanted if e.base == wanted.base else e for e in listed]
-        return _with(request, current, [*others, wanted] if new else others)
+        return _write_endpoints(request, current, [*others, wanted] if new else others)
 
-    await change(request, added)
-    return web.json_response(_dumped(wanted), status=201 if new else 200)
+    await retry_write(request, added)
+    return web.json_response(_dump(wanted), status=201 if new else 200)
 
 
-@takes("url")
+@accepts("url")
 async def _remove(request: web.Request) -> web.Response:
     """It drains: its sessions go on elsewhere with their next turn."""
     url = request.query.get("url", "")
@@ -68,34 +68,34 @@ async def _remove(request: web.Request) -> web.Response:
         raise BadRequest("name the endpoint: DELETE …/endpoints?url=URL, with the URL as it is listed")
 
     def removed(current: KindObject) -> Pool:
-        listed = _listed(current)
+        listed = _listed_endpoints(current)
         if all(e.base != base_url(url) for e in listed):
             there = ", ".join(e.url for e in listed) or "none"
             raise NotFound(f"inferencepool {current.metadata.name!r} has no endpoint {url}; it has: {there}")
-        return _with(request, current, [e for e in listed if e.base != base_url(url)])
+        return _write_endpoints(request, current, [e for e in listed if e.base != base_url(url)])
 
-    await change(request, removed)
+    await retry_write(request, removed)
     return web.json_response({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
 
-def _listed(pool: KindObject) -> list[ExternalEndpoint]:
+def _listed_endpoints(pool: KindObject) -> list[ExternalEndpoint]:
     assert isinstance(pool, InferencePool)
     if pool.spec.engine.external is None:
         return []
     return pool.spec.engine.external.endpoints
 
 
-def _with(request: web.Request, current: KindObject, endpoints: list[ExternalEndpoint]) -> Pool:
+def _write_endpoints(request: web.Request, current: KindObject, endpoints: list[ExternalEndpoint]) -> Pool:
     assert isinstance(current, InferencePool)
     if current.spec.engine.external is None:
         raise Invalid(
             f"Rollyard starts the servers of inferencepool {current.metadata.name!r}; raise spec.replicas for more of "
             "them, or create a pool with spec.engine.external for servers that others run"
         )
-    listed = [_dumped(e) for e in endpoints]
+    listed = [_dump(e) for e in endpoints]
     patch = {"spec": {"engine": {"external": {"endpoints": listed}}}}
     return parse_pool(request, merge_patch(current.dump(), patch))
 
 
-def _dumped(part: BaseModel) -> dict[str, Any]:
+def _dump(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
-from rollyard.api.auth import subject
-from rollyard.api.error_status import invalid
+from rollyard.api.auth import token_allocation
+from rollyard.api.error_status import validation_error
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import Invalid
 from rollyard.kinds.base import ObjectKey
@@ -18,10 +18,10 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.routing.endpoint_state import endpoint_id
-from rollyard.server.weights.engine_target import order_for
+from rollyard.server.weights.engine_target import target_for
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
+from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
 
 
 def routes() -> list[web.RouteDef]:
@@ -33,9 +33,9 @@ async def _register(request: web.Request) -> web.Response:
     try:
         hello = EngineHello.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, EngineHello, "the registration") from None
+        raise validation_error(error, EngineHello, "the registration") from None
     identity = hello.identity
-    subject(request, identity.uid)
+    token_allocation(request, identity.uid)
     host = urlsplit(hello.url).hostname
     if host is None:
         raise Invalid(f"url must be https://HOST:PORT, not {hello.url!r}")
@@ -59,16 +59,16 @@ async def _register(request: web.Request) -> web.Response:
     capacity = max(1, template.gpus * template.nodes)
     services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
     # A process that asks for a certificate has just started; one that has it came back, and goes on with what it serves.
-    order = _order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
-    services.endpoints.told(endpoint.id, order)
+    order = _weights_order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
+    services.endpoints.note_order(endpoint.id, order)
     certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None
     welcome = EngineWelcome(certificate=certificate, heartbeat_seconds=HEARTBEAT_SECONDS, token=token, weights=order)
     return web.json_response(welcome.model_dump())
 
 
-def _order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsOrder | None:
+def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
     """Nothing for an engine of an earlier spec: it goes as soon as its successor is ready."""
-    return order_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
+    return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 
 async def _heartbeat(request: web.Request) -> web.Response:
@@ -76,13 +76,13 @@ async def _heartbeat(request: web.Request) -> web.Response:
     try:
         beat = EngineHeartbeat.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, EngineHeartbeat, "the heartbeat") from None
-    subject(request, beat.identity.uid)
+        raise validation_error(error, EngineHeartbeat, "the heartbeat") from None
+    token_allocation(request, beat.identity.uid)
     id = endpoint_id(beat.identity)
     known = services.endpoints.heartbeat(id, beat)
     state = services.endpoints.get(id)
     if state is None:
         return web.json_response(EngineOrders(known=False).model_dump())
-    order = _order(services.endpoints.weights(state.pool), state.model, id)
-    services.endpoints.told(id, order)
+    order = _weights_order(services.endpoints.weights(state.pool), state.model, id)
+    services.endpoints.note_order(id, order)
     return web.json_response(EngineOrders(known=known, drain=state.drain, weights=order).model_dump())

@@ -41,12 +41,12 @@ def error_response(error: ApiError) -> web.Response:
     return web.json_response(status_body(error), status=error.code, headers=headers)
 
 
-def invalid(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
+def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
     """A body that its model refuses, field by field, in the words that manifests are refused in."""
-    return refused(problems_of(model, error), what)
+    return rejection(problems_of(model, error), what)
 
 
-def refused(problems: Sequence[Problem], what: str) -> Invalid:
+def rejection(problems: Sequence[Problem], what: str) -> Invalid:
     listed = "; ".join(map(str, problems))
     return Invalid(f"{what} is invalid: {listed}", causes=[p.cause() for p in problems])
 
@@ -66,11 +66,11 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
             log.exception("%s %s failed", request.method, request.path)
         response = error_response(ApiError("internal error; the server's log has the details"))
     if response.status >= 400 and not response.prepared and request.can_read_body:
-        _close_behind(request, response)
+        _close_after_response(request, response)
     return response
 
 
-def _close_behind(request: web.Request, response: web.StreamResponse) -> None:
+def _close_after_response(request: web.Request, response: web.StreamResponse) -> None:
     """A body that nobody wants is not taken, but for a small one that a good client sends in the same breath."""
     size = request.content_length
     if response.status in (401, 408) or size is None or size > SMALL_BYTES:

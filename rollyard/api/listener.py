@@ -16,12 +16,12 @@ HEADER_SECONDS = 30.0
 """Until a connection has sent the whole header of its first request, and of its next one behind each answer."""
 LINGER_SECONDS = 1.0
 """A caller that is refused while it sends is read for so long, that it may see the answer; then it is cut off."""
-MAX_UNKNOWN = 512
+MAX_UNTRUSTED = 512
 """Connections without a token so far. Above that the oldest go, so that there is always room for who has one."""
 BACKLOG = 1024
 
 
-class _OwnFaults(logging.Filter):
+class _OmitClientErrors(logging.Filter):
     """Without what callers send that is no HTTP: they get a 400, and could fill the disk with it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -29,24 +29,24 @@ class _OwnFaults(logging.Filter):
 
 
 _log = logging.getLogger(__name__)
-_log.addFilter(_OwnFaults())
+_log.addFilter(_OmitClientErrors())
 
 
-class _Known(WeakSet[asyncio.BaseTransport]):
+class _TrustedConnections(WeakSet[asyncio.BaseTransport]):
     """Connections that have shown a good token."""
 
 
-_KNOWN = web.AppKey("known", _Known)
+_TRUSTED_CONNECTIONS = web.AppKey("known", _TrustedConnections)
 
 
 def set_up(app: web.Application) -> None:
-    app[_KNOWN] = _Known()
+    app[_TRUSTED_CONNECTIONS] = _TrustedConnections()
 
 
-def known(request: web.Request) -> None:
+def mark_trusted(request: web.Request) -> None:
     """The caller has shown a good token: its connection keeps its place."""
     if request.transport is not None:
-        request.config_dict[_KNOWN].add(request.transport)
+        request.config_dict[_TRUSTED_CONNECTIONS].add(request.transport)
 
 
 async def listen(
@@ -67,7 +67,7 @@ async def listen(
     stack.push_async_callback(runner.cleanup)
     assert runner.server is not None
     server = await asyncio.get_running_loop().create_server(
-        _Places(runner.server, app[_KNOWN]),
+        _ConnectionLimiter(runner.server, app[_TRUSTED_CONNECTIONS]),
         host,
         port,
         ssl=tls,
@@ -78,16 +78,16 @@ async def listen(
     return int(server.sockets[0].getsockname()[1])
 
 
-class _Places:
+class _ConnectionLimiter:
     """Makes the handler of each new connection; the oldest of too many unknown ones is closed for it."""
 
-    def __init__(self, server: web.Server, known: _Known) -> None:
-        self._server, self._known = server, known
+    def __init__(self, server: web.Server, known: _TrustedConnections) -> None:
+        self._server, self._trusted = server, known
 
     def __call__(self) -> web.RequestHandler:
         there = self._server.connections
-        if len(there) >= MAX_UNKNOWN:
-            unknown = [handler for handler in there if handler.transport not in self._known]
-            if len(unknown) >= MAX_UNKNOWN:
+        if len(there) >= MAX_UNTRUSTED:
+            unknown = [handler for handler in there if handler.transport not in self._trusted]
+            if len(unknown) >= MAX_UNTRUSTED:
                 unknown[0].force_close()
         return self._server()

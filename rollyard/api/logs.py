@@ -8,9 +8,9 @@ from pathlib import Path
 from aiohttp import web
 
 from rollyard.api import query_parameters
-from rollyard.api.long_responses import lasts
+from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.objects import BASE
-from rollyard.api.query_parameters import takes
+from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import LOG_OFFSET, Allocation
@@ -25,7 +25,7 @@ def routes() -> list[web.RouteDef]:
     return [web.get(f"{BASE}/namespaces/{{namespace}}/allocations/{{name}}/log", _log)]
 
 
-@takes("follow", "offset", "tail")
+@accepts("follow", "offset", "tail")
 async def _log(request: web.Request) -> web.StreamResponse:
     """text/plain from byte `offset` or with the last `tail` lines; `follow=1` waits for its start and goes on to its end."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
@@ -35,8 +35,8 @@ async def _log(request: web.Request) -> web.StreamResponse:
         _number(request, "tail"),
     )
     path = request.app[SERVICES].log_file(namespace, name)
-    lasts(request)
-    await _begun(request, path, follow)
+    mark_long_lived(request)
+    await _wait_for_output(request, path, follow)
     position = offset or 0
     if offset is None and tail is not None:
         position = await asyncio.to_thread(_tail_start, path, tail)
@@ -45,7 +45,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     while True:
         # Asked before the read: what was written until a job's end is read after it.
-        over = not follow or await _over(request)
+        over = not follow or await _is_finished(request)
         while data := await asyncio.to_thread(_read, path, position):
             await response.write(data)
             position += len(data)
@@ -54,12 +54,12 @@ async def _log(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _begun(request: web.Request, path: Path, follow: bool) -> None:
+async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
     """Until there is output. Raises NotFound, saying why, where there is none and none is waited for."""
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)
-        if not follow or allocation.status.ended:
-            raise NotFound(_silence(allocation))
+        if not follow or allocation.status.is_ended:
+            raise NotFound(_why_no_output(allocation))
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -71,26 +71,26 @@ async def _allocation(request: web.Request) -> Allocation:
     return found
 
 
-async def _over(request: web.Request) -> bool:
+async def _is_finished(request: web.Request) -> bool:
     try:
-        return (await _allocation(request)).status.ended
+        return (await _allocation(request)).status.is_ended
     except NotFound:
         return True
 
 
-def _silence(allocation: Allocation) -> str:
+def _why_no_output(allocation: Allocation) -> str:
     name, status = allocation.metadata.name, allocation.status
-    if status.ended:
+    if status.is_ended:
         why = f": {status.reason}" if status.reason else ""
         return f"allocation {name!r} printed nothing: job {status.job_id} ended {status.job_state}{why}"
     if status.job_state is None:
         return f"allocation {name!r} has no output yet: Slurm's queue does not have its job yet"
-    why = f" {status.why}" if status.why else ""
+    why = f" {status.waiting_reason}" if status.waiting_reason else ""
     return f"allocation {name!r} has no output yet: job {status.job_id} is {status.job_state}{why}; `-f` waits for it"
 
 
 def _number(request: web.Request, name: str) -> int | None:
-    return query_parameters.whole(request, name, 0) if request.query.get(name) else None
+    return query_parameters.integer(request, name, 0) if request.query.get(name) else None
 
 
 def _read(path: Path, position: int) -> bytes:

@@ -8,26 +8,26 @@ from weakref import WeakSet
 from aiohttp import web
 
 
-class _Open(WeakSet[asyncio.Task[object]]):
+class _LongLivedTasks(WeakSet[asyncio.Task[object]]):
     """The tasks of such answers."""
 
 
-_OPEN = web.AppKey("open", _Open)
+_LONG_LIVED = web.AppKey("open", _LongLivedTasks)
 
 
 def set_up(app: web.Application) -> None:
-    app[_OPEN] = _Open()
-    app.on_shutdown.append(_end)
+    app[_LONG_LIVED] = _LongLivedTasks()
+    app.on_shutdown.append(_cancel_all)
 
 
-def lasts(request: web.Request) -> None:
+def mark_long_lived(request: web.Request) -> None:
     """Called by a handler that waits for something to happen."""
     task = asyncio.current_task()
     assert task is not None
-    request.app[_OPEN].add(task)
+    request.app[_LONG_LIVED].add(task)
 
 
-async def _end(app: web.Application) -> None:
-    tasks = app[_OPEN]
+async def _cancel_all(app: web.Application) -> None:
+    tasks = app[_LONG_LIVED]
     for task in list(tasks):
         task.cancel()

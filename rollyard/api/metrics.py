@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 from rollyard.api.services import SERVICES
 from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.inference_pool import EndpointStatus
-from rollyard.server.routing.endpoint_metrics import figures, status
+from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.wire.engine import EngineLoad
 
@@ -57,7 +57,7 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float | None]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _EndpointRow:
     labels: str
     """As they stand between the braces."""
     shown: EndpointStatus
@@ -82,14 +82,14 @@ def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int
     return "".join(_families(rows))
 
 
-def _row(state: EndpointState, sessions: Mapping[str, int]) -> _Row:
+def _row(state: EndpointState, sessions: Mapping[str, int]) -> _EndpointRow:
     namespace, pool = state.pool
     labels = f"{_label('namespace', namespace)},{_label('pool', pool)},{_label('endpoint', state.endpoint.id)}"
     load = state.history[-1] if state.history else None
-    return _Row(labels, status(state, sessions, figures(state)), load)
+    return _EndpointRow(labels, endpoint_status(state, sessions, metrics_of(state)), load)
 
 
-def _families(rows: Sequence[_Row]) -> Iterator[str]:
+def _families(rows: Sequence[_EndpointRow]) -> Iterator[str]:
     versions = ((f"{row.labels},{_label('weights_version', row.shown.weights_version)}", 1) for row in rows)
     yield from _family("weights_info", "gauge", "Served weights version, as a label.", versions)
     for name, (text, gauge) in GAUGES.items():

@@ -10,24 +10,25 @@ from aiohttp import WSMsgType, web
 
 from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
-from rollyard.api.auth import CLAIMS, subject
-from rollyard.api.long_responses import lasts
-from rollyard.api.query_parameters import takes
+from rollyard.api.auth import CLAIMS, token_allocation
+from rollyard.api.long_responses import mark_long_lived
+from rollyard.api.query_parameters import accepts
 from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPool, places
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.kinds.rollout_pool import RolloutPool, sandbox_capacity
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import split_upload
-from rollyard.server.routing.staleness import POLICY
+from rollyard.server.routing.staleness import POLICY_ROLE
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import (
     MAX_RESULT_BYTES,
     NODE_AGENT_ERROR,
-    UNREADABLE_LEASE,
+    UNREADABLE_LEASE_REASON,
+    CapacityRequest,
     HandBack,
     Heartbeat,
     Hello,
@@ -35,7 +36,6 @@ from rollyard.wire.node import (
     NewEndpoint,
     Renewed,
     ToNode,
-    Want,
     Welcome,
     from_node,
 )
@@ -61,7 +61,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _connect(request: web.Request) -> web.WebSocketResponse:
     services = request.app[SERVICES]
-    lasts(request)
+    mark_long_lived(request)
     socket = web.WebSocketResponse(heartbeat=15.0, max_msg_size=MAX_MESSAGE_BYTES)
     await socket.prepare(request)
     try:
@@ -72,7 +72,7 @@ async def _connect(request: web.Request) -> web.WebSocketResponse:
         await socket.close(code=CLOSE_HELLO_EXPECTED, message=b"the first message must be hello")
         return socket
     try:
-        subject(request, hello.identity.uid)
+        token_allocation(request, hello.identity.uid)
         allocation = await bind(services.store, services.clock, hello.identity)
         await _serve(services, socket, hello, allocation)
     except Fenced as error:
@@ -84,10 +84,10 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     expelled = asyncio.Event()
-    agent = NodeAgent(
+    agent = ConnectedAgent(
         hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait, expel=expelled.set
     )
-    agent.places = _places(hello, pool, allocation)
+    agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
@@ -98,34 +98,34 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             lease_seconds=services.rollouts.leases.seconds,
             sandbox=pool.spec.sandbox,
             stages=pool.spec.stages,
-            places=agent.places,
+            places=agent.capacity,
             lost=lost,
         )
     )
     services.agents.connect(agent)
-    services.agents.heard(agent, hello.held, hello.widths)
-    closer = asyncio.create_task(_expel(socket, expelled))
-    writer = asyncio.create_task(_write(socket, outbox))
+    services.agents.heartbeat(agent, hello.held, hello.widths)
+    closer = asyncio.create_task(_close_when_expelled(socket, expelled))
+    writer = asyncio.create_task(_send_messages(socket, outbox))
     try:
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                await _hear(services, agent, message.data)
+                await _on_message(services, agent, message.data)
     finally:
         writer.cancel()
         closer.cancel()
         services.agents.disconnect(agent)
 
 
-def _places(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
+def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
     """By the sandbox that it works with: its first Welcome's, whatever the pool says by now."""
     if hello.places:
         return hello.places
     if hello.widths:  # of a node agent that does not say it no more than the present widths is sure to fit
         return sum(hello.widths.values())
-    return places(pool.spec.sandbox, allocation.spec.template)
+    return sandbox_capacity(pool.spec.sandbox, allocation.spec.template)
 
 
-async def _write(socket: web.WebSocketResponse, outbox: asyncio.Queue[ToNode]) -> None:
+async def _send_messages(socket: web.WebSocketResponse, outbox: asyncio.Queue[ToNode]) -> None:
     while True:
         message = await outbox.get()
         try:
@@ -134,23 +134,23 @@ async def _write(socket: web.WebSocketResponse, outbox: asyncio.Queue[ToNode]) -
             return  # the reader sees the end too, and what was under way is settled at the next hello
 
 
-async def _expel(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:
+async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:
     await expelled.wait()
     await socket.close(code=CLOSE_FENCED, message=b"Slurm says that this job has ended; this copy must exit")
 
 
-async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
+async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> None:
     try:
         message = from_node(text)
     except ValueError as error:
         log.warning("unreadable message of node agent %s: %s", agent.holder, error)
         return
     match message:
-        case Want():
-            services.agents.wants(agent, message)
+        case CapacityRequest():
+            services.agents.request_capacity(agent, message)
         case Heartbeat():
             lost = services.rollouts.leases.renew(agent.holder, message.held)
-            services.agents.heard(agent, message.held, message.widths)
+            services.agents.heartbeat(agent, message.held, message.widths)
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
@@ -160,7 +160,7 @@ async def _hear(services: Services, agent: NodeAgent, text: str) -> None:
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    unread = message.reason == UNREADABLE_LEASE  # it would go round for ever
+                    unread = message.reason == UNREADABLE_LEASE_REASON  # it would go round for ever
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # its expiry will do the same, later
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
@@ -192,7 +192,7 @@ async def _max_attempts(services: Services, lease: LeaseRef) -> int:
         return DEFAULT_MAX_ATTEMPTS
 
 
-@takes("namespace", "id", "fence")
+@accepts("namespace", "id", "fence")
 async def _get_run(request: web.Request) -> web.Response:
     services, query = request.app[SERVICES], request.query
     namespace, id = query.get("namespace", "default"), query.get("id", "")
@@ -225,8 +225,8 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     current, key = record.endpoints.get(wanted.role, ""), (record.namespace, name)
     agent = services.agents.of_allocation(uid)
     node = agent.identity.node if agent is not None else ""
-    allow = _allows(services, record, wanted.role, key)
-    endpoint = services.endpoints.another(key, current, wanted.failed, node, allow)
+    allow = _allowed_versions(services, record, wanted.role, key)
+    endpoint = services.endpoints.choose_again(key, current, wanted.failed, node, allow)
     if endpoint is None:
         if wanted.failed:  # else it goes on at the one it has
             services.rollouts.leases.park(wanted.lease)
@@ -237,12 +237,12 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     return web.json_response(endpoint.model_dump())
 
 
-def _allows(
+def _allowed_versions(
     services: Services, record: RolloutRecord, role: str, pool: tuple[str, str]
 ) -> Callable[[Endpoint], bool] | None:
     """A rollout under way goes on with weights that it may begin with: those of its group, or none that are too old."""
     least, version = record.min_weights_version, record.weights_version
-    if role != POLICY:
+    if role != POLICY_ROLE:
         return None
     if record.weights is not None and record.weights.same:
         return lambda endpoint: endpoint.weights_version == version

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from rollyard.api import query_parameters, request_bodies, table
 from rollyard.api.error_status import status_body
-from rollyard.api.long_responses import lasts
+from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.selectors import Predicate, selector
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import (
@@ -88,19 +88,19 @@ def _store(request: web.Request) -> Store:
     return request.app[SERVICES].store
 
 
-def _wire(request: web.Request, obj: KindObject) -> dict[str, Any]:
+def _as_json(request: web.Request, obj: KindObject) -> dict[str, Any]:
     """As JSON; under /api/v1 events are core/v1's, for that is where and as what kubectl looks for them."""
     core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
     return obj.dump() | core
 
 
-def _answer(request: web.Request, obj: KindObject, status: int = 200) -> web.Response:
-    if table.wanted(request):
-        return answer(request, table.of(type(obj), [obj], obj.metadata.resource_version), status)
-    return answer(request, _wire(request, obj), status)
+def _respond_object(request: web.Request, obj: KindObject, status: int = 200) -> web.Response:
+    if table.is_table_requested(request):
+        return respond(request, table.table_of(type(obj), [obj], obj.metadata.resource_version), status)
+    return respond(request, _as_json(request, obj), status)
 
 
-def answer(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
+def respond(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
     """JSON, with what the request was warned of as headers, which kubectl prints (RFC 9110, 5.6.4 and RFC 7234, 5.5)."""
     response = web.json_response(body, status=status)
     for text in request.get(WARNINGS, ()):
@@ -115,13 +115,13 @@ def _quoted(text: str) -> str:
 async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
     """A JSON object; `empty`: or nothing. Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType."""
     data = await request_bodies.read(request, MAX_BODY_BYTES)
-    body = await request_bodies.beside(request_bodies.parse, data) if data or not empty else {}
+    body = await request_bodies.run_in_parser_thread(request_bodies.parse, data) if data or not empty else {}
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return body
 
 
-def part(body: dict[str, Any], name: str) -> dict[str, Any]:
+def mapping_at(body: dict[str, Any], name: str) -> dict[str, Any]:
     """A mapping within a body, empty where it is left out or null. Raises BadRequest."""
     found = body.get(name)
     if found is not None and not isinstance(found, dict):
@@ -129,7 +129,7 @@ def part(body: dict[str, Any], name: str) -> dict[str, Any]:
     return found or {}
 
 
-def _dry(request: web.Request) -> bool:
+def _is_dry_run(request: web.Request) -> bool:
     return "dryRun" in request.query
 
 
@@ -142,7 +142,7 @@ def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
     name = kind.model_fields["kind"].default
     if body.get("kind", name) != name:
         raise BadRequest(f"this path accepts {name}, but the body has kind {body['kind']!r}")
-    metadata = {"namespace": request.match_info["namespace"], **part(body, "metadata")}
+    metadata = {"namespace": request.match_info["namespace"], **mapping_at(body, "metadata")}
     obj = validate_object({"apiVersion": API_VERSION, "kind": name, **body, "metadata": metadata, "status": {}})
     if obj.metadata.namespace != request.match_info["namespace"]:
         raise BadRequest("metadata.namespace differs from the namespace in the path")
@@ -163,13 +163,13 @@ async def _list(request: web.Request) -> web.StreamResponse:
     items = [o for o in found if passes(o)]
 
     def body() -> bytes:
-        if table.wanted(request):
-            return to_json(table.of(kind, items, version))
+        if table.is_table_requested(request):
+            return to_json(table.table_of(kind, items, version))
         return to_json({
             "kind": f"{word}List",
             "apiVersion": "v1" if request.path.startswith("/api/v1/") else API_VERSION,
             "metadata": {"resourceVersion": version},
-            "items": [_wire(request, o) for o in items],
+            "items": [_as_json(request, o) for o in items],
         })  # fmt: skip
 
     # In a thread: a thousand objects take a while.
@@ -181,8 +181,8 @@ async def _watch(
 ) -> web.StreamResponse:
     store, word = _store(request), kind.model_fields["kind"].default
     since = request.query.get("resourceVersion", "0")
-    seconds = min(query_parameters.whole(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
-    lasts(request)
+    seconds = min(query_parameters.integer(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
+    mark_long_lived(request)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
 
@@ -192,9 +192,10 @@ async def _watch(
     async def tell(event: WatchEvent) -> None:
         obj = event.object
         if (namespace is None or obj.metadata.namespace == namespace) and passes(obj):
-            as_table = table.wanted(request)
+            as_table = table.is_table_requested(request)
             await send(
-                event.type, table.of(kind, [obj], obj.metadata.resource_version) if as_table else _wire(request, obj)
+                event.type,
+                table.table_of(kind, [obj], obj.metadata.resource_version) if as_table else _as_json(request, obj),
             )
 
     try:
@@ -213,26 +214,26 @@ async def _watch(
 
 
 async def _get(request: web.Request) -> web.Response:
-    return _answer(request, await _store(request).get(object_key(request)))
+    return _respond_object(request, await _store(request).get(object_key(request)))
 
 
 async def _create(request: web.Request) -> web.Response:
-    obj = await request_bodies.beside(parse_pool, request, await read_body(request))
+    obj = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     check_site(request, obj)
     meta = obj.metadata
     fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
     obj = obj.model_copy(update={"metadata": fresh})
-    if _dry(request):
-        return _answer(request, obj, 201)
-    return _answer(request, await _store(request).create(obj), 201)
+    if _is_dry_run(request):
+        return _respond_object(request, obj, 201)
+    return _respond_object(request, await _store(request).create(obj), 201)
 
 
 async def _replace(request: web.Request) -> web.Response:
-    obj = await request_bodies.beside(parse_pool, request, await read_body(request))
+    obj = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     if obj.metadata.name != request.match_info["name"]:
         raise BadRequest("metadata.name differs from the name in the path; objects cannot be renamed")
     current = await _store(request).get(object_key(request))
-    return _answer(request, await _write(request, current, obj))
+    return _respond_object(request, await _write(request, current, obj))
 
 
 async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
@@ -246,7 +247,7 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
     merged = current.model_copy(update={"metadata": kept, "spec": wanted.spec})
     if not isinstance(current, Pool) or current.spec.allocation != wanted.spec.allocation:
         check_site(request, wanted)
-    return merged if _dry(request) else await _store(request).update(merged, "spec")
+    return merged if _is_dry_run(request) else await _store(request).update(merged, "spec")
 
 
 def check_site(request: web.Request, pool: Pool) -> None:
@@ -264,24 +265,26 @@ async def _patch(request: web.Request) -> web.Response:
         )
     writable(request)
     patch = await read_body(request)
-    version = part(patch, "metadata").get("resourceVersion")
+    version = mapping_at(patch, "metadata").get("resourceVersion")
 
     def patched(current: KindObject) -> Pool:
         merged = merge_patch(current.dump(), patch)
-        metadata = {**part(merged, "metadata"), "resourceVersion": version or current.metadata.resource_version}
+        metadata = {**mapping_at(merged, "metadata"), "resourceVersion": version or current.metadata.resource_version}
         merged = {**merged, "metadata": metadata}
         return parse_pool(request, merged)
 
-    return _answer(request, await change(request, patched, tries=1 if version else WRITE_RETRIES))
+    return _respond_object(request, await retry_write(request, patched, tries=1 if version else WRITE_RETRIES))
 
 
-async def change(request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES) -> KindObject:
+async def retry_write(
+    request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES
+) -> KindObject:
     """Write what `wanted` makes of the current object, again when somebody wrote in between. Raises Conflict at last."""
     while True:
         tries -= 1
         current = await _store(request).get(object_key(request))
         try:
-            return await _write(request, current, await request_bodies.beside(wanted, current))
+            return await _write(request, current, await request_bodies.run_in_parser_thread(wanted, current))
         except Conflict:
             if tries <= 0:
                 raise
@@ -305,12 +308,12 @@ async def _delete(request: web.Request) -> web.Response:
     if key.kind == "Event":
         raise Forbidden("events cannot be deleted; the server removes old ones itself")
     options = await read_body(request, empty=True)
-    uid = part(options, "preconditions").get("uid")
-    if _dry(request) or options.get("dryRun") == ["All"]:
-        return _answer(request, await _store(request).get(key))
+    uid = mapping_at(options, "preconditions").get("uid")
+    if _is_dry_run(request) or options.get("dryRun") == ["All"]:
+        return _respond_object(request, await _store(request).get(key))
     last = await _store(request).delete(key, uid=uid)
     if last.metadata.finalizers:
-        return _answer(request, last)
+        return _respond_object(request, last)
     details = {"name": key.name, "group": API_VERSION.partition("/")[0], "kind": kind.PLURAL, "uid": last.metadata.uid}
     return web.json_response(
         {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
@@ -323,7 +326,7 @@ async def _get_scale(request: web.Request) -> web.Response:
 
 async def _put_scale(request: web.Request) -> web.Response:
     writable(request)
-    replicas = part(await read_body(request), "spec").get("replicas")
+    replicas = mapping_at(await read_body(request), "spec").get("replicas")
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
         raise Invalid("spec.replicas must be a whole number, at least 0")
 
@@ -334,7 +337,7 @@ async def _put_scale(request: web.Request) -> web.Response:
             )
         return parse_pool(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
 
-    return web.json_response(_scale(await change(request, scaled)))
+    return web.json_response(_scale(await retry_write(request, scaled)))
 
 
 def _scale(obj: KindObject) -> dict[str, Any]:

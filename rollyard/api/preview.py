@@ -11,7 +11,7 @@ import asyncio
 from aiohttp import web
 
 from rollyard.api import request_bodies
-from rollyard.api.objects import BASE, answer, check_site, object_key, parse_pool, read_body, writable
+from rollyard.api.objects import BASE, check_site, object_key, parse_pool, read_body, respond, writable
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, NotFound
 from rollyard.kinds.allocation import Allocation
@@ -20,18 +20,18 @@ from rollyard.kinds.registry import Pool
 
 def routes() -> list[web.RouteDef]:
     path = f"{BASE}/namespaces/{{namespace}}/{{plural}}/{{name}}/script"
-    return [web.get(path, _of_stored), web.post(path, _of_body)]
+    return [web.get(path, _script_of_stored), web.post(path, _script_of_body)]
 
 
-async def _of_stored(request: web.Request) -> web.Response:
+async def _script_of_stored(request: web.Request) -> web.Response:
     writable(request)
     pool = await request.app[SERVICES].store.get(object_key(request))
     assert isinstance(pool, Pool)
     return await _submission(request, pool)
 
 
-async def _of_body(request: web.Request) -> web.Response:
-    wanted = await request_bodies.beside(parse_pool, request, await read_body(request))
+async def _script_of_body(request: web.Request) -> web.Response:
+    wanted = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:
         raise BadRequest("metadata.name differs from the name in the path")
@@ -49,4 +49,4 @@ async def _submission(request: web.Request, pool: Pool) -> web.Response:
     found, _ = await services.store.list_objects("Allocation", meta.namespace)
     owned = [a for a in found if isinstance(a, Allocation) and a.spec.pool.uid == meta.uid]
     shown = await asyncio.to_thread(services.submission, pool, owned)
-    return answer(request, shown.model_dump(mode="json", by_alias=True))
+    return respond(request, shown.model_dump(mode="json", by_alias=True))

@@ -15,19 +15,19 @@ from rollyard.core.errors import BadRequest, Invalid
 from rollyard.kinds.schema.validation import did_you_mean
 
 H = TypeVar("H", bound=Callable[..., object])
-MOST = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 """The largest whole number that a database or a file offset has."""
 ANY = "*"
 """Taken by a route that hands its parameters on."""
-_TAKEN = "query_parameters"
+_ACCEPTED = "query_parameters"
 _TRUE, _FALSE = ("1", "t", "T", "true", "True", "TRUE"), ("0", "f", "F", "false", "False", "FALSE")
 
 
-def takes(*names: str) -> Callable[[H], H]:
+def accepts(*names: str) -> Callable[[H], H]:
     """Decorator of a handler: the query parameters of its route."""
 
     def named(handler: H) -> H:
-        setattr(handler, _TAKEN, names)
+        setattr(handler, _ACCEPTED, names)
         return handler
 
     return named
@@ -35,7 +35,7 @@ def takes(*names: str) -> Callable[[H], H]:
 
 def parameters(handler: object) -> tuple[str, ...]:
     """Query parameters that a handler's route takes."""
-    names: tuple[str, ...] = getattr(handler, _TAKEN, ())
+    names: tuple[str, ...] = getattr(handler, _ACCEPTED, ())
     return names
 
 
@@ -67,17 +67,17 @@ def _check(request: web.Request) -> None:
                 check(name, value)
 
 
-def whole(request: web.Request, name: str, default: int, *, least: int = 0, most: int = MOST) -> int:
+def integer(request: web.Request, name: str, default: int, *, least: int = 0, most: int = MAX_INTEGER) -> int:
     """Raises BadRequest."""
-    return _whole(name, request.query.get(name, str(default)), least, most)
+    return _integer(name, request.query.get(name, str(default)), least, most)
 
 
 def cursor(text: str, name: str) -> int:
     """A position in the stream of ended rollouts. Raises BadRequest."""
-    return _whole(name, text, 0, MOST)
+    return _integer(name, text, 0, MAX_INTEGER)
 
 
-def _whole(name: str, text: str, least: int = 0, most: int = MOST) -> int:
+def _integer(name: str, text: str, least: int = 0, most: int = MAX_INTEGER) -> int:
     if not re.fullmatch(r"-?[0-9]{1,19}", text) or not least <= int(text) <= most:
         raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {text[:40]!r}")
     return int(text)
@@ -109,7 +109,7 @@ def _boolean(name: str, text: str) -> None:
         raise BadRequest(f"{name} must be 1 or 0, true or false, not {text[:40]!r}")
 
 
-def _any(name: str, text: str) -> None:
+def _any_text(name: str, text: str) -> None:
     pass
 
 
@@ -147,21 +147,21 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "allowWatchBookmarks": _boolean,
     "continue": _no_continue,
     "dryRun": _one_of("All"),
-    "fieldManager": _any,
-    "fieldSelector": _any,
+    "fieldManager": _any_text,
+    "fieldSelector": _any_text,
     "fieldValidation": _one_of("Ignore", "Warn", "Strict", ""),
     "force": _boolean,
-    "gracePeriodSeconds": _whole,
-    "labelSelector": _any,
-    "limit": _whole,
+    "gracePeriodSeconds": _integer,
+    "labelSelector": _any_text,
+    "limit": _integer,
     "orphanDependents": _boolean,
-    "pretty": _any,
+    "pretty": _any_text,
     "propagationPolicy": _one_of("Orphan", "Background", "Foreground"),
     "resourceVersion": _version,
     "resourceVersionMatch": _one_of("Exact", "NotOlderThan"),
     "sendInitialEvents": _no_initial_events,
-    "timeout": _any,
-    "timeoutSeconds": _whole,
+    "timeout": _any_text,
+    "timeoutSeconds": _integer,
     "watch": _boolean,
 }
 """Parameters that Kubernetes clients send on any path below /apis and /api, with the check of its value."""

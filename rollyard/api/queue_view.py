@@ -11,15 +11,15 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.dispatch import served_in
-from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD, QueueView, Supply
+from rollyard.server.rollouts.dispatch import served_versions
+from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD_RECORDS, ModelSupply, QueueView
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
     """For these records, which are queued in this pool."""
     now = services.clock.time()
-    pool = await _found(services, "RolloutPool", namespace, name)
+    pool = await _find(services, "RolloutPool", namespace, name)
     if not isinstance(pool, RolloutPool):
         return QueueView(name, now, None)
     listed, _ = await services.store.list_objects("Allocation", namespace)
@@ -29,24 +29,26 @@ async def queue_view(services: Services, namespace: str, name: str, records: Seq
         now,
         pool,
         [await _supply(services, namespace, role, of, allocations) for role, of in pool.spec.inference.items()],
-        _of(pool, allocations),
+        _supply_of(pool, allocations),
         [a for a in services.agents.of_pool((namespace, name)) if not a.draining],
-        served_in(services.endpoints, pool),
+        served_versions(services.endpoints, pool),
         await _groups(services, namespace, records),
-        await services.store.queue_places(namespace, name, now, LOOK_AHEAD),
+        await services.store.queue_places(namespace, name, now, LOOK_AHEAD_RECORDS),
     )
 
 
 async def _supply(
     services: Services, namespace: str, role: str, name: str, allocations: Sequence[Allocation]
-) -> Supply:
-    pool = await _found(services, "InferencePool", namespace, name)
+) -> ModelSupply:
+    pool = await _find(services, "InferencePool", namespace, name)
     if not isinstance(pool, InferencePool):
-        return Supply(name, role, None)
-    return Supply(name, role, pool, _of(pool, allocations), *services.endpoints.taking((namespace, name)))
+        return ModelSupply(name, role, None)
+    return ModelSupply(
+        name, role, pool, _supply_of(pool, allocations), *services.endpoints.count_with_room((namespace, name))
+    )
 
 
-def _of(pool: KindObject, allocations: Sequence[Allocation]) -> list[Allocation]:
+def _supply_of(pool: KindObject, allocations: Sequence[Allocation]) -> list[Allocation]:
     return [a for a in allocations if a.spec.pool.uid == pool.metadata.uid]
 
 
@@ -57,7 +59,7 @@ async def _groups(services: Services, namespace: str, records: Sequence[RolloutR
     return await services.store.transact(lambda tx: {group: tx.group_versions(namespace, group) for group in bound})
 
 
-async def _found(services: Services, kind: str, namespace: str, name: str) -> KindObject | None:
+async def _find(services: Services, kind: str, namespace: str, name: str) -> KindObject | None:
     try:
         return await services.store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
     except NotFound:

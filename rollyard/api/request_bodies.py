@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from pydantic_core import from_json
 
 from rollyard.core.errors import BadRequest, RequestTimeout, TooLarge
-from rollyard.core.http_body import ask, encoding_of, inflate
+from rollyard.core.http_body import encoding_of, inflate, send_continue
 
 T = TypeVar("T")
 IDLE_SECONDS = 30.0
@@ -24,7 +24,7 @@ MAX_VALUES = 20_000
 """Values in one body, counted by commas and opening brackets, those in texts too. A list takes two bytes to write and
 eighty in memory, and Python parses in one go, with every other thread waiting."""
 # One thread: more of them would only keep the event loop from the interpreter.
-_BESIDE = ThreadPoolExecutor(1, "bodies")
+_PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 
 
 async def read(request: web.Request, most: int) -> bytearray:
@@ -34,9 +34,9 @@ async def read(request: web.Request, most: int) -> bytearray:
     """
     encoding = encoding_of(request.headers.get(hdrs.CONTENT_ENCODING))
     if (request.content_length or 0) > most:
-        raise _too_large(most)
-    await ask(request)
-    data = await _arrived(request, most)
+        raise _too_large_error(most)
+    await send_continue(request)
+    data = await _read_within_limits(request, most)
     return await asyncio.to_thread(inflate, data, encoding, most) if encoding is not None else data
 
 
@@ -45,7 +45,7 @@ async def read_message(request: web.Request) -> Any:
     return parse(await read(request, MAX_MESSAGE_BYTES))
 
 
-async def _arrived(request: web.Request, most: int) -> bytearray:
+async def _read_within_limits(request: web.Request, most: int) -> bytearray:
     data = bytearray()
     while True:
         try:
@@ -59,16 +59,16 @@ async def _arrived(request: web.Request, most: int) -> bytearray:
             return data
         data += chunk
         if len(data) > most:
-            raise _too_large(most)
+            raise _too_large_error(most)
 
 
-def _too_large(most: int) -> TooLarge:
+def _too_large_error(most: int) -> TooLarge:
     return TooLarge(f"the request body has more than the {most} bytes that are allowed here")
 
 
 def parse(data: bytearray) -> Any:
     """JSON within bounds: no deeper than 200 levels, no half of a surrogate pair, no NaN. Raises BadRequest, TooLarge."""
-    if not few_values(data):
+    if not has_few_values(data):
         raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
     try:
         return from_json(data, allow_inf_nan=False)
@@ -76,17 +76,17 @@ def parse(data: bytearray) -> Any:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
-def few_values(data: bytes | bytearray) -> bool:
+def has_few_values(data: bytes | bytearray) -> bool:
     """Whether it takes little time and memory to parse."""
     return data.count(b",") + data.count(b"[") + data.count(b"{") <= MAX_VALUES
 
 
-def short(request: web.Request) -> bool:
+def is_short(request: web.Request) -> bool:
     """Whether its body takes no longer to read and check than a thread takes to begin with it."""
     size = request.content_length
     return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 
 
-async def beside(work: Callable[..., T], *args: Any) -> T:
-    """The result of `work(*args)`, made in the one thread for what would keep the loop."""
-    return await asyncio.get_running_loop().run_in_executor(_BESIDE, partial(work, *args))
+async def run_in_parser_thread(work: Callable[..., T], *args: Any) -> T:
+    """The result of `run_background(*args)`, made in the one thread for what would keep the loop."""
+    return await asyncio.get_running_loop().run_in_executor(_PARSER_THREAD, partial(work, *args))

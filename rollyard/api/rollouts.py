@@ -11,9 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.api import request_bodies
-from rollyard.api.long_responses import lasts
+from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.pool_lookup import rollout_pool
-from rollyard.api.query_parameters import cursor, flag, seconds, takes, whole
+from rollyard.api.query_parameters import accepts, cursor, flag, integer, seconds
 from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
@@ -23,10 +23,10 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.task_fields import BUILT_IN, check_task
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import decompress, trajectory, view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked, unknown_kind
-from rollyard.server.routing.staleness import POLICY
+from rollyard.server.routing.staleness import POLICY_ROLE
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 
 MAX_WAIT_SECONDS = 60.0
@@ -49,16 +49,16 @@ def _namespace(request: web.Request) -> str:
     return request.query.get("namespace", "default")
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _submit(request: web.Request) -> web.Response:
     services, namespace = request.app[SERVICES], _namespace(request)
     requests = await read_requests(request)
     pools = await _check_pools(services, namespace, requests)
     _check_kinds(services, requests, pools)
-    if request_bodies.short(request):
+    if request_bodies.is_short(request):
         _check_tasks(requests)
     else:
-        await request_bodies.beside(_check_tasks, requests)
+        await request_bodies.run_in_parser_thread(_check_tasks, requests)
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}
@@ -72,10 +72,10 @@ async def _check_pools(
 ) -> dict[str, RolloutPool]:
     pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
     for name, pool in pools.items():
-        if POLICY not in pool.spec.inference:
+        if POLICY_ROLE not in pool.spec.inference:
             message = (
-                f"RolloutPool {name!r} has no InferencePool for the role {POLICY!r}, which agents sample from; "
-                f"add `inference: {{{POLICY}: <InferencePool>}}` to its spec"
+                f"RolloutPool {name!r} has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; "
+                f"add `inference: {{{POLICY_ROLE}: <InferencePool>}}` to its spec"
             )
             raise Invalid(message, causes=[Cause("pool", message)])
         if any(r.min_weights_version is not None or r.weights is not None for r in requests if r.pool == name):
@@ -85,7 +85,7 @@ async def _check_pools(
 
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
     """Only of engines that Rollyard starts is it known which weights they serve."""
-    inference = pool.spec.inference[POLICY]
+    inference = pool.spec.inference[POLICY_ROLE]
     asked = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
         key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=inference)
@@ -120,7 +120,7 @@ def _check_tasks(requests: Sequence[RolloutRequest]) -> None:
             raise Invalid(f"rollouts[{i}]: {error}", causes=causes) from None
 
 
-def _all_agents(services: Services, pool: RolloutPool) -> list[NodeAgent]:
+def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
     """All node agents that the pool has, where that is certain: none is on its way, drains, or is to be replaced."""
     status, agents = pool.status, services.agents.of_pool((pool.metadata.namespace, pool.metadata.name))
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
@@ -128,10 +128,10 @@ def _all_agents(services: Services, pool: RolloutPool) -> list[NodeAgent]:
     return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []
 
 
-@takes("namespace", "pool", "group", "status", "after", "limit")
+@accepts("namespace", "pool", "group", "status", "after", "limit")
 async def _list(request: web.Request) -> web.Response:
     services, query = request.app[SERVICES], request.query
-    limit = min(whole(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
+    limit = min(integer(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
     try:
         statuses = tuple(Status(word) for word in query.get("status", "").split(",") if word)
     except ValueError:
@@ -141,41 +141,41 @@ async def _list(request: web.Request) -> web.Response:
         pool=query.get("pool"),
         group=query.get("group"),
         status=statuses,
-        after_seq=whole(request, "after", 0),
+        after_seq=integer(request, "after", 0),
         limit=limit,
     )
     records = await services.rollouts.find(filter)
     following = records[-1].seq if len(records) == limit else None
-    return await _answer({"rollouts": await _views(services, records), "next": following})
+    return await _json_response({"rollouts": await _queued_views(services, records), "next": following})
 
 
-@takes("namespace", "wait")
+@accepts("namespace", "wait")
 async def _get(request: web.Request) -> web.Response:
     services, id = request.app[SERVICES], request.match_info["id"]
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     if wait:
-        lasts(request)
+        mark_long_lived(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
-    (rollout,) = await _views(services, [record])
+    (rollout,) = await _queued_views(services, [record])
     body = {"rollout": rollout, "trajectory": None}
     if record.status.terminal:
         body["trajectory"] = await _trajectory(services, record)
-    return await _answer(body)
+    return await _json_response(body)
 
 
-async def _answer(body: dict[str, Any]) -> web.Response:
+async def _json_response(body: dict[str, Any]) -> web.Response:
     """Written in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
     return web.Response(text=await asyncio.to_thread(json.dumps, body), content_type="application/json")
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _cancel(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
     return web.json_response(_view(services, record))
 
 
-@takes("namespace", "pool", "group")
+@accepts("namespace", "pool", "group")
 async def _counts(request: web.Request) -> web.Response:
     """How far a pool or a group is: queued, in each stage, by terminal status, and the mean reward so far."""
     services, query = request.app[SERVICES], request.query
@@ -191,11 +191,11 @@ async def _counts(request: web.Request) -> web.Response:
     return web.json_response(counts)
 
 
-@takes("namespace", "pool", "group", "after", "trajectories")
+@accepts("namespace", "pool", "group", "after", "trajectories")
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Server-sent events, one a terminal record; resumes after the cursor in `after` or Last-Event-ID."""
     services, query = request.app[SERVICES], request.query
-    after = whole(request, "after", 0)
+    after = integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")
     if after > (newest := await services.store.newest_cursor()):
@@ -204,7 +204,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
             "from 0, and skip the ids that you already have"
         )
     trajectories = flag(request, "trajectories")
-    lasts(request)
+    mark_long_lived(request)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     await response.write(b": rollouts\n\n")
@@ -221,7 +221,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _views(services: Services, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:
+async def _queued_views(services: Services, records: Sequence[RolloutRecord]) -> list[dict[str, Any]]:
     queues: dict[str, list[RolloutRecord]] = {}
     parked = {r.id: since for r in records if (since := _parked_since(services, r)) is not None}
     for record in records:

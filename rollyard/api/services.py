@@ -10,13 +10,13 @@ from aiohttp import web
 
 from rollyard.core.clock import Clock
 from rollyard.core.errors import Cause
-from rollyard.gateway.external.external_sessions import OutsideSessions
+from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
-from rollyard.server.rollouts.connected_agents import Agents
-from rollyard.server.rollouts.service import Rollouts
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import Store
 from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
@@ -26,10 +26,10 @@ from rollyard.trust.ca import Authority
 class Services:
     store: Store
     clock: Clock
-    rollouts: Rollouts
-    agents: Agents
-    endpoints: Endpoints
-    sessions: OutsideSessions
+    rollouts: RolloutService
+    agents: ConnectedAgents
+    endpoints: EndpointRegistry
+    sessions: ExternalSessions
     signer: TokenSigner
     authority: Authority
     log_file: Callable[[str, str], Path]

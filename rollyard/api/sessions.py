@@ -7,16 +7,16 @@ from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.auth import GATEWAY
-from rollyard.api.error_status import invalid
-from rollyard.api.listener import known
+from rollyard.api.error_status import validation_error
+from rollyard.api.listener import mark_trusted
 from rollyard.api.pool_lookup import inference_pool
-from rollyard.api.query_parameters import takes
+from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import Cause, Invalid, NotFound, Unauthorized, Unavailable
 from rollyard.gateway.app import build
-from rollyard.gateway.external.external_sessions import Outside
-from rollyard.gateway.requests.call_errors import Refusal, no_session
-from rollyard.gateway.session.session import Session
+from rollyard.gateway.external.external_sessions import ExternalSession
+from rollyard.gateway.requests.call_errors import GatewayError, no_session
+from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from rollyard.trust.bearer_tokens import Claims, Role
@@ -35,8 +35,8 @@ def routes() -> list[web.RouteDef]:
 def set_up(app: web.Application, services: Services) -> None:
     """The gateway itself; its calls end when the server stops."""
 
-    async def find(request: web.Request, named: str | None) -> Session:
-        return _called(services, request, named)
+    async def find(request: web.Request, named: str | None) -> GatewaySession:
+        return _session_for_call(services, request, named)
 
     async def end(_: web.Application) -> None:
         services.sessions.end_calls()
@@ -45,24 +45,24 @@ def set_up(app: web.Application, services: Services) -> None:
     app.on_shutdown.append(end)
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _open(request: web.Request) -> web.Response:
     """201 with a new session, 200 with the one that there is."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     try:
         wanted = SessionRequest.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, SessionRequest, "the session") from None
+        raise validation_error(error, SessionRequest, "the session") from None
     pool = await _pool(services, namespace, wanted)
     try:
         found, new = await services.sessions.open(namespace, wanted, services.clock.time())
     except Unavailable as error:
-        raise Unavailable(f"{error}; {_hope(pool)}", retry_after=error.retry_after) from None
+        raise Unavailable(f"{error}; {_retry_advice(pool)}", retry_after=error.retry_after) from None
     key = services.signer.issue(Role.SESSION, f"{found.session.id}/{found.instance}")
-    return web.json_response(_opened(request, found, key).model_dump(mode="json"), status=201 if new else 200)
+    return web.json_response(_opened_response(request, found, key).model_dump(mode="json"), status=201 if new else 200)
 
 
-def _opened(request: web.Request, found: Outside, key: str) -> SessionOpened:
+def _opened_response(request: web.Request, found: ExternalSession, key: str) -> SessionOpened:
     # by the name that the caller has reached us by
     base = f"{request.url.origin()}{GATEWAY}s/{found.session.id}"
     return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
@@ -80,7 +80,7 @@ async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> I
     return pool
 
 
-def _hope(pool: InferencePool) -> str:
+def _retry_advice(pool: InferencePool) -> str:
     """What becomes of a session that cannot be opened now."""
     spec = pool.spec
     if spec.suspend:
@@ -97,25 +97,25 @@ def _hope(pool: InferencePool) -> str:
     )
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _list(request: web.Request) -> web.Response:
     found = request.app[SERVICES].sessions.all(request.query.get("namespace", "default"))
     return web.json_response({"sessions": [one.view().model_dump(mode="json") for one in found]})
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _get(request: web.Request) -> web.Response:
     return await _record(request, _id(request))
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _close(request: web.Request) -> web.Response:
     id = _id(request)
     request.app[SERVICES].sessions.close(id)
     return await _record(request, id)
 
 
-@takes("namespace")
+@accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
     """Answers how it was in the end, without its trajectory, which is gone."""
     ended = request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
@@ -139,24 +139,24 @@ def _id(request: web.Request) -> str:
     return id
 
 
-def _called(services: Services, request: web.Request, named: str | None) -> Session:
+def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
     """The session of a model call, by its key, or by name for who may do everything. Raises Refusal."""
     claims = _claims(services, request)
-    known(request)
+    mark_trusted(request)
     if claims.role is Role.ADMIN:
         if named is None:
             raise no_session(
                 "name the session in the path (/gateway/s/ID/v1) or in X-Rollyard-Session, or send the session's own key"
             )
-        return services.sessions.called(named, None)
+        return services.sessions.session_for_call(named, None)
     if claims.role is not Role.SESSION:
-        raise Refusal(
+        raise GatewayError(
             403, "permission_error", f"a token of role {claims.role.value} cannot use a session; send the session's key"
         )
     id, _, instance = claims.subject.partition("/")
     if named not in (None, id):
-        raise Refusal(403, "permission_error", f"this key belongs to session {id!r}, not to {named!r}")
-    return services.sessions.called(id, instance)
+        raise GatewayError(403, "permission_error", f"this key belongs to session {id!r}, not to {named!r}")
+    return services.sessions.session_for_call(id, instance)
 
 
 def _claims(services: Services, request: web.Request) -> Claims:

@@ -18,11 +18,11 @@ from aiohttp import hdrs, web
 from pydantic_core import from_json
 
 from rollyard.api import request_bodies
-from rollyard.api.error_status import refused
-from rollyard.core.byte_budget import Bodies
+from rollyard.api.error_status import rejection
+from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import ApiError, BadRequest, Invalid, TooLarge
 from rollyard.kinds.rollout import RolloutRequest
-from rollyard.kinds.schema.validation import MAX_TOLD, Problem, problems_of
+from rollyard.kinds.schema.validation import MAX_REPORTED, Problem, problems_of
 from rollyard.server.rollouts.new_rollouts import MAX_PER_REQUEST, MAX_TASK_BYTES, too_large
 
 MAX_BYTES = 256 << 20
@@ -31,12 +31,12 @@ LARGE_SECONDS = 60.0
 LARGE_MEMORY = 4 << 30
 """Address space of the process; a list of numbers takes ten times its text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
-_ROOM = web.AppKey("room", Bodies)
+_LARGE_SLOTS = web.AppKey("room", ByteBudget)
 """For large bodies, of all callers."""
 
 
 def set_up(app: web.Application) -> None:
-    app[_ROOM] = Bodies(2 * MAX_BYTES)
+    app[_LARGE_SLOTS] = ByteBudget(2 * MAX_BYTES)
 
 
 async def read_requests(request: web.Request) -> list[RolloutRequest]:
@@ -44,18 +44,18 @@ async def read_requests(request: web.Request) -> list[RolloutRequest]:
     size = request.content_length
     if size is None or hdrs.CONTENT_ENCODING in request.headers:
         size = MAX_BYTES
-    if request_bodies.short(request):
+    if request_bodies.is_short(request):
         return parse(await request_bodies.read(request, MAX_BYTES))
     if size <= SMALL_BYTES:
         return await _read(await request_bodies.read(request, MAX_BYTES))
-    async with request.app[_ROOM].held(min(size, MAX_BYTES)):
+    async with request.app[_LARGE_SLOTS].reserve(min(size, MAX_BYTES)):
         return await _read(await request_bodies.read(request, MAX_BYTES))
 
 
 async def _read(data: bytearray) -> list[RolloutRequest]:
-    if len(data) <= SMALL_BYTES and request_bodies.few_values(data):
-        return await request_bodies.beside(parse, data)
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, _in_a_process, data)
+    if len(data) <= SMALL_BYTES and request_bodies.has_few_values(data):
+        return await request_bodies.run_in_parser_thread(parse, data)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, _parse_in_process, data)
 
 
 def parse(data: bytes | bytearray) -> list[RolloutRequest]:
@@ -82,10 +82,10 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
             place = above if single else (*above, i)
             found = problems_of(RolloutRequest, error)
             problems += [Problem((*place, *p.path), p.message, p.reason) for p in found]
-        if len(problems) >= MAX_TOLD:
+        if len(problems) >= MAX_REPORTED:
             break
     if problems:
-        raise refused(problems, "the request")
+        raise rejection(problems, "the request")
     if not requests:
         raise Invalid("send at least one rollout")
     if (n := sum(r.n for r in requests)) > MAX_PER_REQUEST:
@@ -93,7 +93,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
     return requests
 
 
-def _in_a_process(data: bytearray) -> list[RolloutRequest]:
+def _parse_in_process(data: bytearray) -> list[RolloutRequest]:
     """Blocks."""
     command = [sys.executable, "-m", __name__]
     try:

@@ -12,11 +12,11 @@ from rollyard.kinds.base import KindObject
 from rollyard.kinds.schema.columns import columns
 
 
-def wanted(request: web.Request) -> bool:
+def is_table_requested(request: web.Request) -> bool:
     return "as=Table" in request.headers.get("Accept", "")
 
 
-def of(kind: type[KindObject], items: Sequence[KindObject], version: str) -> dict[str, Any]:
+def table_of(kind: type[KindObject], items: Sequence[KindObject], version: str) -> dict[str, Any]:
     """meta.k8s.io/v1 Table: one row an object, the object's metadata along with it."""
     shown = columns(kind)
     now = datetime.now(UTC)

@@ -14,8 +14,8 @@ from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, Top
-from rollyard.server.routing.endpoint_metrics import figures, status, total
+from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, TopView
+from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
 
 
@@ -34,7 +34,9 @@ async def _top(request: web.Request) -> web.Response:
         of_pool = _by_pool(states)
         found = [p for p in serving if isinstance(p, InferencePool)]
         inference = [_inference(p, of_pool[p.metadata.namespace, p.metadata.name], sessions) for p in found]
-        return Top(inference_pools=inference, rollout_pools=rollouts).model_dump_json(by_alias=True, exclude_none=True)
+        return TopView(inference_pools=inference, rollout_pools=rollouts).model_dump_json(
+            by_alias=True, exclude_none=True
+        )
 
     # In a thread: with a thousand endpoints it takes a while.
     return web.Response(text=await asyncio.to_thread(body), content_type="application/json")
@@ -49,21 +51,21 @@ def _by_pool(states: Sequence[EndpointState]) -> Mapping[PoolKey, list[EndpointS
 
 def _inference(pool: InferencePool, states: Sequence[EndpointState], sessions: Mapping[str, int]) -> InferencePoolTop:
     return InferencePoolTop(
-        **_common(pool),
+        **_common_fields(pool),
         sessions=sum(sessions.get(state.endpoint.id, 0) for state in states),
         weights_versions=sorted({state.endpoint.weights_version for state in states if state.ready}),
-        load=total(states),
-        endpoints=[status(state, sessions, figures(state)) for state in states],
+        load=total_metrics(states),
+        endpoints=[endpoint_status(state, sessions, metrics_of(state)) for state in states],
     )
 
 
 def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
-    pace = services.rollouts.pace.per_minute((pool.metadata.namespace, pool.metadata.name))
+    pace = services.rollouts.completion_rate.per_minute((pool.metadata.namespace, pool.metadata.name))
     ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
-    return RolloutPoolTop(**_common(pool), stages=pool.status.stages, ended_per_minute=ended)
+    return RolloutPoolTop(**_common_fields(pool), stages=pool.status.stages, ended_per_minute=ended)
 
 
-def _common(pool: Pool) -> dict[str, object]:
+def _common_fields(pool: Pool) -> dict[str, object]:
     ready = get_condition(pool.status.conditions, "Ready")
     return {
         "namespace": pool.metadata.namespace,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pydantic
 from aiohttp import web
 
-from rollyard.api.error_status import invalid
-from rollyard.api.objects import BASE, answer, read_body
+from rollyard.api.error_status import validation_error
+from rollyard.api.objects import BASE, read_body, respond
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.clock import as_exact_datetime
 from rollyard.core.errors import Conflict, Invalid
@@ -28,7 +28,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _get(request: web.Request) -> web.Response:
-    return _answer(request, (await _pool(request)).status.weights, 200)
+    return _respond(request, (await _pool(request)).status.weights, 200)
 
 
 async def _post(request: web.Request) -> web.Response:
@@ -36,13 +36,13 @@ async def _post(request: web.Request) -> web.Response:
     try:
         update = WeightsUpdate.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
-        raise invalid(error, WeightsUpdate, "the update") from None
+        raise validation_error(error, WeightsUpdate, "the update") from None
     services, tries = request.app[SERVICES], WRITE_RETRIES
     while True:
         pool, tries = await _pool(request), tries - 1
-        weights, new = _begun(services, pool, update)
+        weights, new = _begin(services, pool, update)
         if not new:
-            return _answer(request, weights, 200)
+            return _respond(request, weights, 200)
         status = pool.status.model_copy(update={"weights": weights})
         try:
             await services.store.update(pool.model_copy(update={"status": status}), "status")
@@ -50,10 +50,10 @@ async def _post(request: web.Request) -> web.Response:
             if tries <= 0:
                 raise
             continue  # the pool's controller, or another trainer, wrote in between
-        return _answer(request, weights, 202)
+        return _respond(request, weights, 202)
 
 
-def _begun(services: Services, pool: InferencePool, update: WeightsUpdate) -> tuple[WeightsStatus, bool]:
+def _begin(services: Services, pool: InferencePool, update: WeightsUpdate) -> tuple[WeightsStatus, bool]:
     name, spec = pool.metadata.name, pool.spec
     if pool.metadata.deletion_timestamp is not None:
         raise Conflict(f"InferencePool {name!r} is being deleted")
@@ -73,5 +73,5 @@ async def _pool(request: web.Request) -> InferencePool:
     return pool
 
 
-def _answer(request: web.Request, weights: WeightsStatus, status: int) -> web.Response:
-    return answer(request, weights.model_dump(mode="json", by_alias=True, exclude_none=True), status)
+def _respond(request: web.Request, weights: WeightsStatus, status: int) -> web.Response:
+    return respond(request, weights.model_dump(mode="json", by_alias=True, exclude_none=True), status)

@@ -13,15 +13,15 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.api.objects import BASE
-from rollyard.api.query_parameters import ANY, takes
+from rollyard.api.query_parameters import ANY, accepts
 from rollyard.api.services import SERVICES
-from rollyard.core.errors import ApiError, NotFound, Unavailable, from_reason
-from rollyard.core.http_body import ask
+from rollyard.core.errors import ApiError, NotFound, Unavailable, error_from_reason
+from rollyard.core.http_body import send_continue
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.trust.tls_contexts import client_ssl_context
 
 HTTP: web.AppKey[aiohttp.ClientSession] = web.AppKey("transfer_http", aiohttp.ClientSession)
-PASSED = ("Content-Type", "Content-Length", "Content-Encoding")
+FORWARDED_HEADERS = ("Content-Type", "Content-Length", "Content-Encoding")
 
 
 def routes() -> list[web.RouteDef]:
@@ -42,11 +42,11 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
-@takes(ANY)
+@accepts(ANY)
 async def _relay(request: web.Request) -> web.StreamResponse:
     endpoint = _state(request).endpoint
-    headers = {name: request.headers[name] for name in PASSED if name in request.headers}
-    await ask(request)
+    headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+    await send_continue(request)
     try:
         async with request.app[HTTP].request(
             request.method,
@@ -58,7 +58,7 @@ async def _relay(request: web.Request) -> web.StreamResponse:
         ) as answer:
             said = await answer.read()
             if answer.status >= 400:
-                raise _error(answer, said)
+                raise _error_response(answer, said)
             return web.Response(status=answer.status, body=said, content_type=answer.content_type)
     except aiohttp.ClientError as error:
         raise Unavailable(f"{endpoint.id} does not answer: {type(error).__name__}") from None
@@ -74,10 +74,10 @@ def _state(request: web.Request) -> EndpointState:
     return state
 
 
-def _error(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
+def _error_response(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
     """What the door or the engine says, in our form."""
     try:
         message = str(json.loads(said)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = " ".join(said.decode(errors="replace").split())[:300]
-    return from_reason(answer.status, "", message or f"the engine answered {answer.status}")
+    return error_from_reason(answer.status, "", message or f"the engine answered {answer.status}")

@@ -71,9 +71,7 @@ def _pool(pool: Pool) -> list[str]:
         lines += ["Endpoints:", *_indented(shown), *weights_lines(pool.status.weights)]
     if isinstance(pool, RolloutPool):
         rows = [["STAGE", "QUEUED", "IN LINE", "AT WORK", "WIDTH"]]
-        rows += [
-            [n, str(s.queued), str(s.in_line), str(s.at_work), str(s.width)] for n, s in pool.status.stages.items()
-        ]
+        rows += [[n, str(s.queued), str(s.waiting), str(s.busy), str(s.width)] for n, s in pool.status.stages.items()]
         lines += ["Stages:", *_indented(align(rows))]
     now = datetime.now(UTC)
     rows = [[f"{age(d.time, now)} ago", str(d.desired), d.message] for d in pool.status.decisions]
@@ -105,12 +103,12 @@ def _job(status: AllocationStatus) -> list[str]:
     rows = [
         ["Id:", status.job_id or "<none>"],
         ["State:", status.job_state or "not in Slurm's queue yet"],
-        ["Reason:", status.why or "<none>"],
+        ["Reason:", status.waiting_reason or "<none>"],
         ["Node:", status.node or "<none>"],
         ["Exit code:", _exit_code(status.exit_code)],
         ["Submitted:", f"{_when(status.intended_at, now)}, {status.intents} time{'' if status.intents == 1 else 's'}"],
         ["Expected start:" if pending else "Started:", _when(status.start_time, now)],
-        ["Ended:" if status.ended else "Walltime ends:", "<unknown>" if pending else _when(status.end_time, now)],
+        ["Ended:" if status.is_ended else "Walltime ends:", "<unknown>" if pending else _when(status.end_time, now)],
         ["First ready:", _when(status.ready_at, now)],
     ]
     if status.binding is not None:

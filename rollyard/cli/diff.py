@@ -25,7 +25,7 @@ DIFFERENT, FAILED = 1, 2
 _OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizers")
 
 
-def _telling_failures_apart(command: Callable[..., None]) -> Callable[..., None]:
+def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
     """Around all of the command, the making of its client too: elsewhere a failure exits 1, which here says `different`."""
 
     @wraps(command)
@@ -44,7 +44,7 @@ def _telling_failures_apart(command: Callable[..., None]) -> Callable[..., None]
 
 @click.command()
 @click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
-@_telling_failures_apart
+@_exit_2_on_failure
 @with_client
 async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
     """Show the changes that apply would make, in objects and in batch scripts.
@@ -64,7 +64,7 @@ async def _difference(client: AsyncClient, obj: KindObject) -> list[str]:
     live = await _live(client, obj)
     _, after = await client.apply(obj, dry_run=True)
     name = f"{obj.SINGULAR}/{obj.metadata.namespace}/{obj.metadata.name}"
-    lines = _unified(name, _text(live), _text(after))
+    lines = _unified(name, _user_yaml(live), _user_yaml(after))
     if not lines or not isinstance(after, Pool):
         return lines
     now = (await client.submission(live.key)).script if live is not None else ""
@@ -79,7 +79,7 @@ async def _live(client: AsyncClient, obj: KindObject) -> KindObject | None:
         return None
 
 
-def _text(obj: KindObject | None) -> list[str]:
+def _user_yaml(obj: KindObject | None) -> list[str]:
     """What of it a user writes, as YAML."""
     if obj is None:
         return []

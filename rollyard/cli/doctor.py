@@ -43,18 +43,18 @@ def doctor(
     if report is not None:
         compute.report(report)
         return
-    found = _here(scratch, data)
+    found = _local_probes(scratch, data)
     if node and data is None:
         raise click.UsageError("--node needs --data: a folder that the compute node can access too")
-    failed = _show(found)
+    failed = _print_finding(found)
     if node and data is not None:
         template = AllocationTemplate(partition=partition, account=account, time_limit="00:05:00")
-        question = compute.Question(data, scratch, template, advertise, wait)
-        failed = _show(findings([("node", lambda: compute.ask(question))])) or failed
+        question = compute.NodeProbeRequest(data, scratch, template, advertise, wait)
+        failed = _print_finding(findings([("node", lambda: compute.probe_node(question))])) or failed
     sys.exit(1 if failed else 0)
 
 
-def _here(scratch: Path, data: Path | None) -> Iterator[Finding]:
+def _local_probes(scratch: Path, data: Path | None) -> Iterator[Finding]:
     from rollyard.doctor import data_folder, slurm_cluster, this_machine
     from rollyard.doctor.finding import findings
 
@@ -63,7 +63,7 @@ def _here(scratch: Path, data: Path | None) -> Iterator[Finding]:
         yield from findings([("data", lambda: data_folder.data(data))])
 
 
-def _show(found: Iterator[Finding]) -> bool:
+def _print_finding(found: Iterator[Finding]) -> bool:
     """Whether something failed."""
     failed = False
     for finding in found:

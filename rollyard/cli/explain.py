@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from rollyard.core.errors import NotFound
 from rollyard.kinds.registry import find_kind
-from rollyard.kinds.schema.fields import fields_of, find
+from rollyard.kinds.schema.fields import fields_of, find_field
 
 
 @click.command()
@@ -22,16 +22,16 @@ def explain(path: str) -> None:
     model: type[BaseModel] | None = kind
     text = (kind.__doc__ or "").strip()
     if parts:
-        shape = find(kind, parts)
+        shape = find_field(kind, parts)
         if shape is None:
             raise NotFound(f"{path} is not a field; see `rollyard explain {'.'.join([word, *parts[:-1]])}`")
         default = "" if shape.default is None else f" (default {shape.default!r})"
-        click.echo(f"FIELD:    {parts[-1]} <{shape.word}>{' -required-' if shape.required else default}\n")
+        click.echo(f"FIELD:    {parts[-1]} <{shape.type_name}>{' -required-' if shape.required else default}\n")
         model, text = shape.model, shape.description
     click.echo(f"DESCRIPTION:\n  {text}")
     if model is not None:
         click.echo("\nFIELDS:")
         for name, shape in fields_of(model).items():
-            click.echo(f"  {name} <{shape.word}>{' -required-' if shape.required else ''}")
+            click.echo(f"  {name} <{shape.type_name}>{' -required-' if shape.required else ''}")
             if shape.description:
                 click.echo(f"    {shape.description.splitlines()[0]}")

@@ -59,7 +59,7 @@ def _parts(template: str) -> Iterator[str | _Block]:
 
 def _plain(text: str) -> str:
     if "{" in text or "}" in text:
-        raise _refused(text, "a brace is not closed")
+        raise _unsupported(text, "a brace is not closed")
     return text
 
 
@@ -71,7 +71,7 @@ def _render(parts: Sequence[str | _Block], data: Any) -> Iterator[str]:
         if isinstance(part, str):
             yield part
         elif part.text == "end":
-            raise _refused("{end}", "no {range} precedes it")
+            raise _unsupported("{end}", "no {range} precedes it")
         elif re.match(r"range\b", part.text):
             end = _end(parts, position)
             for item in _pick(part.text.removeprefix("range").strip(), data):
@@ -91,7 +91,7 @@ def _end(parts: Sequence[str | _Block], start: int) -> int:
             depth += 1 if re.match(r"range\b", part.text) else -1 if part.text == "end" else 0
             if not depth:
                 return position
-    raise _refused("{range}", "no {end} follows it")
+    raise _unsupported("{range}", "no {end} follows it")
 
 
 def _pick(path: str, data: Any) -> list[Any]:
@@ -111,7 +111,7 @@ def _steps(path: str) -> Iterator[Step]:
     while at < len(rest):
         match = _TOKEN.match(rest, at)
         if match is None:
-            raise _refused(path, f"cannot read {rest[at:]!r}")
+            raise _unsupported(path, f"cannot read {rest[at:]!r}")
         at = match.end()
         yield _step(match, path)
 
@@ -141,22 +141,22 @@ def _descendants(node: Any) -> Iterator[Any]:
 def _filter(text: str, path: str) -> Step:
     match = _COMPARE.fullmatch(text)
     if match is None or "&&" in text or "||" in text:
-        raise _refused(path, f'cannot read the filter [{text}]; write one comparison, such as [?(@.type=="Ready")]')
+        raise _unsupported(path, f'cannot read the filter [{text}]; write one comparison, such as [?(@.type=="Ready")]')
     left = list(_steps(match["left"]))
     if match["op"] is None:
-        return lambda nodes: [i for i in _children(nodes, "*") if _through(left, i)]
+        return lambda nodes: [i for i in _children(nodes, "*") if _follow_steps(left, i)]
     compare, right = _OPERATORS[match["op"]], _literal(match["right"])
 
     def holds(item: Any) -> bool:
         try:
-            return any(compare(found, right) for found in _through(left, item))
+            return any(compare(found, right) for found in _follow_steps(left, item))
         except TypeError:
             return False  # a number and a text have no order
 
     return lambda nodes: [i for i in _children(nodes, "*") if holds(i)]
 
 
-def _through(steps: Sequence[Step], node: Any) -> list[Any]:
+def _follow_steps(steps: Sequence[Step], node: Any) -> list[Any]:
     nodes = [node]
     for step in steps:
         nodes = step(nodes)
@@ -177,21 +177,21 @@ def _subscript(inside: str, path: str) -> Step:
     if names and re.sub(r"[\s,]", "", inside) == re.sub(r"[\s,]", "", "".join(names)):
         keys = [str(_literal(name)) for name in names]
         return lambda nodes: [n[k] for n in nodes if isinstance(n, dict) for k in keys if k in n]
-    raise _refused(path, f"cannot read [{inside}]")
+    raise _unsupported(path, f"cannot read [{inside}]")
 
 
 def _literal(text: str) -> Any:
     """A quoted text, a number, true, false or null."""
     if text[:1] in ("'", '"'):
         if len(text) < 2 or text[-1] != text[0]:
-            raise _refused(text, "a quote is not closed")
+            raise _unsupported(text, "a quote is not closed")
         escapes = {"n": "\n", "t": "\t", "r": "\r"}
         return re.sub(r"\\(.)", lambda m: escapes.get(m[1], m[1]), text[1:-1])
     try:
         return json.loads(text)
     except ValueError:
-        raise _refused(text, "a word is not in quotes") from None
+        raise _unsupported(text, "a word is not in quotes") from None
 
 
-def _refused(where: str, what: str) -> BadRequest:
+def _unsupported(where: str, what: str) -> BadRequest:
     return BadRequest(f"jsonpath {where!r}: {what}; {HELP}")

@@ -32,12 +32,12 @@ async def logs(
 
     Rollyard keeps the output of a pool's last three failed allocations; --previous shows it.
     """
-    named = await _named(client, namespace, words)
-    shown = await _chosen(client, named, previous)
+    named = await _resolve_names(client, namespace, words)
+    shown = await _select_allocations(client, named, previous)
 
     if follow:
         for allocation in shown:
-            _say_that_it_waits(allocation)
+            _print_waiting(allocation)
         await asyncio.gather(*(_print(client, a, shown, follow, tail) for a in shown))
         return
     silent = 0
@@ -67,7 +67,7 @@ async def _print(
         sys.stdout.buffer.flush()
 
 
-async def _named(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> KindObject:
+async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> KindObject:
     """What the words name; a bare name is an allocation's or a pool's. Raises NotFound, UsageError."""
     if len(words) > 1 or "/" in words[0]:
         _, keys = kind_and_names(words, namespace)
@@ -88,7 +88,7 @@ async def _named(client: AsyncClient, namespace: str, words: tuple[str, ...]) ->
     return found[0]
 
 
-async def _chosen(client: AsyncClient, named: KindObject, previous: bool) -> list[Allocation]:
+async def _select_allocations(client: AsyncClient, named: KindObject, previous: bool) -> list[Allocation]:
     """Raises NotFound, saying what there is, where there is none."""
     if isinstance(named, Allocation) and not previous:
         return [named]
@@ -98,24 +98,26 @@ async def _chosen(client: AsyncClient, named: KindObject, previous: bool) -> lis
     owned = sorted(
         (a for a in found if isinstance(a, Allocation) and a.spec.pool.uid == uid), key=lambda a: a.spec.index
     )
-    ended = [a for a in owned if a.status.ended]
+    ended = [a for a in owned if a.status.is_ended]
     if isinstance(named, Allocation):
         before = [a for a in ended if a.spec.index < named.spec.index][-1:]
-        return before or _none(f"no output is kept of allocations of this pool that ended before {name}")
+        return before or _no_logs_message(f"no output is kept of allocations of this pool that ended before {name}")
     if previous:
-        return ended or _none(f"no output is kept of ended allocations of {name}")
+        return ended or _no_logs_message(f"no output is kept of ended allocations of {name}")
     hint = f"; `rollyard logs {name} --previous` shows the output of ended ones" if ended else ""
-    return [a for a in owned if not a.status.ended] or _none(f"{name} has no allocation now{hint}")
+    return [a for a in owned if not a.status.is_ended] or _no_logs_message(f"{name} has no allocation now{hint}")
 
 
-def _none(words: str) -> list[Allocation]:
+def _no_logs_message(words: str) -> list[Allocation]:
     raise NotFound(words)
 
 
-def _say_that_it_waits(allocation: Allocation) -> None:
+def _print_waiting(allocation: Allocation) -> None:
     status = allocation.status
     if status.job_state in (None, "PENDING"):
         where = (
-            f"job {status.job_id} is PENDING: {status.why}" if status.job_id else "its job is not in Slurm's queue yet"
+            f"job {status.job_id} is PENDING: {status.waiting_reason}"
+            if status.job_id
+            else "its job is not in Slurm's queue yet"
         )
         click.echo(f"{allocation.metadata.name}: {where}; waiting for its output", err=True)

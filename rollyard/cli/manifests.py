@@ -34,7 +34,7 @@ def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
             raise BadRequest(f"{name} contains no file that ends in {', '.join(sorted(ENDINGS))}")
         for file in files:
             found += _objects(str(file), str(file), str(file.resolve().parent))
-    return [_placed(obj, namespace) for obj in found]
+    return [_in_namespace(obj, namespace) for obj in found]
 
 
 def _objects(name: str, source: str, folder: str | None) -> list[KindObject]:
@@ -44,7 +44,7 @@ def _objects(name: str, source: str, folder: str | None) -> list[KindObject]:
     return objects
 
 
-def _placed(obj: KindObject, namespace: str) -> KindObject:
+def _in_namespace(obj: KindObject, namespace: str) -> KindObject:
     if "namespace" in obj.metadata.model_fields_set:
         return obj
     return obj.model_copy(update={"metadata": obj.metadata.model_copy(update={"namespace": namespace})})

@@ -15,14 +15,14 @@ from rollyard.cli.manifests import read_manifests
 from rollyard.cli.options import kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
 from rollyard.client.async_client import AsyncClient, manifest_of
-from rollyard.core.errors import NotFound, Standstill
+from rollyard.core.errors import NoProgress, NotFound
 from rollyard.kinds.base import API_VERSION, Condition, KindObject, ObjectKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.pool import STANDSTILL
 from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
-TELL_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 """A wait that takes longer says what it waits for, no more often than this."""
 _OF_POOLS = ("ready", "updated")
 
@@ -87,7 +87,7 @@ async def apply(
             click.echo("\n".join([*shown.script.splitlines(), shown.summary]))
     for pool in applied if wait else ():
         for type in ("Ready", "Updated"):
-            await _until(
+            await _wait_until(
                 client, pool.key, partial(condition_holds, type=type, status="True"), timeout, f"is not {type}"
             )
         click.echo(f"{pool.SINGULAR}/{pool.metadata.name} is ready and up to date")
@@ -191,7 +191,7 @@ async def delete(
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name}: deletion started; it drains and ends its jobs first")
     if wait:
         for key in keys:
-            await _until(client, key, _gone, timeout, "still exists")
+            await _wait_until(client, key, _deleted, timeout, "still exists")
             click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} deleted")
 
 
@@ -243,18 +243,20 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
     type, _, status = rest.partition("=")
     if what != "delete" and (word != "condition" or not type):
         raise click.UsageError("write --for condition=TYPE, --for condition=TYPE=STATUS, or --for delete")
-    holds = _gone if what == "delete" else partial(condition_holds, type=type, status=status or "True")
+    holds = _deleted if what == "delete" else partial(condition_holds, type=type, status=status or "True")
     for key in named(words, namespace):
         if what != "delete":
             await client.get(key)  # NotFound for what never existed
         complaint = "still exists" if what == "delete" else f"did not reach {what}"
-        obj = await _until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
+        obj = await _wait_until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
-        if type.lower() == "ready" and (left := next((c for c in _current(obj) if c.reason == "Updating"), None)):
+        if type.lower() == "ready" and (
+            left := next((c for c in _current_conditions(obj) if c.reason == "Updating"), None)
+        ):
             click.echo(f"not up to date yet ({left.message}); to wait for that, use --for condition=Updated", err=True)
 
 
-def _gone(obj: KindObject | None) -> bool:
+def _deleted(obj: KindObject | None) -> bool:
     return obj is None
 
 
@@ -265,27 +267,27 @@ def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
     """
     if obj is None:
         raise NotFound("the object was deleted during the wait")
-    current = _current(obj)
+    current = _current_conditions(obj)
     if type.lower() in _OF_POOLS and status.lower() == "true":
         for fact in current:
             if fact.type.lower() in _OF_POOLS and fact.status == "False" and fact.reason in STANDSTILL:
-                raise Standstill(f"{obj.SINGULAR}/{obj.metadata.name}: {fact.type} is False: {_why(fact)}")
+                raise NoProgress(f"{obj.SINGULAR}/{obj.metadata.name}: {fact.type} is False: {_condition_text(fact)}")
     return any(c.type.lower() == type.lower() and c.status.lower() == status.lower() for c in current)
 
 
-def _current(obj: KindObject | None) -> list[Condition]:
+def _current_conditions(obj: KindObject | None) -> list[Condition]:
     """The conditions that were observed at the object's own generation."""
     conditions: list[Condition] = getattr(getattr(obj, "status", None), "conditions", [])
     return [c for c in conditions if obj is not None and c.observed_generation >= obj.metadata.generation]
 
 
-def _why(condition: Condition) -> str:
+def _condition_text(condition: Condition) -> str:
     return f"{condition.reason}: {condition.message}".rstrip(": ")
 
 
-def what_it_waits_for(obj: KindObject | None, types: Sequence[str]) -> str:
+def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
     """Text about the conditions that are waited for: the false ones, or that the object has none of them."""
-    current = _current(obj)
+    current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:
         return "the server has not processed it yet"
@@ -294,10 +296,10 @@ def what_it_waits_for(obj: KindObject | None, types: Sequence[str]) -> str:
     found = [
         c for c in current if c.type.lower() in wanted and (c.status == "False" or c.type.lower() not in _OF_POOLS)
     ]
-    return "; ".join(f"{c.type} is {c.status}: {_why(c)}" for c in found)
+    return "; ".join(f"{c.type} is {c.status}: {_condition_text(c)}" for c in found)
 
 
-async def _until(
+async def _wait_until(
     client: AsyncClient,
     key: ObjectKey,
     holds: Callable[[KindObject | None], bool],
@@ -311,7 +313,7 @@ async def _until(
     """
     obj: KindObject | None = None
     name, said, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()
-    tell = loop.time() + TELL_SECONDS
+    tell = loop.time() + REPORT_SECONDS
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -321,13 +323,13 @@ async def _until(
                     obj = None
                 if holds(obj):
                     return obj
-                why = what_it_waits_for(obj, types)
+                why = waiting_text(obj, types)
                 if why and why != said and loop.time() >= tell:
                     click.echo(f"{name}: {why}", err=True)
-                    said, tell = why, loop.time() + TELL_SECONDS
+                    said, tell = why, loop.time() + REPORT_SECONDS
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        why = what_it_waits_for(obj, types)
+        why = waiting_text(obj, types)
         click.echo(f"error: timed out: {name} {complaint} after {seconds:g} s{f'; {why}' if why else ''}", err=True)
         sys.exit(1)
 

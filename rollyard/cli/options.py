@@ -19,7 +19,7 @@ from rollyard.kinds.registry import KINDS, find_kind
 Run = Callable[..., Coroutine[Any, Any, None]]
 
 
-PATIENCE_SECONDS = 4.0
+RETRY_SECONDS = 4.0
 """How long a command waits for a server that is away; a restart takes a second or two."""
 START_SECONDS = 20.0
 """How long the first command of a script waits for a server that was started just before it."""
@@ -42,8 +42,8 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
     def run(kubeconfig: Path | None, namespace: str | None, **arguments: Any) -> None:
         async def body() -> None:
             if starts:
-                await _until_it_answers(kubeconfig)
-            async with AsyncClient(kubeconfig=kubeconfig, warn=_warner(), patience=PATIENCE_SECONDS) as client:
+                await _wait_for_server(kubeconfig)
+            async with AsyncClient(kubeconfig=kubeconfig, warn=_once_per_warning(), patience=RETRY_SECONDS) as client:
                 await command(client, namespace or client.context.namespace, **arguments)
 
         try:
@@ -54,7 +54,7 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
     return run
 
 
-async def _until_it_answers(kubeconfig: Path | None) -> None:
+async def _wait_for_server(kubeconfig: Path | None) -> None:
     """Return once the server answers; the kubeconfig is read again each time, since a new server writes it.
 
     Raises BadRequest, Unavailable after START_SECONDS.
@@ -75,7 +75,7 @@ async def _until_it_answers(kubeconfig: Path | None) -> None:
         await asyncio.sleep(0.2)
 
 
-def _warner() -> Callable[[str], None]:
+def _once_per_warning() -> Callable[[str], None]:
     """Says each warning once, as kubectl does."""
     said: set[str] = set()
 

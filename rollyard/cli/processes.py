@@ -14,7 +14,7 @@ import click
 from rollyard import __version__
 
 if TYPE_CHECKING:
-    from rollyard.server.job.submit_job import Request
+    from rollyard.server.job.submit_job import ServerJobRequest
 
 
 @click.command()
@@ -70,23 +70,23 @@ def serve(
 ) -> None:
     """Run the server, in this process or (with --in-slurm) as a Slurm job."""
     if not in_slurm:
-        from rollyard.server.main import Options, run
+        from rollyard.server.main import ServeOptions, run
 
         if stop:
             raise click.UsageError("--stop works with --in-slurm only; stop a server in a shell with Ctrl-C or TERM")
-        sys.exit(run(Options(data, listen or "127.0.0.1:0", advertise, cluster, lease_seconds, in_job)))
+        sys.exit(run(ServeOptions(data, listen or "127.0.0.1:0", advertise, cluster, lease_seconds, in_job)))
 
     from rollyard.server.job.job_script import JobOptions
-    from rollyard.server.job.submit_job import Request
+    from rollyard.server.job.submit_job import ServerJobRequest
 
     further = {option: value for option, _, value in (word.partition("=") for word in sbatch)}
     directives = {option.replace("_", "-"): value for option, value in job.items() if value is not None}
     arguments = ["--listen", listen or "0.0.0.0:0", "--lease-seconds", f"{lease_seconds:g}"]
     arguments += ["--advertise", advertise] if advertise is not None else []
-    _in_slurm(Request(data, cluster, arguments, JobOptions({**directives, **further}, setup), wait), stop)
+    _in_slurm(ServerJobRequest(data, cluster, arguments, JobOptions({**directives, **further}, setup), wait), stop)
 
 
-def _in_slurm(request: Request, stop: bool) -> None:
+def _in_slurm(request: ServerJobRequest, stop: bool) -> None:
     from rollyard.server.job import submit_job as front
 
     if stop:
@@ -102,11 +102,11 @@ def _in_slurm(request: Request, stop: bool) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server_job(data: Path, arguments: tuple[str, ...]) -> None:
     """Run the server in its own job; the job's batch script calls this."""
-    from rollyard.server.job.job_folder import Place
+    from rollyard.server.job.job_folder import ServerJobFolder
     from rollyard.server.job.server_supervisor import run
 
     command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-job", "--data", str(data), *arguments]
-    sys.exit(run(Place(data), command))
+    sys.exit(run(ServerJobFolder(data), command))
 
 
 @click.command()

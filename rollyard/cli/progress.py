@@ -15,14 +15,14 @@ from rollyard.core.aio import running
 from rollyard.core.errors import RollyardError, Unavailable
 from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 IN_QUEUE = "InQueue"
 """Word of a rollout that waits for its turn alone; how many are before it changes all the time."""
 PARKED = "Parked"
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
-class Progress:
+class ProgressLine:
     """A line that is kept current on a terminal; elsewhere a line each time that the reason for waiting changes."""
 
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:
@@ -31,43 +31,43 @@ class Progress:
         self._reason, self._waiting = "", ""
 
     @contextlib.asynccontextmanager
-    async def shown(self) -> AsyncIterator[None]:
+    async def displayed(self) -> AsyncIterator[None]:
         """Show it while the block runs."""
-        async with running(self._on_terminal() if sys.stderr.isatty() else self._in_lines()):
+        async with running(self._update_terminal() if sys.stderr.isatty() else self._print_lines()):
             yield
 
-    async def _on_terminal(self) -> None:
+    async def _update_terminal(self) -> None:
         from rich.console import Console
 
         with Console(stderr=True).status("") as status:
             while True:
                 with contextlib.suppress(RollyardError):
-                    status.update(f"{await self._look()}{f'  · {self._waiting}' if self._waiting else ''}")
-                await asyncio.sleep(LOOK_SECONDS)
+                    status.update(f"{await self._poll()}{f'  · {self._waiting}' if self._waiting else ''}")
+                await asyncio.sleep(POLL_SECONDS)
 
-    async def _in_lines(self) -> None:
+    async def _print_lines(self) -> None:
         said = ""
         while True:
             with contextlib.suppress(RollyardError):
-                await self._look()
+                await self._poll()
             if self._reason != said and self._waiting:
                 click.echo(self._waiting, err=True)
             said = self._reason
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _look(self) -> str:
+    async def _poll(self) -> str:
         counts, waiting = Counter[str](), list[str]()
         async for view in self._client.rollouts(self._namespace, pool=self._pool, status=ON_THE_WAY):
             if view.id in self._ids:
                 counts["queued" if view.status is Status.QUEUED else str(view.stage)] += 1
                 if view.waiting:
                     waiting.append(view.waiting)
-        self._reason, self._waiting = commonest(waiting)
+        self._reason, self._waiting = most_common_reason(waiting)
         words = [f"{counts[word]} {word}" for word in ("queued", *(stage.value for stage in Stage)) if counts[word]]
         return ", ".join([*words, f"{len(self._ids) - counts.total()} of {len(self._ids)} ended"])
 
 
-def commonest(waiting: Sequence[str]) -> tuple[str, str]:
+def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
     """(what tells one reason from another, the line about it) of what most of these sentences say; empty texts for none.
 
     Sentences with the same word differ by since when, and by how many are before each in the queue.
@@ -90,11 +90,11 @@ async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory
             view, trajectory = await client.rollout(id, namespace, wait=0.3)
         except Unavailable as error:  # a server that is away for longer than a call waits
             missed += 1
-            said = _say(said, f"rollout/{id}: {error}" if missed == 1 else said)
+            said = _print_state(said, f"rollout/{id}: {error}" if missed == 1 else said)
             continue
         missed = 0
         if not (view.waiting or "").startswith(f"{IN_QUEUE}:") or IN_QUEUE not in said:
-            said = _say(said, state_line(view))
+            said = _print_state(said, state_line(view))
         if trajectory is not None:
             return trajectory
 
@@ -104,7 +104,7 @@ def state_line(view: RolloutView) -> str:
     return f"rollout/{view.id} {view.status.value}{stage}{f': {view.waiting}' if view.waiting else ''}"
 
 
-def _say(said: str, now: str) -> str:
+def _print_state(said: str, now: str) -> str:
     if now != said:
         click.echo(now, err=True)
     return now

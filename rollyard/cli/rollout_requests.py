@@ -25,7 +25,7 @@ _AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedRequest:
     """A request and the line that its task stands on."""
 
     line: int
@@ -53,16 +53,16 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
     return found
 
 
-def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[Numbered]:
+def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRequest]:
     """One request a line, called `<prefix>-<line>`. Raises BadRequest, Invalid with the number of each wrong line."""
-    found: list[Numbered] = []
+    found: list[NumberedRequest] = []
     wrong: list[str] = []
     source = "<stdin>" if file == "-" else file
     for number, line in enumerate(read_text(file).splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            found.append(Numbered(number, _request(line, {**given, "id": f"{prefix}-{number}"})))
+            found.append(NumberedRequest(number, _request(line, {**given, "id": f"{prefix}-{number}"})))
         except Invalid as error:
             wrong.append(f"{source}:{number}: {error}")
     if wrong:
@@ -82,14 +82,16 @@ def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
         raise Invalid(f"this is not a task: {error}; {EXAMPLE}") from None
 
 
-async def send(client: AsyncClient, namespace: str, numbered: Sequence[Numbered], source: str, sent: list[str]) -> None:
+async def submit_batches(
+    client: AsyncClient, namespace: str, numbered: Sequence[NumberedRequest], source: str, sent: list[str]
+) -> None:
     """Submit them; ids are added to `sent` as they are accepted. Raises ApiError that names the line of a wrong task."""
     for start in range(0, len(numbered), BATCH):
         batch = numbered[start : start + BATCH]
         try:
             sent += await client.submit([n.request for n in batch], namespace)
         except ApiError as error:
-            raise _by_line(error, batch, source) from None
+            raise _error_at_line(error, batch, source) from None
 
 
 def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
@@ -102,7 +104,7 @@ def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
         raise Invalid(f"this is not valid JSON: {error}") from None
 
 
-def _by_line(error: ApiError, batch: Sequence[Numbered], source: str) -> RollyardError:
+def _error_at_line(error: ApiError, batch: Sequence[NumberedRequest], source: str) -> RollyardError:
     """The server's complaint about the nth request of a batch, as one about a line of the file."""
     lines = []
     for cause in error.causes:

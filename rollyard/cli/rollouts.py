@@ -13,8 +13,8 @@ import click
 
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
-from rollyard.cli.progress import Progress, follow_one
-from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, send
+from rollyard.cli.progress import ProgressLine, follow_one
+from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
 
@@ -66,8 +66,8 @@ async def submit(
         f"of {n * len(numbered)} rollouts were accepted and continue on the server. To cancel them: rollyard rollouts "
         f"cancel --prefix {prefix}. To wait for them: repeat the submit with --id-prefix {prefix}"
     )
-    async with _told_what_goes_on(ids, again):
-        await send(client, namespace, numbered, file, ids)
+    async with _report_unfinished(ids, again):
+        await submit_batches(client, namespace, numbered, file, ids)
         if form == "id":
             click.echo("\n".join(ids))
         elif form == "summary":
@@ -75,7 +75,7 @@ async def submit(
         if not (wait or form == "jsonl"):
             return
         ended: list[Trajectory] = []
-        async with Progress(client, namespace, pool, ids).shown():
+        async with ProgressLine(client, namespace, pool, ids).displayed():
             for id in ids:
                 trajectory = await client.wait(id, namespace)
                 ended.append(trajectory)
@@ -88,7 +88,7 @@ async def submit(
 
 
 @contextlib.asynccontextmanager
-async def _told_what_goes_on(ids: Sequence[str], again: str) -> AsyncIterator[None]:
+async def _report_unfinished(ids: Sequence[str], again: str) -> AsyncIterator[None]:
     """A command that ends early leaves rollouts behind: say so, and how to cancel them or to come back to them."""
     try:
         yield
@@ -209,7 +209,7 @@ async def try_(
         f"rollout was accepted and continues on the server. To cancel it: rollyard rollouts cancel {id}. To see it: "
         f"rollyard rollouts describe {id}"
     )
-    async with _told_what_goes_on(ids, again):
+    async with _report_unfinished(ids, again):
         trajectory = await follow_one(client, namespace, id)
     click.echo("\n".join(transcript(trajectory)))
     if not trajectory.status.scored:

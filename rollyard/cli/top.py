@@ -16,7 +16,7 @@ from rollyard.cli.top_table import Line, lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import NotFound, Unavailable
-from rollyard.kinds.top import Top
+from rollyard.kinds.top import TopView
 
 REFRESH_SECONDS = 2.0
 """How often node agents and engines say something new."""
@@ -45,8 +45,8 @@ async def top(
     """
     where = None if all_namespaces else namespace
 
-    async def look() -> Top:
-        return chosen(await client.top(where), words)
+    async def look() -> TopView:
+        return select_pools(await client.top(where), words)
 
     live = sys.stdout.isatty() and form == "table"
     pause = (REFRESH_SECONDS if live else 0.0) if seconds is None else seconds
@@ -62,7 +62,7 @@ async def top(
         await asyncio.sleep(max(pause, LEAST_SECONDS))
 
 
-def chosen(found: Top, words: tuple[str, ...]) -> Top:
+def select_pools(found: TopView, words: tuple[str, ...]) -> TopView:
     """What the words name: one of the groups, or pools. Raises NotFound for a pool there is not."""
     if not words:
         return found
@@ -78,7 +78,7 @@ def chosen(found: Top, words: tuple[str, ...]) -> Top:
     return found.model_copy(update=update)
 
 
-def _print(found: Top, form: str, empty: str) -> None:
+def _print(found: TopView, form: str, empty: str) -> None:
     if form == "json":
         click.echo(found.model_dump_json(by_alias=True, exclude_none=True))
     elif shown := lines(found, width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
@@ -87,7 +87,7 @@ def _print(found: Top, form: str, empty: str) -> None:
         click.echo(empty, err=True)
 
 
-async def _follow(look: Callable[[], Coroutine[Any, Any, Top]], pause: float, empty: str) -> None:
+async def _follow(look: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:
     """On the whole terminal, until Ctrl-C. While the server does not answer, the last picture stays and says so."""
     from rich.console import Console
     from rich.live import Live

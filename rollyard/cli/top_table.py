@@ -7,17 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.cli.output import GAP, align, widths
-from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.kinds.top import InferencePoolTop, PoolTop, RolloutPoolTop, Top
+from rollyard.kinds.top import InferencePoolTop, PoolTop, RolloutPoolTop, TopView
 
 SERVING = [
     "INFERENCE POOL", "READY", "SESSIONS", "RUNNING", "WAITING", "KV USE", "TOKENS/S", "PROMPT/S", "HITS",
     "FIRST TOKEN", "PREEMPT/S", "WEIGHTS", "REASON",
 ]  # fmt: skip
 RUNNING = ["ROLLOUT POOL", "READY", "QUEUED", *(stage.value for stage in Stage), "DONE/MIN", "FAILED/MIN", "REASON"]
-DISPENSABLE = ["PREEMPT/S", "PROMPT/S", "HITS", "FAILED/MIN", "FIRST TOKEN", "KV USE", "WAITING", "RUNNING", "WEIGHTS"]
+OPTIONAL_COLUMNS = [
+    "PREEMPT/S",
+    "PROMPT/S",
+    "HITS",
+    "FAILED/MIN",
+    "FIRST TOKEN",
+    "KV USE",
+    "WAITING",
+    "RUNNING",
+    "WEIGHTS",
+]
 """Columns that a narrow terminal goes without, in this order."""
 REASON_LENGTH = 24
 """To which the last column is cut before a column is left out, in characters."""
@@ -33,7 +43,7 @@ class Line:
     style: str = ""
 
 
-def lines(top: Top, height: int | None = None, width: int | None = None) -> list[Line]:
+def lines(top: TopView, height: int | None = None, width: int | None = None) -> list[Line]:
     """The lines for these pools; none for no pools.
 
     `height` and `width` of the terminal, in characters: endpoints are left out, and counted, until the rest fits; columns
@@ -46,14 +56,16 @@ def lines(top: Top, height: int | None = None, width: int | None = None) -> list
         left = (
             height if height is None or width is None else height - 3
         )  # lines about columns: two below it, one below the next
-        found += _serving(serving, _room(serving, running, left), spaces, width)
+        found += _inference_lines(serving, _endpoint_rows(serving, running, left), spaces, width)
     if running:
         found += [Line("")] if found else []
-        found += _styled([RUNNING, *(_rollouts(pool, spaces) for pool in running)], [""] * len(running), width)
+        found += _style_rows([RUNNING, *(_rollout_lines(pool, spaces) for pool in running)], [""] * len(running), width)
     return found
 
 
-def _room(serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop], height: int | None) -> int | None:
+def _endpoint_rows(
+    serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop], height: int | None
+) -> int | None:
     """Lines for the endpoints of each pool; None when all fit."""
     rest = 1 + len(serving) + (2 + len(running) if running else 0)
     if height is None or rest + sum(len(pool.endpoints) for pool in serving) <= height:
@@ -61,28 +73,30 @@ def _room(serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop]
     return max(1, (height - rest) // len(serving))
 
 
-def _serving(pools: Sequence[InferencePoolTop], room: int | None, spaces: bool, width: int | None) -> list[Line]:
+def _inference_lines(
+    pools: Sequence[InferencePoolTop], room: int | None, spaces: bool, width: int | None
+) -> list[Line]:
     rows, styles = [SERVING], list[str]()
     for pool in pools:
         rows.append(_pool(pool, spaces))
-        shown = _first(pool.endpoints, room)
+        shown = _most_relevant(pool.endpoints, room)
         rows += [_endpoint(endpoint, pool) for endpoint in shown]
         styles += ["", *("" if endpoint.ready else "red" for endpoint in shown)]
         if left := len(pool.endpoints) - len(shown):
             rows.append([f"  and {left} more", *[""] * (len(SERVING) - 1)])
             styles.append("dim")
-    return _styled(rows, styles, width)
+    return _style_rows(rows, styles, width)
 
 
-def _first(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
+def _most_relevant(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
     """All, or what one wants to see of them: what is not ready, then the busiest."""
     if room is None or len(endpoints) <= room:
         return endpoints
     return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]
 
 
-def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int | None) -> list[Line]:
-    fitting, left_out = _fitted(rows, width)
+def _style_rows(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int | None) -> list[Line]:
+    fitting, left_out = _fit_columns(rows, width)
     found = [Line(text, style) for text, style in zip(align(fitting), ["bold", *styles], strict=True)]
     if left_out:
         told = f"the terminal's {width} columns leave no room for {', '.join(left_out)}"
@@ -90,12 +104,12 @@ def _styled(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int | N
     return found
 
 
-def _fitted(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
+def _fit_columns(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
     """The rows as far as they fit, and the names of the columns that were left out."""
     if width is None:
         return rows, []
     header, left_out = rows[0], list[str]()
-    for name in ["", *DISPENSABLE]:
+    for name in ["", *OPTIONAL_COLUMNS]:
         left_out += [name] if name in header else []
         keep = [i for i, column in enumerate(header) if column not in left_out]
         rows = [[row[i] for i in keep] for row in rows]
@@ -104,27 +118,27 @@ def _fitted(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[
         room = width - sum(other + len(GAP) for other in others)
         if room >= min(REASON_LENGTH, reason):
             break
-    return [[*row[:-1], _cut(row[-1], max(room, 1))] for row in rows], left_out
+    return [[*row[:-1], _truncate(row[-1], max(room, 1))] for row in rows], left_out
 
 
-def _cut(text: str, length: int) -> str:
+def _truncate(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _pool(pool: InferencePoolTop, spaces: bool) -> list[str]:
     versions = ",".join(version[:VERSION_LENGTH] for version in pool.weights_versions)
     ready = f"{pool.replicas.ready}/{pool.replicas.desired}"
-    return [_name(pool, spaces), ready, str(pool.sessions), *_figures(pool.load), versions or UNKNOWN, pool.reason]
+    return [_name(pool, spaces), ready, str(pool.sessions), *_metric_cells(pool.load), versions or UNKNOWN, pool.reason]
 
 
 def _endpoint(endpoint: EndpointStatus, pool: InferencePoolTop) -> list[str]:
     name = endpoint.id.removeprefix(f"{pool.namespace}/").removeprefix(f"{pool.name}/")
     version = endpoint.weights_version[:VERSION_LENGTH] or UNKNOWN
     ready = "yes" if endpoint.ready else "no"
-    return [f"  {name}", ready, str(endpoint.sessions), *_figures(endpoint), version, endpoint.reason]
+    return [f"  {name}", ready, str(endpoint.sessions), *_metric_cells(endpoint), version, endpoint.reason]
 
 
-def _figures(figures: Figures) -> list[str]:
+def _metric_cells(figures: EndpointMetrics) -> list[str]:
     return [
         UNKNOWN if figures.running is None else str(figures.running),
         UNKNOWN if figures.waiting is None else str(figures.waiting),
@@ -137,16 +151,16 @@ def _figures(figures: Figures) -> list[str]:
     ]
 
 
-def _rollouts(pool: RolloutPoolTop, spaces: bool) -> list[str]:
+def _rollout_lines(pool: RolloutPoolTop, spaces: bool) -> list[str]:
     queued = sum(stage.queued for stage in pool.stages.values())
     stages = [pool.stages.get(stage.value) for stage in Stage]
     widths = [stage.text if stage is not None else "0/0" for stage in stages]
     ready = f"{pool.replicas.ready}/{pool.replicas.desired}"
-    paces = [_pace(pool, DONE), _pace(pool, FAILED)]
+    paces = [_ended_per_minute_cells(pool, DONE), _ended_per_minute_cells(pool, FAILED)]
     return [_name(pool, spaces), ready, str(queued), *widths, *paces, pool.reason]
 
 
-def _pace(pool: RolloutPoolTop, statuses: Sequence[Status]) -> str:
+def _ended_per_minute_cells(pool: RolloutPoolTop, statuses: Sequence[Status]) -> str:
     ended = pool.ended_per_minute
     return UNKNOWN if ended is None else _number(sum(ended.get(status.value, 0.0) for status in statuses))
 

@@ -53,14 +53,14 @@ async def weights(
             raise click.UsageError("name the weights: --version V with --path FOLDER or --adapter FOLDER")
         click.echo("\n".join(weights_lines(await client.weights(namespace, name)) or ["the weights are not known yet"]))
         return
-    update = _update(wanted)
+    update = _parse_update(wanted)
     found = await client.update_weights(namespace, name, update)
-    click.echo(f"inferencepool/{name} {_stands(found, update.version)}")
+    click.echo(f"inferencepool/{name} {_is_current(found, update.version)}")
     if wait:
         await _follow(client, namespace, name, update.version, timeout)
 
 
-def _update(wanted: dict[str, Any]) -> WeightsUpdate:
+def _parse_update(wanted: dict[str, Any]) -> WeightsUpdate:
     try:
         return WeightsUpdate.model_validate(wanted)
     except pydantic.ValidationError as error:
@@ -75,16 +75,16 @@ async def _follow(client: AsyncClient, namespace: str, pool: str, version: str, 
     except TimeoutError:
         click.echo(f"error: timed out: the update to {version} was still under way after {seconds:g} s", err=True)
         sys.exit(1)
-    click.echo(f"inferencepool/{pool} {_stands(found, version)}")
+    click.echo(f"inferencepool/{pool} {_is_current(found, version)}")
     if found.current is None or found.current.version != version:
         sys.exit(1)
 
 
-def _stands(found: WeightsStatus, version: str) -> str:
+def _is_current(found: WeightsStatus, version: str) -> str:
     operation = found.operation
     if operation is not None and operation.target.version == version:
         return _progress(operation)
-    if operation is not None and operation.under_way:
+    if operation is not None and operation.is_running:
         return f"update to {version} was superseded by {operation.target.version}"
     return f"serves {found.current.version}" if found.current is not None else f"does not serve {version}"
 
@@ -114,7 +114,7 @@ def weights_lines(weights: WeightsStatus) -> list[str]:
     if (operation := weights.operation) is None:
         return lines
     lines.append(f"  {_progress(operation)}")
-    if operation.under_way and (waiting := [id for id, p in operation.endpoints.items() if p.transferring]):
+    if operation.is_running and (waiting := [id for id, p in operation.endpoints.items() if p.transferring]):
         lines.append(f"    waiting for the trainer: {', '.join(waiting)}")
     failed = [[id, p.reason] for id, p in operation.endpoints.items() if p.phase == "Failed"]
     return [*lines, *(f"    failed: {line}" for line in align(failed))] if failed else lines

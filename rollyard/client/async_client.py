@@ -15,10 +15,10 @@ from typing import Any, Literal, Self
 import aiohttp
 
 from rollyard.client.kubeconfig import Context, load_context
-from rollyard.client.server_connection import PATIENCE_SECONDS, Http
+from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection
 from rollyard.client.server_link import Backoff
-from rollyard.client.weights_receiver import Receiver
-from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, failure_text
+from rollyard.client.weights_receiver import WeightsReceiver
+from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
 from rollyard.kinds.engine_spec import ExternalEndpoint
@@ -27,7 +27,7 @@ from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import KINDS, Pool, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
-from rollyard.kinds.top import Top
+from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
-WEIGHTS_LOOK_SECONDS = 0.5
-RECEIVERS_LOOK_SECONDS = 0.1
+WEIGHTS_POLL_SECONDS = 0.5
+RECEIVERS_POLL_SECONDS = 0.1
 """Requests are held up meanwhile."""
 SILENCE_SECONDS = 30.0
 """Of a stream of rollouts, in which the server says something every 10 s."""
@@ -52,7 +52,7 @@ class AsyncClient:
         *,
         kubeconfig: Path | str | None = None,
         warn: Callable[[str], None] = log.warning,
-        patience: float = PATIENCE_SECONDS,
+        patience: float = RETRY_SECONDS,
     ) -> None:
         """Raises BadRequest where no server is known.
 
@@ -60,7 +60,7 @@ class AsyncClient:
         waits for it. `patience`: seconds for which a call waits for a server that is away.
         """
         self.context = context or load_context(kubeconfig)
-        self._http = Http(self.context, warn=warn, patience=patience)
+        self._http = ServerConnection(self.context, warn=warn, patience=patience)
 
     async def __aenter__(self) -> Self:
         return self
@@ -194,12 +194,16 @@ class AsyncClient:
                 await backoff.wait(error.retry_after or 0)
                 continue
             backoff.reset()
-            if found.operation is None or found.operation.target.version != version or not found.operation.under_way:
+            if found.operation is None or found.operation.target.version != version or not found.operation.is_running:
                 return found
-            await asyncio.sleep(WEIGHTS_LOOK_SECONDS)
+            await asyncio.sleep(WEIGHTS_POLL_SECONDS)
 
     async def transfer_weights(
-        self, namespace: str, pool: str, update: WeightsUpdate, send: Callable[[Sequence[Receiver]], Awaitable[None]]
+        self,
+        namespace: str,
+        pool: str,
+        update: WeightsUpdate,
+        send: Callable[[Sequence[WeightsReceiver]], Awaitable[None]],
     ) -> WeightsStatus:
         """Begin an update with `transfer` and move the weights into every engine that waits for them, until it has ended.
 
@@ -208,26 +212,26 @@ class AsyncClient:
         Raises what `update_weights` does.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
-        while (last := found.operation) is not None and last.target.version == update.version and last.under_way:
+        while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
             waiting = set(last.receivers)
             sent &= waiting  # who comes once more was started again meanwhile
             try:
                 if new := sorted(waiting - sent):
-                    await send([Receiver(self._http, _weights_path(namespace, pool), id) for id in new])
+                    await send([WeightsReceiver(self._http, _weights_path(namespace, pool), id) for id in new])
                     sent |= waiting
                     backoff.reset()
             except ApiError as error:
                 log.warning("weights %s did not reach %s: %s", update.version, ", ".join(new), error)
                 await backoff.wait()
-            await asyncio.sleep(RECEIVERS_LOOK_SECONDS)
+            await asyncio.sleep(RECEIVERS_POLL_SECONDS)
             with contextlib.suppress(Unavailable):  # a server that stays away for longer finds its engines at it
                 found = await self.weights(namespace, pool)
         return found
 
-    async def top(self, namespace: str | None = None) -> Top:
+    async def top(self, namespace: str | None = None) -> TopView:
         """What goes on in the pools right now, in one namespace or in all."""
         where = f"/namespaces/{namespace}" if namespace else ""
-        return Top.model_validate(await self._http.json("GET", f"/apis/{API_VERSION}{where}/top"))
+        return TopView.model_validate(await self._http.json("GET", f"/apis/{API_VERSION}{where}/top"))
 
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None
@@ -252,7 +256,7 @@ class AsyncClient:
                     return
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
                 if not follow:
-                    raise Unavailable(f"the connection broke ({failure_text(error)})") from None
+                    raise Unavailable(f"the connection broke ({connection_failure_text(error)})") from None
             except NotFound:
                 if position is None:
                     raise

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from rollyard.client.server_link import Backoff, Link, moved
+from rollyard.client.server_link import Backoff, ServerLink, wait_until_moved
 from rollyard.core.aio import running
-from rollyard.core.errors import Fenced, Unavailable, failure_text
+from rollyard.core.errors import Fenced, Unavailable, connection_failure_text
 from rollyard.wire.node import FromNode, Hello, ToNode, to_node
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ CLOSE_FENCED = 4409
 WELCOME_SECONDS = 10.0
 
 
-class NodeLine:
+class NodeConnection:
     """Connects, says hello, passes messages both ways; what is said while there is no connection is dropped.
 
     Nothing is lost by that: the next hello names everything in hand.
@@ -27,7 +27,7 @@ class NodeLine:
 
     def __init__(
         self,
-        link: Link,
+        link: ServerLink,
         http: aiohttp.ClientSession,
         hello: Callable[[], Hello],
         hear: Callable[[ToNode], Awaitable[None]],
@@ -35,7 +35,7 @@ class NodeLine:
         self._link = link
         self._http = http
         self._hello = hello
-        self._hear = hear
+        self._on_message = hear
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def run(self) -> None:
@@ -45,12 +45,12 @@ class NodeLine:
             try:
                 await self._connect(backoff)
             except (aiohttp.ClientError, Unavailable, TimeoutError, OSError) as error:
-                log.warning("no connection to the server: %s", failure_text(error))
+                log.warning("no connection to the server: %s", connection_failure_text(error))
             finally:
                 self._socket = None
             await backoff.wait()
 
-    async def say(self, message: FromNode) -> bool:
+    async def send(self, message: FromNode) -> bool:
         """False when it could not be said now."""
         socket = self._socket
         if socket is None or socket.closed:
@@ -72,25 +72,25 @@ class NodeLine:
             async with asyncio.timeout(WELCOME_SECONDS):
                 first = await socket.receive()
             if first.type is aiohttp.WSMsgType.TEXT:
-                await self._take(first.data)
+                await self._receive(first.data)
                 self._socket = socket
                 backoff.reset()
                 async for message in socket:
                     if message.type is aiohttp.WSMsgType.TEXT:
-                        await self._take(message.data)
+                        await self._receive(message.data)
             if socket.close_code == CLOSE_FENCED:
                 raise Fenced(f"the server refused this node agent: {first.extra or 'fenced'}")
             log.warning("the server closed the connection (code %s)", socket.close_code)
 
     async def _close_when_moved(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:
-        await moved(self._link.url, url)
+        await wait_until_moved(self._link.url, url)
         await socket.close()
 
-    async def _take(self, text: str) -> None:
+    async def _receive(self, text: str) -> None:
         try:
             message = to_node(text)
         except ValueError as error:
             log.warning("unreadable message of the server: %s", error)
             return
         if message is not None:
-            await self._hear(message)
+            await self._on_message(message)

@@ -13,22 +13,22 @@ from typing import Any
 import aiohttp
 
 from rollyard.client.kubeconfig import Context
-from rollyard.client.server_link import Backoff, moved, raise_for_status
+from rollyard.client.server_link import Backoff, raise_for_status, wait_until_moved
 from rollyard.core.aio import running
-from rollyard.core.errors import Unavailable, failure_text
+from rollyard.core.errors import Unavailable, connection_failure_text
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 30.0
+RETRY_SECONDS = 30.0
 """How long a server may be away, or say that it cannot now, before a call gives up; a restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 
 
-class Http:
+class ServerConnection:
     """One session; every call goes to the URL that counts at that moment."""
 
     def __init__(
-        self, context: Context, warn: Callable[[str], None] = log.warning, patience: float = PATIENCE_SECONDS
+        self, context: Context, warn: Callable[[str], None] = log.warning, patience: float = RETRY_SECONDS
     ) -> None:
         """`warn`: told what the server says beside its answers, in `Warning` headers, and that it is waited for.
 
@@ -36,7 +36,7 @@ class Http:
         """
         self.context = context
         self._warn = warn
-        self._patience = patience
+        self._retry_seconds = patience
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         headers = {"Authorization": f"Bearer {context.token}"}
@@ -63,7 +63,7 @@ class Http:
         Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
         """
         backoff, loop = Backoff(), asyncio.get_running_loop()
-        deadline, told = loop.time() + self._patience, False
+        deadline, told = loop.time() + self._retry_seconds, False
         while True:
             asked = 0
             try:
@@ -71,7 +71,7 @@ class Http:
                     return await answer.json()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
-                words = f"no answer from {await self._url()} ({failure_text(error)})"
+                words = f"no answer from {await self._url()} ({connection_failure_text(error)})"
                 if loop.time() >= deadline or not (repeat or unsent):
                     raise Unavailable(f"{words}; is `rollyard serve` running?") from None
             except Unavailable as error:
@@ -93,10 +93,10 @@ class Http:
         """
         at = await self._url()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
-        async with asyncio.timeout(None) as limit, running(self._when_moved(at, lambda: limit.reschedule(0))):
+        async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
             answer = await self._session.get(at + path, params=query, timeout=timeout)
         # No such limit here: it would cancel whatever the reader does between two reads.
-        async with answer, running(self._when_moved(at, answer.close)):
+        async with answer, running(self._cut_when_moved(at, answer.close)):
             await self._check(answer)
             yield answer
 
@@ -120,8 +120,8 @@ class Http:
         for header in answer.headers.getall("Warning", ()):
             self._warn(_warning(header))
 
-    async def _when_moved(self, at: str, cut: Callable[[], None]) -> None:
-        await moved(self._url, at)
+    async def _cut_when_moved(self, at: str, cut: Callable[[], None]) -> None:
+        await wait_until_moved(self._url, at)
         cut()
 
     async def _url(self) -> str:

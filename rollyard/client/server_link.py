@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from rollyard.core.errors import Cause, Unavailable, failure_text, from_reason
+from rollyard.core.errors import Cause, Unavailable, connection_failure_text, error_from_reason
 from rollyard.wire.base import Identity
 from rollyard.wire.files import AllocationFile, EndpointFile
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 0.2, 5.0
 REQUEST_SECONDS = 30.0
-MOVED_SECONDS = 2.0
+ADDRESS_POLL_SECONDS = 2.0
 """Between two looks at where the server is, while there is a connection."""
 
 
 @dataclass(frozen=True)
-class Link:
+class ServerLink:
     """What a batch job knows of its server; secrets come from 0600 files alone."""
 
     allocation: AllocationFile
@@ -40,7 +40,7 @@ class Link:
     tls: ssl.SSLContext
 
     @classmethod
-    def open(cls, folder: Path) -> Link:
+    def open(cls, folder: Path) -> ServerLink:
         """From an allocation's folder. Raises OSError, ValueError when it is not one."""
         allocation = AllocationFile.model_validate_json((folder / "allocation.json").read_bytes())
         token = (folder / "token").read_text().strip()
@@ -86,7 +86,7 @@ class Link:
                 await raise_for_status(answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"no answer from the server: {failure_text(error)}") from None
+            raise Unavailable(f"no answer from the server: {connection_failure_text(error)}") from None
 
 
 async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
@@ -104,16 +104,18 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
     except (aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
     after = answer.headers.get("Retry-After", "")  # a date, which it may be too, is nothing that our server says
-    raise from_reason(answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None)
+    raise error_from_reason(
+        answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None
+    )
 
 
-async def moved(url: Callable[[], Awaitable[str]], at: str) -> None:
+async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
     """Returns once the server is elsewhere.
 
     One on a node that froze, or was cut off, may keep its connections long after another took over.
     """
     while True:
-        await asyncio.sleep(MOVED_SECONDS)
+        await asyncio.sleep(ADDRESS_POLL_SECONDS)
         with contextlib.suppress(Unavailable):
             if await url() != at:
                 log.info("the server has moved")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.client.weights_receiver import Receiver
+from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class BlockingReceiver:
-    """A `Receiver` for programs without an event loop; several may be called at a time, from several threads."""
+class BlockingWeightsReceiver:
+    """A `WeightsReceiver` for programs without an event loop; several may be called at a time, from several threads."""
 
-    receiver: Receiver
+    receiver: WeightsReceiver
     loop: asyncio.AbstractEventLoop
 
     @property
@@ -96,12 +96,16 @@ class Client:
         return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
 
     def transfer_weights(
-        self, namespace: str, pool: str, update: WeightsUpdate, send: Callable[[Sequence[BlockingReceiver]], None]
+        self,
+        namespace: str,
+        pool: str,
+        update: WeightsUpdate,
+        send: Callable[[Sequence[BlockingWeightsReceiver]], None],
     ) -> WeightsStatus:
         """As the async client does it; `send` runs in a thread, one call at a time."""
 
-        async def sent(receivers: Sequence[Receiver]) -> None:
-            await asyncio.to_thread(send, [BlockingReceiver(receiver, self._loop) for receiver in receivers])
+        async def sent(receivers: Sequence[WeightsReceiver]) -> None:
+            await asyncio.to_thread(send, [BlockingWeightsReceiver(receiver, self._loop) for receiver in receivers])
 
         return self._run(self._client.transfer_weights(namespace, pool, update, sent))
 

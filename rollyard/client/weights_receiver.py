@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollyard.client.server_connection import Http
+from rollyard.client.server_connection import ServerConnection
 
 CALL_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Receiver:
-    http: Http
+class WeightsReceiver:
+    http: ServerConnection
     weights_path: str
     """Of its pool."""
     id: str

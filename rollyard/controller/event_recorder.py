@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE = 1024
 
 
-class Recorder:
+class EventRecorder:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
-    async def say(
+    async def record_event(
         self, obj: KindObject, reason: str, message: str, type: Literal["Normal", "Warning"] = "Normal"
     ) -> None:
         """An event is for people: that it could not be written stops nothing."""

@@ -17,7 +17,7 @@ Change = tuple[Literal["created", "deleted"], Hashable]
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenExpectations:
     since: float
     changes: set[Change] = field(default_factory=set)
 
@@ -28,15 +28,15 @@ class Expectations:
     def __init__(self, clock: Clock, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._clock = clock
         self._timeout = timeout_seconds
-        self._open: dict[Hashable, _Open] = {}
+        self._open: dict[Hashable, _OpenExpectations] = {}
 
     def expect(self, owner: Hashable, change: Change) -> None:
         """Said before the call that makes the change, since its event may arrive before the call answers."""
-        entry = self._open.setdefault(owner, _Open(self._clock.monotonic()))
+        entry = self._open.setdefault(owner, _OpenExpectations(self._clock.monotonic()))
         entry.since = self._clock.monotonic()
         entry.changes.add(change)
 
-    def met(self, owner: Hashable, change: Change) -> None:
+    def observed(self, owner: Hashable, change: Change) -> None:
         """The change was seen, or will never come since its call failed."""
         entry = self._open.get(owner)
         if entry is None:

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Literal, get_args
 
-CrashPoint = Literal[
+Failpoint = Literal[
     "after-finalizer",
     "after-pool-status",
     "after-create-allocation",
@@ -18,11 +18,11 @@ CrashPoint = Literal[
     "before-allocation-removal",
     "before-finalizer-removal",
 ]
-CRASH_POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
+FAILPOINTS: tuple[Failpoint, ...] = get_args(Failpoint)
 VARIABLE = "ROLLYARD_CRASH_AT"
 
 
-def crash_point(name: CrashPoint) -> None:
+def failpoint(name: Failpoint) -> None:
     """Die here and now when the environment says so."""
     if os.environ.get(VARIABLE) == name:
         os.kill(os.getpid(), signal.SIGKILL)

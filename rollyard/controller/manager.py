@@ -33,7 +33,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RequeueAfter:
     """Nothing went wrong, but look once more after this time."""
 
     seconds: float
@@ -47,17 +47,17 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
+class Terminal:
     """It will not go well until someone changes something."""
 
     error: RollyardError
 
 
-Outcome = Done | Again | Retry | GaveUp
+Outcome = Done | RequeueAfter | Retry | Terminal
 
 
 class Reconciler(Protocol):
-    async def reconcile(self, key: ObjectKey) -> Done | Again:
+    async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         """Bring the world one step closer to the object. Raises whatever went wrong."""
         ...
 
@@ -88,7 +88,7 @@ class Manager:
     ) -> None:
         self._informers = informers
         self._controllers = controllers
-        self._beside = beside
+        self._background = beside
         self._resync_seconds = resync_seconds
 
     def add(self, key: ObjectKey, after_seconds: float = 0.0) -> None:
@@ -112,8 +112,8 @@ class Manager:
                     tasks.create_task(informer.run())
                 for informer in self._informers:
                     await informer.synced.wait()
-                for run in self._beside:
-                    tasks.create_task(_forever(run))
+                for run in self._background:
+                    tasks.create_task(_run_forever(run))
                 for controller in self._controllers:
                     for _ in range(controller.workers):
                         tasks.create_task(self._work(controller))
@@ -135,25 +135,25 @@ class Manager:
             key = await queue.get()
             try:
                 outcome = await _attempt(controller.reconciler, key)
-                _follow(queue, key, outcome)
-                if isinstance(outcome, GaveUp):
-                    await _say(controller.reconciler, key, outcome.error)
+                _apply_outcome(queue, key, outcome)
+                if isinstance(outcome, Terminal):
+                    await _log_failure(controller.reconciler, key, outcome.error)
             finally:
                 queue.done(key)
 
 
-def _follow(queue: WorkQueue[ObjectKey], key: ObjectKey, outcome: Outcome) -> None:
+def _apply_outcome(queue: WorkQueue[ObjectKey], key: ObjectKey, outcome: Outcome) -> None:
     match outcome:
         case Done():
             queue.forget(key)
-        case Again(seconds=seconds):
+        case RequeueAfter(seconds=seconds):
             queue.forget(key)
             queue.add_after(key, seconds)
         case Retry(error=Conflict() as error):
             log.debug("%s: %s; again in %.2f s", key, error, queue.retry(key))
         case Retry(error=error):
             log.warning("%s: %s: %s; again in %.2f s", key, type(error).__name__, error, queue.retry(key))
-        case GaveUp(error=error):
+        case Terminal(error=error):
             queue.forget(key)
             log.error("%s: %s; no retry until it changes", key, error)
     RECONCILES.labels(key.kind, type(outcome).__name__.lower()).inc()
@@ -164,16 +164,16 @@ async def _attempt(reconciler: Reconciler, key: ObjectKey) -> Outcome:
         async with asyncio.timeout(RECONCILE_TIMEOUT_SECONDS):
             return await reconciler.reconcile(key)
     except TERMINAL as error:
-        return GaveUp(error)
+        return Terminal(error)
     except (RollyardError, TimeoutError, OSError) as error:
         return Retry(error)
 
 
-async def _forever(run: Callable[[], Awaitable[None]]) -> None:
+async def _run_forever(run: Callable[[], Awaitable[None]]) -> None:
     await run()
 
 
-async def _say(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> None:
+async def _log_failure(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> None:
     try:
         await reconciler.gave_up(key, error)
     except RollyardError as other:

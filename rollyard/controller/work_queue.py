@@ -49,7 +49,7 @@ class WorkQueue(Generic[K]):
             return
         if timer is not None:
             timer.cancel()
-        self._timers[key] = loop.call_later(seconds, self._fire, key)
+        self._timers[key] = loop.call_later(seconds, self._add_due, key)
 
     def retry(self, key: K) -> float:
         """Add after a back-off that doubles with each failure of this key; answers the seconds.
@@ -93,6 +93,6 @@ class WorkQueue(Generic[K]):
         """Keys that wait now."""
         return self._ready.qsize()
 
-    def _fire(self, key: K) -> None:
+    def _add_due(self, key: K) -> None:
         del self._timers[key]
         self.add(key)

@@ -7,29 +7,29 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 
-class Bodies:
-    def __init__(self, most: int, within: Bodies | None = None) -> None:
+class ByteBudget:
+    def __init__(self, most: int, within: ByteBudget | None = None) -> None:
         """`most`: bytes at once; a single request may have more. `within`: has to have room too."""
         self._most = most
         self._within = within
-        self._held = 0
-        self._line = asyncio.Lock()
+        self._reserved = 0
+        self._waiting = asyncio.Lock()
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def held(self, size: int) -> AsyncIterator[None]:
+    async def reserve(self, size: int) -> AsyncIterator[None]:
         """Room for so many bytes inside the block; first come, first served."""
         async with AsyncExitStack() as stack:
-            async with self._line:
-                while self._held and self._held + size > self._most:
+            async with self._waiting:
+                while self._reserved and self._reserved + size > self._most:
                     self._freed.clear()
                     await self._freed.wait()
-                self._held += size
-            stack.callback(self._free, size)
+                self._reserved += size
+            stack.callback(self._release, size)
             if self._within is not None:
-                await stack.enter_async_context(self._within.held(size))
+                await stack.enter_async_context(self._within.reserve(size))
             yield
 
-    def _free(self, size: int) -> None:
-        self._held -= size
+    def _release(self, size: int) -> None:
+        self._reserved -= size
         self._freed.set()

@@ -138,7 +138,7 @@ class Superseded(Unavailable):
     pass
 
 
-def from_reason(
+def error_from_reason(
     code: int, reason: str, message: str, causes: Sequence[Cause] = (), retry_after: int | None = None
 ) -> ApiError:
     """The error that a `Status` body stands for; an unknown reason falls back to its HTTP code."""
@@ -207,7 +207,7 @@ class NoEndpoint(RollyardError):
     pass
 
 
-class Standstill(RollyardError):
+class NoProgress(RollyardError):
     pass
 
 
@@ -230,7 +230,7 @@ class HandlerFailed(TaskError):
     pass
 
 
-def failure_text(error: BaseException) -> str:
+def connection_failure_text(error: BaseException) -> str:
     """Name and cause of a failed connection, on one line.
 
     aiohttp writes the host, the port and the representation of its `ssl` argument into the text of a failed connection.

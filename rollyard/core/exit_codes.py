@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 
-def exit_words(code: int) -> str:
+def exit_code_text(code: int) -> str:
     """`exit code 1`, or `killed by signal 9 (KILL)` for a shell's 137."""
     try:
         return f"killed by signal {code - 128} ({signal.Signals(code - 128).name.removeprefix('SIG')})"

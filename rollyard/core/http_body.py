@@ -13,11 +13,11 @@ _STEP = 1 << 20
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def asked_later(_: web.Request) -> None:
+async def continue_on_demand(_: web.Request) -> None:
     """An `expect_handler`: `100 Continue` is sent by `ask`, and so never to a caller that is refused."""
 
 
-async def ask(request: web.Request) -> None:
+async def send_continue(request: web.Request) -> None:
     """Tell a caller that waits for it to send the body. Call it once, before the first read."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

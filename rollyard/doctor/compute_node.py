@@ -29,14 +29,14 @@ from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.batch_script import JOB_PREFIX, batch_script
 from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 DIAL_SECONDS = 10.0
-LATE_SECONDS = 60.0
+REPORT_GRACE_SECONDS = 60.0
 """After the job's end; NFS clients may believe what they know of a folder or a file for so long (acdirmax, acregmax)."""
 
 
 @dataclass(frozen=True)
-class Question:
+class NodeProbeRequest:
     data: Path
     """Seen by the node under this path, or that is what is found."""
     scratch: Path
@@ -45,7 +45,7 @@ class Question:
     wait_seconds: float
 
 
-def ask(question: Question) -> Iterator[Finding]:
+def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
     """Raises RollyardError, OSError."""
     question.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=question.data.resolve()))
@@ -56,12 +56,12 @@ def ask(question: Question) -> Iterator[Finding]:
             # It is there before it is looked for: an NFS client remembers that a file was missing, but asks at each open
             # whether one has changed.
             (folder / "report.json").touch()
-            yield from asyncio.run(_ask(question, folder))
+            yield from asyncio.run(_run_probe_job(question, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _ask(question: Question, folder: Path) -> list[Finding]:
+async def _run_probe_job(question: NodeProbeRequest, folder: Path) -> list[Finding]:
     if not await slurm_is_here():
         raise Unavailable(
             "this machine reaches no Slurm: it has neither Slurm's commands with a configuration, nor ROLLYARD_SLURMRESTD"
@@ -76,7 +76,7 @@ async def _ask(question: Question, folder: Path) -> list[Finding]:
     try:
         (id,) = await driver.submit(script)
         try:
-            return await _answer(driver, id, folder, question.wait_seconds)
+            return await _wait_for_report(driver, id, folder, question.wait_seconds)
         finally:
             with contextlib.suppress(RollyardError):
                 await driver.cancel([id])
@@ -84,7 +84,7 @@ async def _ask(question: Question, folder: Path) -> list[Finding]:
         await driver.close()
 
 
-async def _answer(driver: Driver, id: str, folder: Path, seconds: float) -> list[Finding]:
+async def _wait_for_report(driver: Driver, id: str, folder: Path, seconds: float) -> list[Finding]:
     deadline, job = time.monotonic() + seconds, None
     while time.monotonic() < deadline:
         if found := _read(folder / "report.json"):
@@ -93,10 +93,10 @@ async def _answer(driver: Driver, id: str, folder: Path, seconds: float) -> list
             with contextlib.suppress(SlurmUnreachable):
                 job = (await driver.snapshot()).jobs.get(id)
             if job is not None and job.state.ended:
-                deadline = time.monotonic() + LATE_SECONDS
-        await asyncio.sleep(LOOK_SECONDS)
+                deadline = time.monotonic() + REPORT_GRACE_SECONDS
+        await asyncio.sleep(POLL_SECONDS)
     if job is not None and job.state.ended:
-        return [Finding("FAIL", "node", _silent(job, folder))]
+        return [Finding("FAIL", "node", _why_no_report(job, folder))]
     why = f"is {job.state.value} {job.reason}".rstrip() if job is not None else "is not in the queue"
     words = f"job {id} {why} after {seconds:g} s; try a partition or account in which it starts, or a longer --wait"
     return [Finding("WARN", "node", words)]
@@ -111,7 +111,7 @@ def _read(report: Path) -> list[Finding]:
     return [Finding(f["level"], f"{said['node']}: {f['what']}", f["detail"]) for f in said["findings"]]
 
 
-def _silent(job: Job, folder: Path) -> str:
+def _why_no_report(job: Job, folder: Path) -> str:
     try:
         lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -128,12 +128,12 @@ def _silent(job: Job, folder: Path) -> str:
 def _listener() -> Iterator[int]:
     """Tells its clock to whoever connects; the port."""
     with socket.create_server(("", 0)) as server:
-        threading.Thread(target=_tell_time, args=(server,), daemon=True).start()
+        threading.Thread(target=_send_time, args=(server,), daemon=True).start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
 
 
-def _tell_time(server: socket.socket) -> None:
+def _send_time(server: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
             connection, _ = server.accept()

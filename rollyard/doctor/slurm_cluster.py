@@ -15,7 +15,7 @@ from rollyard.doctor.finding import Finding
 from rollyard.slurm.base import Site
 from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
 
-ASK_SECONDS = 30.0
+COMMAND_SECONDS = 30.0
 
 
 def cluster() -> Iterator[Finding]:
@@ -25,17 +25,17 @@ def cluster() -> Iterator[Finding]:
         yield Finding("OK", "cluster", f"{why}; the local driver runs jobs on this machine")
         return
     try:
-        driver, site, taken = asyncio.run(_ask())
+        driver, site, taken = asyncio.run(_detect_driver())
     except SlurmUnreachable as error:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
-    yield _offer(driver, site, taken)
+    yield _describe_site(driver, site, taken)
     if config := _config():  # there may be no commands here, and slurmrestd alone
-        yield from judge(config)
-    yield from _limits()
+        yield from check_config(config)
+    yield from _association_limits()
 
 
-async def _ask() -> tuple[str, Site, float]:
+async def _detect_driver() -> tuple[str, Site, float]:
     """The driver, with why none that it would rather be; what it says of the site; seconds for a look at the queue."""
     driver, others = await slurm_driver()
     try:
@@ -47,7 +47,7 @@ async def _ask() -> tuple[str, Site, float]:
     return "; ".join([driver.name, *(f"not {name}: {why}" for name, why in others.items())]), site, taken
 
 
-def _offer(driver: str, site: Site, taken: float) -> Finding:
+def _describe_site(driver: str, site: Site, taken: float) -> Finding:
     up = [p for p in site.partitions.values() if p.up]
     default = next(
         (f", by default {p.name}" for p in up if p.default), "; none is the default, so each pool must name one"
@@ -60,7 +60,7 @@ def _offer(driver: str, site: Site, taken: float) -> Finding:
     return Finding("OK" if up and usable else "WARN", "cluster", said)
 
 
-def judge(config: Mapping[str, str]) -> Iterator[Finding]:
+def check_config(config: Mapping[str, str]) -> Iterator[Finding]:
     """What of `scontrol show config` changes how well pools live here. Pure."""
     track = config.get("ProctrackType", "")
     if track and "cgroup" not in track:
@@ -93,7 +93,7 @@ def judge(config: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-def _limits() -> Iterator[Finding]:
+def _association_limits() -> Iterator[Finding]:
     """Those of the user's associations that cap how many jobs or GPUs a pool may have."""
     fields = ("Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "GrpTRES", "MaxTRES", "MaxWall")
     command = ("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", f"format={','.join(fields)}")
@@ -111,7 +111,7 @@ def _config() -> dict[str, str]:
 def _run(command: tuple[str, ...]) -> str:
     """Empty where there is no answer: these are hints, and what matters was asked before."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding, Probe
 
 SCRATCH_GIB = 2
-TRY_SECONDS = 20.0
+PROBE_SECONDS = 20.0
 _SWITCHES = {
     "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=15000"),
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
@@ -46,7 +46,7 @@ def user_namespaces() -> Finding:
         return Finding("WARN", "user namespaces", "not checked: this machine has no `unshare` (util-linux)")
     done = subprocess.run(
         [program, "--user", "--map-root-user", "true"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, cwd="/",
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, cwd="/",
         **sandbox_account().credentials,
     )  # fmt: skip
     if done.returncode == 0:
@@ -60,14 +60,14 @@ def sandbox() -> Finding:
     """Starts a real sandbox and runs a command in it."""
     from rollyard.node.sandbox.base import Limits, SandboxSpec
     from rollyard.node.sandbox.find_runtime import find_runtime
-    from rollyard.node.sandbox.sandbox import Sandboxes
+    from rollyard.node.sandbox.sandbox import SandboxFactory
 
     runtime = find_runtime("auto")
 
     async def try_one() -> str:
         limits = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20)
         async with (
-            Sandboxes(runtime) as sandboxes,
+            SandboxFactory(runtime) as sandboxes,
             await sandboxes.start(SandboxSpec(image=None, limits=limits)) as started,
         ):
             return (await started.bash("echo works", 30.0)).output.strip()

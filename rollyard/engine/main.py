@@ -21,29 +21,29 @@ from typing import TypeVar
 
 import aiohttp
 
-from rollyard.client.server_link import Backoff, Link, address_towards
+from rollyard.client.server_link import Backoff, ServerLink, address_towards
 from rollyard.core.aio import running, wait_or_timeout
 from rollyard.core.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
 from rollyard.core.telemetry import set_up_logging
 from rollyard.engine.gang.rendezvous import Gang
-from rollyard.engine.gang.worker import run_member
-from rollyard.engine.launch.gang_rank import Place
-from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.gang.worker import run_worker
+from rollyard.engine.launch.gang_rank import GangRank
+from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.launch.template_check import check_template
 from rollyard.engine.process.child_process import EngineFailed
-from rollyard.engine.process.engine_supervisor import Health, Supervisor
+from rollyard.engine.process.engine_supervisor import EngineHealth, Supervisor
 from rollyard.engine.process.scratch_folder import scratch_folder
-from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
-from rollyard.engine.weights.source import Source, serving
-from rollyard.engine.weights.updater import Weights
+from rollyard.engine.weights.source import WeightsSource, with_weights
+from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
 from rollyard.wire.base import Identity
-from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
+from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,8 +53,8 @@ DRAIN_SECONDS = 600.0
 """For running requests when the server asks for a drain."""
 STOP_SECONDS = 5.0
 """For running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that."""
-FINISH_LOOK_SECONDS = 0.2
-ALIKE_SECONDS = 0.5
+FINISH_POLL_SECONDS = 0.2
+SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
 """Bytes of sockaddr_un.sun_path, less the end mark."""
 
@@ -64,7 +64,7 @@ def main(folder: Path) -> int:
     set_up_logging()
     os.umask(0o077)
     try:
-        link = Link.open(folder)
+        link = ServerLink.open(folder)
         with scratch_folder(Path(link.allocation.scratch)) as scratch:
             return _serve(link, scratch)
     except (OSError, ValueError, RollyardError, EngineFailed) as error:
@@ -73,7 +73,7 @@ def main(folder: Path) -> int:
         return 1
 
 
-def _serve(link: Link, scratch: Path) -> int:
+def _serve(link: ServerLink, scratch: Path) -> int:
     """As the only process of the allocation, or in its place in a gang. Raises OSError, RollyardError, EngineFailed."""
     spec = link.allocation.inference
     if spec is None:
@@ -82,7 +82,7 @@ def _serve(link: Link, scratch: Path) -> int:
     if gang is None:
         return asyncio.run(InferenceServer(link, spec, scratch, None).run())
     if gang.rank > 0:
-        return asyncio.run(run_member(gang, spec, scratch / "engine.sock"))
+        return asyncio.run(run_worker(gang, spec, scratch / "engine.sock"))
     try:
         return asyncio.run(InferenceServer(link, spec, scratch, gang).run())
     finally:
@@ -92,7 +92,7 @@ def _serve(link: Link, scratch: Path) -> int:
 class InferenceServer:
     """One engine and its door."""
 
-    def __init__(self, link: Link, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
+    def __init__(self, link: ServerLink, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
         """`gang`: the others that the engine is spread over, where it is."""
         self._link = link
         self._spec = spec
@@ -106,12 +106,12 @@ class InferenceServer:
         self._closing = threading.Event()
         self._fatal = ""
         self._stop = asyncio.Event()
-        self._until = math.inf
+        self._deadline = math.inf
         """Loop time when running requests must have ended."""
-        self._door: Door | None = None
+        self._proxy: EngineProxy | None = None
         self._address = ""
-        self._place: Place | None = None
-        self._weights: Weights | None = None
+        self._place: GangRank | None = None
+        self._weights: WeightsUpdater | None = None
         self._template_checked = False
 
     async def run(self) -> int:
@@ -122,7 +122,7 @@ class InferenceServer:
             try:
                 self._address = await self._until_stopped(self._own_address())
                 self._supervisor = Supervisor(
-                    Preparation(self._spec, self._uds),
+                    LaunchPlan(self._spec, self._uds),
                     self._uds,
                     startup_seconds=self._spec.engine.startup_timeout_seconds,
                     lives=math.inf if self._gang is None else 1,
@@ -133,9 +133,9 @@ class InferenceServer:
                 key, csr = new_key_and_csr(self._identity.allocation)
                 welcome = await self._until_stopped(self._register(http, url, csr.decode()))
                 assert welcome.certificate is not None
-                self._door = Door(engine, welcome.token, self._closing.is_set)
-                self._weights = self._weights_of(self._door, engine, welcome.weights)
-                runner = await self._door.open(listener, self._tls(key, welcome.certificate))
+                self._proxy = EngineProxy(engine, welcome.token, self._closing.is_set)
+                self._weights = self._make_updater(self._proxy, engine, welcome.weights)
+                runner = await self._proxy.open(listener, self._tls(key, welcome.certificate))
                 try:
                     return await self._serve(http, url, welcome.heartbeat_seconds)
                 finally:
@@ -146,10 +146,12 @@ class InferenceServer:
             except _Stopped:
                 return 0
 
-    def _weights_of(self, door: Door, http: aiohttp.ClientSession, order: WeightsOrder | None) -> Weights:
+    def _make_updater(
+        self, door: EngineProxy, http: aiohttp.ClientSession, order: WeightsTarget | None
+    ) -> WeightsUpdater:
         vllm = self._spec.engine.vllm
         control: EngineControl = EmbeddedControl(http) if vllm is None else VllmControl(http, vllm.extra_args)
-        return Weights(
+        return WeightsUpdater(
             self._spec.model,
             order,
             self._supervisor,
@@ -161,11 +163,11 @@ class InferenceServer:
             stopping=self._closing.is_set,
         )
 
-    def _command(self, source: Source) -> Preparation:
+    def _command(self, source: WeightsSource) -> LaunchPlan:
         folder = str(source.folder)
         if self._gang is not None and self._place is None:
             self._place = self._gang.lead(self._address, folder)
-        return Preparation(serving(self._spec, folder), self._uds, self._place)
+        return LaunchPlan(with_weights(self._spec, folder), self._uds, self._place)
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
         async with running(work) as task, running(self._stop.wait()) as stop:
@@ -218,12 +220,12 @@ class InferenceServer:
                 if beat.done():
                     beat.result()  # Fenced
                 # What ended the engine may have been meant for all of the job, and reach us a moment later.
-                if engine.done() and not await wait_or_timeout(self._stop, ALIKE_SECONDS):
+                if engine.done() and not await wait_or_timeout(self._stop, SHARED_SIGNAL_SECONDS):
                     # The reason must reach the server before the job is gone.
                     self._fatal = _reason(engine.exception())
                     log.critical("%s", self._fatal)
                     with contextlib.suppress(ApiError):
-                        await self._say(http, url)
+                        await self._send_heartbeat(http, url)
                     return 1
                 await self._finish(http, url)
                 if self._gang is not None:
@@ -232,7 +234,7 @@ class InferenceServer:
             finally:
                 self._closing.set()
 
-    async def _engine(self, weights: Weights) -> None:
+    async def _engine(self, weights: WeightsUpdater) -> None:
         """For ever, and beside its start the look at the chat template. Raises EngineFailed."""
         async with running(weights.run()) as engine, running(check_template(self._spec.model)) as check:
             await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
@@ -249,13 +251,13 @@ class InferenceServer:
         loop = asyncio.get_running_loop()
         while True:
             beat = self._heartbeat(url)
-            if said is None or _news(beat) != _news(said) or loop.time() >= due:
+            if said is None or _changes_to_report(beat) != _changes_to_report(said) or loop.time() >= due:
                 try:
-                    orders = await self._say(http, url)
+                    orders = await self._send_heartbeat(http, url)
                     if not orders.known:
-                        self._weights.obey((await self._register(http, url, None)).weights)
+                        self._weights.set_target((await self._register(http, url, None)).weights)
                         continue
-                    self._weights.obey(orders.weights)
+                    self._weights.set_target(orders.weights)
                     if orders.drain and not self._stop.is_set():
                         self._end_within(DRAIN_SECONDS)
                     said, due = beat, loop.time() + seconds
@@ -266,7 +268,7 @@ class InferenceServer:
                     said, due = beat, loop.time() + seconds / 2
             await asyncio.sleep(0.1)
 
-    async def _say(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
+    async def _send_heartbeat(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
         beat = self._heartbeat(url).model_dump_json()
         return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat))
 
@@ -290,9 +292,9 @@ class InferenceServer:
             load=health.load,
         )
 
-    def _health(self) -> Health:
+    def _health(self) -> EngineHealth:
         if self._fatal:
-            return Health(False, self._fatal)
+            return EngineHealth(False, self._fatal)
         if self._stop.is_set():
             return replace(self._supervisor.health, ready=False, reason="Draining")  # its load goes on until it is done
         health, weights = self._supervisor.health, self._weights
@@ -310,16 +312,16 @@ class InferenceServer:
         self._end_within(STOP_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
-        self._until = min(self._until, asyncio.get_running_loop().time() + seconds)
+        self._deadline = min(self._deadline, asyncio.get_running_loop().time() + seconds)
         self._stop.set()
 
     async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
         """Nothing new comes in once the server has heard; what is running may end, longer when drained than when killed."""
         with contextlib.suppress(ApiError):
-            await self._say(http, url)
-        assert self._door is not None
-        while asyncio.get_running_loop().time() < self._until:  # a SIGTERM during a drain brings it nearer
-            if await wait_or_timeout(self._door.idle, FINISH_LOOK_SECONDS):
+            await self._send_heartbeat(http, url)
+        assert self._proxy is not None
+        while asyncio.get_running_loop().time() < self._deadline:  # a SIGTERM during a drain brings it nearer
+            if await wait_or_timeout(self._proxy.idle, FINISH_POLL_SECONDS):
                 return
 
 
@@ -331,7 +333,7 @@ def _listener(address: str) -> tuple[socket.socket, str]:
     return listener, f"https://{f'[{address}]' if v6 else address}:{listener.getsockname()[1]}"
 
 
-def _news(beat: EngineHeartbeat) -> tuple[object, ...]:
+def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
     """What the server should hear at once when it changes."""
     return beat.ready, beat.reason, beat.weights_version, beat.weights_phase, beat.weights_error
 

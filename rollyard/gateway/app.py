@@ -17,30 +17,30 @@ from aiohttp import web
 from pydantic_core import from_json
 
 from rollyard.core.errors import ApiError, TooLarge
-from rollyard.core.http_body import ask, asked_later, encoding_of, inflate
+from rollyard.core.http_body import continue_on_demand, encoding_of, inflate, send_continue
 from rollyard.gateway.apis.base import Exchange, openai_error
 from rollyard.gateway.apis.chat import ChatExchange
 from rollyard.gateway.apis.completions import CompletionExchange
 from rollyard.gateway.apis.messages import MessagesExchange
 from rollyard.gateway.apis.responses import ResponsesExchange
-from rollyard.gateway.requests.call_errors import Refusal, bad_request, no_model, too_slow
-from rollyard.gateway.requests.chat_request import Said
-from rollyard.gateway.session.session import Session, Tell
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request, no_model, too_slow
+from rollyard.gateway.requests.chat_request import ChatResponse
+from rollyard.gateway.session.session import GatewaySession, SendText
 
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 120.0
 """A request that takes longer to arrive is given up: what it holds in memory is others' to have."""
-STUCK_SECONDS = 60.0
+WRITE_STALL_SECONDS = 60.0
 """A caller that takes nothing of its answer for so long is gone."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
-Find = Callable[[web.Request, str | None], Awaitable[Session]]
+FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
 """(request, the session it names) -> the session. Raises Refusal."""
 E = TypeVar("E", bound=Exchange)
-Make = Callable[[dict[str, Any]], Exchange]
+MakeExchange = Callable[[dict[str, Any]], Exchange]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-APIS: dict[str, Make] = {
+APIS: dict[str, MakeExchange] = {
     "/v1/chat/completions": ChatExchange,
     "/v1/completions": CompletionExchange,
     "/v1/responses": ResponsesExchange,
@@ -48,18 +48,18 @@ APIS: dict[str, Make] = {
 }
 
 
-def build(find: Find) -> web.Application:
+def build(find: FindSession) -> web.Application:
     """Every path also below `/s/{session}`, for callers that can set nothing but a base URL.
 
     Bodies are unpacked here: who runs it turns `auto_decompress` off, which would do it before the caller is known.
     """
     app = web.Application(middlewares=[_no_such_path])
-    front = _Front(find)
+    front = _GatewayRoutes(find)
     for prefix in ("", "/s/{session}"):
         for path, exchange in APIS.items():
-            app.router.add_post(prefix + path, front.serving(exchange), expect_handler=asked_later)
+            app.router.add_post(prefix + path, front.handler_for(exchange), expect_handler=continue_on_demand)
         counting = f"{prefix}/v1/messages/count_tokens"
-        app.router.add_post(counting, front.count_tokens, expect_handler=asked_later)
+        app.router.add_post(counting, front.count_tokens, expect_handler=continue_on_demand)
         app.router.add_get(f"{prefix}/v1/models", front.models)
         app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", front.model)
     return app
@@ -76,59 +76,59 @@ def named_session(request: web.Request) -> str | None:
     return key.removeprefix(KEY_PREFIX) if key.startswith(KEY_PREFIX) else None
 
 
-class _Front:
-    def __init__(self, find: Find) -> None:
-        self._find = find
+class _GatewayRoutes:
+    def __init__(self, find: FindSession) -> None:
+        self._find_session = find
 
-    def serving(self, make: Make) -> Handler:
-        error: Callable[[Refusal], dict[str, Any]] = getattr(make, "error")  # noqa: B009 - of the class, before there is one
+    def handler_for(self, make: MakeExchange) -> Handler:
+        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009 - of the class, before there is one
 
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
-                session.check()
-                async with session.bodies.held(_size(request, session)):
+                session.check_limits()
+                async with session.byte_budget.reserve(_max_body_bytes(request, session)):
                     exchange = await _exchange(make, request, session)
                     if exchange.stream:
-                        return await _streamed(request, session, exchange)
-                    return web.json_response(exchange.whole(await _carried_out(exchange, session, None)))
-            except Refusal as refusal:
-                return _refused(error(refusal), refusal)
+                        return await _stream_response(request, session, exchange)
+                    return web.json_response(exchange.response_body(await _run_exchange(exchange, session, None)))
+            except GatewayError as refusal:
+                return _error_response(error(refusal), refusal)
 
         return serve
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         try:
             session = await self._session(request)
-            session.check(counts=False)
-            async with session.bodies.held(_size(request, session)):
-                exchange = await _exchange(_counted, request, session)
-                with _faults_told():
-                    return web.json_response({"input_tokens": await session.prompt_tokens(exchange.asked)})
-        except Refusal as refusal:
-            return _refused(MessagesExchange.error(refusal), refusal)
+            session.check_limits(counts=False)
+            async with session.byte_budget.reserve(_max_body_bytes(request, session)):
+                exchange = await _exchange(_check_value_count, request, session)
+                with _errors_as_refusals():
+                    return web.json_response({"input_tokens": await session.prompt_tokens(exchange.request)})
+        except GatewayError as refusal:
+            return _error_response(MessagesExchange.error_body(refusal), refusal)
 
     async def models(self, request: web.Request) -> web.Response:
         """In OpenAI's and Anthropic's shape at once."""
         try:
             session = await self._session(request)
-        except Refusal as refusal:
-            return _refused(_error(request, refusal), refusal)
-        name = session.terms.model
+        except GatewayError as refusal:
+            return _error_response(_error(request, refusal), refusal)
+        name = session.config.model
         listed = {"object": "list", "data": [_model(session)], "has_more": False, "first_id": name, "last_id": name}
         return web.json_response(listed)
 
     async def model(self, request: web.Request) -> web.Response:
         try:
             session, name = await self._session(request), request.match_info["model"]
-            if name != session.terms.model:
-                raise no_model(name, session.terms.model)
-        except Refusal as refusal:
-            return _refused(_error(request, refusal), refusal)
+            if name != session.config.model:
+                raise no_model(name, session.config.model)
+        except GatewayError as refusal:
+            return _error_response(_error(request, refusal), refusal)
         return web.json_response(_model(session))
 
-    async def _session(self, request: web.Request) -> Session:
-        return await self._find(request, named_session(request))
+    async def _session(self, request: web.Request) -> GatewaySession:
+        return await self._find_session(request, named_session(request))
 
 
 @web.middleware
@@ -138,23 +138,23 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         served = ", ".join([*APIS, "/v1/messages/count_tokens", "/v1/models"])
         message = f"{request.method} {request.path} is not served; this gateway serves {served}"
-        refusal = Refusal(error.status, "invalid_request_error", message, code="unknown_url")
-        return _refused(_error(request, refusal), refusal)
+        refusal = GatewayError(error.status, "invalid_request_error", message, code="unknown_url")
+        return _error_response(_error(request, refusal), refusal)
 
 
-def _error(request: web.Request, refusal: Refusal) -> dict[str, Any]:
+def _error(request: web.Request, refusal: GatewayError) -> dict[str, Any]:
     """In the shape of the API whose client asks, where the path is not one API's own."""
     anthropics = "/v1/messages/" in f"{request.path}/" or "anthropic-version" in request.headers
-    return MessagesExchange.error(refusal) if anthropics else openai_error(refusal)
+    return MessagesExchange.error_body(refusal) if anthropics else openai_error(refusal)
 
 
-async def _streamed(request: web.Request, session: Session, exchange: Exchange) -> web.StreamResponse:
+async def _stream_response(request: web.Request, session: GatewaySession, exchange: Exchange) -> web.StreamResponse:
     """Raises Refusal as long as nothing was sent: then it can still have a status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
     async def send(events: bytes, *, last: bool = False) -> None:
         try:
-            async with asyncio.timeout(STUCK_SECONDS):
+            async with asyncio.timeout(WRITE_STALL_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
                 # the last in one piece: written apart, the end of the body would come when the caller has woken up
@@ -162,70 +162,70 @@ async def _streamed(request: web.Request, session: Session, exchange: Exchange) 
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
-            raise ConnectionResetError(f"the caller read nothing for {STUCK_SECONDS:g} s") from None
+            raise ConnectionResetError(f"the caller read nothing for {WRITE_STALL_SECONDS:g} s") from None
 
     async def tell(piece: str) -> None:
-        await send(exchange.text(piece))
+        await send(exchange.text_events(piece))
 
     try:
-        said = await _carried_out(exchange, session, tell)
-    except Refusal as refusal:
+        said = await _run_exchange(exchange, session, tell)
+    except GatewayError as refusal:
         if not response.prepared:
             raise
-        await send(exchange.broken(refusal), last=True)
+        await send(exchange.error_events(refusal), last=True)
     else:
-        await send(exchange.end(said), last=True)
+        await send(exchange.end_events(said), last=True)
     return response
 
 
-def _refused(body: dict[str, Any], refusal: Refusal) -> web.Response:
+def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:
     """A fault of the gateway's own would be the same the next time; clients that know this header do not try."""
     headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
     return web.json_response(body, status=refusal.status, headers=headers)
 
 
-async def _carried_out(exchange: Exchange, session: Session, tell: Tell | None) -> Said:
-    with _faults_told():
-        return await exchange.carry_out(session, tell)
+async def _run_exchange(exchange: Exchange, session: GatewaySession, tell: SendText | None) -> ChatResponse:
+    with _errors_as_refusals():
+        return await exchange.run(session, tell)
 
 
 @contextlib.contextmanager
-def _faults_told() -> Iterator[None]:
+def _errors_as_refusals() -> Iterator[None]:
     """As refusals, so that callers hear of them in their API's shape."""
     try:
         yield
-    except (Refusal, ConnectionError):  # the latter: the caller is gone
+    except (GatewayError, ConnectionError):  # the latter: the caller is gone
         raise
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
     except Exception as error:
         log.exception("the gateway failed on a call")
-        raise Refusal(
+        raise GatewayError(
             500, "server_error", "the gateway failed on this call; the log of its process has the details"
         ) from error
 
 
-def _size(request: web.Request, session: Session) -> int:
+def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
     """Bytes that the body may come to. Raises Refusal where it says itself that they are too many."""
-    most, said = session.terms.max_body, request.content_length
+    most, said = session.config.max_body, request.content_length
     if said is not None and said > most:
         raise session.too_large()
     return most if said is None or "Content-Encoding" in request.headers else said
 
 
-async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, session: Session) -> E:
+async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, session: GatewaySession) -> E:
     """Raises Refusal."""
     data = await _read(request, session)
-    with _faults_told():
-        return await session.aside(partial(_made, make, data), len(data))
+    with _errors_as_refusals():
+        return await session.run_for_body(partial(_make_exchange, make, data), len(data))
 
 
-async def _read(request: web.Request, session: Session) -> bytearray:
+async def _read(request: web.Request, session: GatewaySession) -> bytearray:
     """Raises Refusal."""
-    data, most = bytearray(), session.terms.max_body
+    data, most = bytearray(), session.config.max_body
     try:
         encoding = encoding_of(request.headers.get("Content-Encoding"))
-        await ask(request)
+        await send_continue(request)
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.content.iter_any():
                 data += chunk
@@ -240,11 +240,11 @@ async def _read(request: web.Request, session: Session) -> bytearray:
     except TooLarge:
         raise session.too_large() from None
     except ApiError as error:  # not in the encoding that its headers name
-        raise Refusal(error.code, "invalid_request_error", str(error)) from None
+        raise GatewayError(error.code, "invalid_request_error", str(error)) from None
     return data
 
 
-def _made(make: Callable[[dict[str, Any]], E], data: bytearray) -> E:
+def _make_exchange(make: Callable[[dict[str, Any]], E], data: bytearray) -> E:
     try:
         body = from_json(data)
     except ValueError as error:
@@ -256,12 +256,12 @@ def _made(make: Callable[[dict[str, Any]], E], data: bytearray) -> E:
     return make(body)
 
 
-def _counted(body: dict[str, Any]) -> MessagesExchange:
+def _check_value_count(body: dict[str, Any]) -> MessagesExchange:
     return MessagesExchange({"max_tokens": 1, **body})
 
 
-def _model(session: Session) -> dict[str, Any]:
+def _model(session: GatewaySession) -> dict[str, Any]:
     """As OpenAI and Anthropic tell it; its age is the session's."""
-    name, at = session.terms.model, session.opened_at
+    name, at = session.config.model, session.opened_at
     created = {"created": at, "created_at": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")}
     return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rollyard", **created}

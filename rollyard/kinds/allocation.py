@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
+from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 from rollyard.kinds.values.hostlist import expand
 from rollyard.kinds.values.quantity import Walltime, size_bytes
 from rollyard.kinds.values.sbatch_directives import (
@@ -25,19 +25,19 @@ from rollyard.kinds.values.sbatch_directives import (
     Word,
     gpus_in,
 )
-from rollyard.kinds.values.slurm_reasons import explained
+from rollyard.kinds.values.slurm_reasons import reason_with_text
 
 LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 LOG_OFFSET = "Rollyard-Log-Offset"
 """Header with the byte of the whole output at which the answer begins; a client that was cut off continues from there."""
-OF_JOBS = (
+JOB_KINDS = (
     "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
     "exclusive", "nice", "extra_directives",
 )  # fmt: skip
 """Fields that describe a job to submit; a step runs in a job that exists, so it cannot set them."""
 
 
-class AllocationTemplate(Kinded):
+class AllocationTemplate(KindModel):
     """Resources and job options of one allocation; both kinds of pool use the same fields."""
 
     within: str | None = Field(default=None, pattern=r"^[1-9][0-9]*$")
@@ -112,7 +112,7 @@ class AllocationTemplate(Kinded):
         return self
 
     def _check_within(self) -> None:
-        given = [name for name in OF_JOBS if getattr(self, name) != AllocationTemplate.model_fields[name].default]
+        given = [name for name in JOB_KINDS if getattr(self, name) != AllocationTemplate.model_fields[name].default]
         if given:
             names = ", ".join(f"`{to_camel(name)}`" for name in given)
             raise ValueError(f"`within` uses job {self.within} as it is; leave out {names}")
@@ -130,13 +130,13 @@ class AllocationTemplate(Kinded):
         return size_bytes(self.memory) if self.memory is not None else 0
 
 
-class PoolReference(Kinded):
+class PoolReference(KindModel):
     kind: Literal["InferencePool", "RolloutPool"]
     name: str
     uid: str
 
 
-class AllocationSpec(Kinded):
+class AllocationSpec(KindModel):
     pool: PoolReference
     index: int
     """Number within the pool and part of the name; a pool never uses it twice."""
@@ -155,7 +155,7 @@ class AllocationSpec(Kinded):
     """InferencePool only: folder of the model that it was made to serve."""
 
 
-class Binding(Observed):
+class Binding(StatusModel):
     """Process that may act for the allocation: the first one that registered."""
 
     job_id: str
@@ -166,7 +166,7 @@ class Binding(Observed):
     registered_at: datetime
 
 
-class AllocationStatus(Observed):
+class AllocationStatus(StatusModel):
     observed_generation: int = 0
     intended_at: datetime | None = None
     """Time at which the submit was decided. It is written before sbatch is called."""
@@ -195,12 +195,12 @@ class AllocationStatus(Observed):
     conditions: list[Condition] = []
 
     @property
-    def why(self) -> str:
+    def waiting_reason(self) -> str:
         """Why its job waits, in Slurm's word and in ours; else how it ended."""
-        return explained(self.reason) if self.job_state == "PENDING" else self.reason
+        return reason_with_text(self.reason) if self.job_state == "PENDING" else self.reason
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Its job is over as far as Slurm, or a submit that was refused, can tell."""
         return self.job_state is not None and self.job_state not in LIVE_STATES
 

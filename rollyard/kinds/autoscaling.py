@@ -10,14 +10,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rollyard.kinds.base import Kinded, Observed
+from rollyard.kinds.base import KindModel, StatusModel
 
 MAX_REPLICAS = 4096
 MAX_WINDOW_SECONDS = 3600
 MAX_PERIOD_SECONDS = 1800
 
 
-class ScalingPolicy(Kinded):
+class ScalingPolicy(KindModel):
     """Limit of the change within a period."""
 
     type: Literal["Count", "Percent"]
@@ -28,7 +28,7 @@ class ScalingPolicy(Kinded):
     """Length of the period."""
 
 
-class ScalingRules(Kinded):
+class ScalingRules(KindModel):
     """Speed of scaling in one direction."""
 
     policies: list[ScalingPolicy] = []
@@ -47,7 +47,7 @@ class ScaleDownRules(ScalingRules):
     """Window in seconds. The size falls to the highest recommendation of the window; 0 follows at once."""
 
 
-class Behavior(Kinded):
+class Behavior(KindModel):
     """Speed of scaling, as in a HorizontalPodAutoscaler."""
 
     scale_up: ScaleUpRules = ScaleUpRules()
@@ -56,7 +56,7 @@ class Behavior(Kinded):
     """Scaling to fewer allocations."""
 
 
-class Autoscaling(Kinded):
+class Autoscaling(KindModel):
     """Bounds of a size that follows the demand."""
 
     min_replicas: int = Field(default=0, ge=0, le=MAX_REPLICAS)
@@ -84,14 +84,14 @@ class InferenceAutoscaling(Autoscaling):
     """Target share of the key-value cache that one model server fills, 0 to 1."""
 
 
-class ScalingDecision(Observed):
+class ScalingDecision(StatusModel):
     time: datetime
     desired: int
     message: str
     """Numbers that led to the decision."""
 
 
-class ScalingRecord(Observed):
+class ScalingRecord(StatusModel):
     """State of the autoscaler that survives a restart of the server."""
 
     idle_since: datetime | None = None
@@ -102,7 +102,7 @@ class ScalingRecord(Observed):
     """Times at which the direction changed, within the time that the flap budget covers."""
 
 
-class GpuSpell(Observed):
+class GpuUsage(StatusModel):
     """Time for which one allocation held its GPUs."""
 
     gpus: int
@@ -116,12 +116,12 @@ class GpuSpell(Observed):
         return self.gpus * max(0.0, end - self.start.timestamp())
 
 
-class GpuLedger(Observed):
+class GpuLedger(StatusModel):
     """GPU time that the allocations of a pool have used. Each counts once: in `spells` while it exists, then in `past`."""
 
     past: float = 0
     """GPU-seconds of allocations that no longer exist."""
-    spells: dict[str, GpuSpell] = {}
+    spells: dict[str, GpuUsage] = {}
     """Usage of allocations that still exist, by name."""
 
     def hours(self, now: float) -> float:

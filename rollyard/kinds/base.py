@@ -15,7 +15,7 @@ FINALIZER = f"{GROUP}/allocations"
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
-class Kinded(BaseModel):
+class KindModel(BaseModel):
     """A part of a kind: strict about fields, camelCase outside."""
 
     model_config = ConfigDict(
@@ -23,19 +23,19 @@ class Kinded(BaseModel):
     )
 
 
-class Observed(Kinded):
+class StatusModel(KindModel):
     """A part of a status: what another release wrote there and this one does not know is observed anew or not missed."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """A message or REST body; snake_case, strict: what a client misspells is refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
 
-class OwnerReference(Kinded):
+class OwnerReference(KindModel):
     api_version: str = API_VERSION
     kind: str
     name: str
@@ -43,7 +43,7 @@ class OwnerReference(Kinded):
     controller: bool = True
 
 
-class ObjectMeta(Kinded):
+class ObjectMeta(KindModel):
     # Foreign metadata (managedFields, generateName, ...) is kept out without being an error: kubectl sends it.
     model_config = ConfigDict(extra="ignore")
 
@@ -64,7 +64,7 @@ class ObjectMeta(Kinded):
     owner_references: list[OwnerReference] = []
 
 
-class Condition(Observed):
+class Condition(StatusModel):
     """Fact about an object, with the generation at which it was observed."""
 
     type: str
@@ -76,7 +76,7 @@ class Condition(Observed):
     message: str = ""
 
 
-class KindObject(Kinded):
+class KindObject(KindModel):
     """A stored object; subclasses add `spec` and `status` and name their REST path."""
 
     PLURAL: ClassVar[str]

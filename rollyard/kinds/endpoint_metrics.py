@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollyard.kinds.base import Observed
+from rollyard.kinds.base import StatusModel
 
 
-class Figures(Observed):
+class EndpointMetrics(StatusModel):
     """Metrics of one endpoint, or of all endpoints of a pool together."""
 
     tokens_per_second: float | None = None

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rollyard.kinds.base import Kinded
+from rollyard.kinds.base import KindModel
 from rollyard.kinds.values.paths import AbsolutePath
 
 
-class ModelSpec(Kinded):
+class ModelSpec(KindModel):
     path: AbsolutePath
     """Folder of the model in Hugging Face layout, as the allocation's node sees it."""
     served_name: str = Field(default="policy", min_length=1)
@@ -19,7 +19,7 @@ class ModelSpec(Kinded):
     """Folder of the tokenizer. Default: the folder of the model."""
 
 
-class VllmEngine(Kinded):
+class VllmEngine(KindModel):
     """vLLM, which Rollyard starts in the allocation."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
@@ -48,7 +48,7 @@ class VllmEngine(Kinded):
         return value
 
 
-class EmbeddedEngine(Kinded):
+class EmbeddedEngine(KindModel):
     """Rollyard's own numpy engine for small models of the Qwen3 architecture, on CPUs."""
 
     max_model_len: int | None = Field(default=None, ge=1)
@@ -57,7 +57,7 @@ class EmbeddedEngine(Kinded):
     """Most sequences that are decoded together."""
 
 
-class ExternalEndpoint(Kinded):
+class ExternalEndpoint(KindModel):
     url: str = Field(pattern=r"^https?://")
     """Base URL of a server with OpenAI's API, such as http://node7:8000/v1."""
     token_file: str | None = None
@@ -77,7 +77,7 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class ExternalEngine(Kinded):
+class ExternalEngine(KindModel):
     """Model servers that others run. They have no allocations; they are probed and ejected like Rollyard's own."""
 
     endpoints: list[ExternalEndpoint] = []
@@ -92,7 +92,7 @@ class ExternalEngine(Kinded):
         return self
 
 
-class EngineSpec(Kinded):
+class EngineSpec(KindModel):
     """Engine of the pool: exactly one of `vllm`, `embedded`, `external`."""
 
     vllm: VllmEngine | None = None
@@ -119,7 +119,7 @@ class EngineSpec(Kinded):
         return self.vllm.logprobs_mode if self.vllm is not None else "raw"
 
 
-class Patience(Kinded):
+class Patience(KindModel):
     """Times that a rollout waits for a model server before it continues at another, in seconds."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)

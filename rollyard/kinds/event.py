@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from rollyard.kinds.base import Kinded, KindObject
+from rollyard.kinds.base import KindModel, KindObject
 
 
-class InvolvedObject(Kinded):
+class InvolvedObject(KindModel):
     kind: str
     namespace: str
     name: str

@@ -8,14 +8,14 @@ from pydantic import Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, InferenceAutoscaling
-from rollyard.kinds.base import Kinded, KindObject
-from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.base import KindModel, KindObject
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.engine_spec import EngineSpec, ModelSpec, Patience, VllmEngine
-from rollyard.kinds.pool import PoolStatus, Renewal, gpus_to_count, one_node, one_size, short_name
+from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size, short_name
 from rollyard.kinds.weights import WeightsStatus
 
 
-class InferencePoolSpec(Kinded):
+class InferencePoolSpec(KindModel):
     model: ModelSpec
     """Model that the pool serves."""
     engine: EngineSpec
@@ -44,16 +44,16 @@ class InferencePoolSpec(Kinded):
                     "an external engine is started by others; leave out `replicas`, `autoscaling` and `maxGpuHours`"
                 )
             return self
-        one_size(self.replicas, self.autoscaling)
-        gpus_to_count(self.max_gpu_hours, self.allocation)
+        check_one_size(self.replicas, self.autoscaling)
+        check_gpus_counted(self.max_gpu_hours, self.allocation)
         if self.engine.embedded is not None:
-            one_node(self.allocation, "the embedded engine")
+            check_one_node(self.allocation, "the embedded engine")
         if self.engine.vllm is not None:
-            _spans(self.allocation, self.engine.vllm)
+            _nodes_of(self.allocation, self.engine.vllm)
         return self
 
 
-def _spans(allocation: AllocationTemplate, engine: VllmEngine) -> None:
+def _nodes_of(allocation: AllocationTemplate, engine: VllmEngine) -> None:
     ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
     if ranks % allocation.nodes:
         raise ValueError(
@@ -62,7 +62,7 @@ def _spans(allocation: AllocationTemplate, engine: VllmEngine) -> None:
         )
 
 
-class EndpointStatus(Figures):
+class EndpointStatus(EndpointMetrics):
     """State of one endpoint. Its metrics are up to 30 seconds old here; `rollyard top` shows the present ones."""
 
     id: str
@@ -88,7 +88,7 @@ class InferencePoolStatus(PoolStatus):
     weights: WeightsStatus = WeightsStatus()
     """Weights that the pool serves. The API's update request and the pool's controller both write this, each only if it has
     not changed since they read it."""
-    load: Figures = Figures()
+    load: EndpointMetrics = EndpointMetrics()
     """Metrics of all endpoints together, up to 30 seconds old."""
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling, GpuLedger, ScalingDecision, ScalingRecord
-from rollyard.kinds.base import Condition, Kinded, KindObject, Observed
+from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 
 MAX_NAME = 48
 """Allocations are called after their pool, with a suffix."""
@@ -20,7 +20,7 @@ STANDSTILL = frozenset({"CrashLoop", "SubmitRefused", "NoInference", "Suspended"
 P = TypeVar("P", bound=KindObject)
 
 
-class Renewal(Kinded):
+class Renewal(KindModel):
     """Replacement of allocations before their walltime ends, or after the pool was changed."""
 
     strategy: Literal["Overlap", "Replace"] = "Overlap"
@@ -33,12 +33,12 @@ class Renewal(Kinded):
     """Seconds that an ending allocation may use to finish its work. Then it hands back the rest."""
 
 
-def one_node(allocation: AllocationTemplate, who: str) -> None:
+def check_one_node(allocation: AllocationTemplate, who: str) -> None:
     if allocation.nodes > 1:
         raise ValueError(f"`allocation.nodes`: {who} runs on one node; write `replicas: {allocation.nodes}` instead")
 
 
-def one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
+def check_one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
     if replicas is not None and autoscaling is not None:
         raise ValueError(
             "set `replicas` for a fixed size, or `autoscaling` for a size that follows the demand, not both"
@@ -47,7 +47,7 @@ def one_size(replicas: int | None, autoscaling: Autoscaling | None) -> None:
         raise ValueError("set `replicas` for a fixed size, or `autoscaling` for a size that follows the demand")
 
 
-def gpus_to_count(max_gpu_hours: float | None, allocation: AllocationTemplate) -> None:
+def check_gpus_counted(max_gpu_hours: float | None, allocation: AllocationTemplate) -> None:
     if max_gpu_hours is not None and allocation.gpus == 0:
         raise ValueError(
             "`maxGpuHours` counts the GPUs of `allocation`, which has none; "
@@ -55,7 +55,7 @@ def gpus_to_count(max_gpu_hours: float | None, allocation: AllocationTemplate) -
         )
 
 
-class Replicas(Observed):
+class Replicas(StatusModel):
     """Numbers of allocations: `desired` (target), `requested` (submitted), `observed` (seen in Slurm), `ready` (healthy) and
     `updated` (ready and made from the present spec). The last two are never above `desired`."""
 
@@ -66,7 +66,7 @@ class Replicas(Observed):
     updated: int = 0
 
 
-class PoolStatus(Observed):
+class PoolStatus(StatusModel):
     observed_generation: int = 0
     replicas: Replicas = Replicas()
     conditions: list[Condition] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollyard.kinds.base import API_VERSION, Kinded
+from rollyard.kinds.base import API_VERSION, KindModel
 
 
-class Submission(Kinded):
+class Submission(KindModel):
     """Answer of a pool's subresource `script`."""
 
     api_version: str = API_VERSION

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from rollyard.kinds.base import NAME_PATTERN, Wire
+from rollyard.kinds.base import NAME_PATTERN, WireModel
 from rollyard.kinds.weights import VERSION_PATTERN
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
@@ -51,7 +51,7 @@ class Status(StrEnum):
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
-NOT_TO_CHOOSE = frozenset(
+RESERVED_SAMPLING_FIELDS = frozenset(
     [
         *(
             "model",
@@ -70,7 +70,7 @@ NOT_TO_CHOOSE = frozenset(
 """Parameters of engines that a turn's exactness hangs on."""
 
 
-class Sampling(Wire):
+class Sampling(WireModel):
     """Sampling parameters of every turn."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -112,17 +112,17 @@ class Sampling(Wire):
     """Further parameters, passed to the engine unchanged."""
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _all_integers(self) -> Self:
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"`min_tokens` must be at most `max_tokens` ({self.max_tokens})")
         if known := sorted(self.extra.keys() & type(self).model_fields.keys()):
             raise ValueError(f"`extra` is for other parameters; set `{known[0]}` as a field of its own")
-        if ours := sorted(self.extra.keys() & NOT_TO_CHOOSE):
+        if ours := sorted(self.extra.keys() & RESERVED_SAMPLING_FIELDS):
             raise ValueError(f"`extra` cannot hold `{ours[0]}`: Rollyard sets it; leave it out")
         return self
 
 
-class AgentSpec(Wire):
+class AgentSpec(WireModel):
     """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own."""
 
     type: Literal["loop", "command"] = "loop"
@@ -143,7 +143,7 @@ class AgentSpec(Wire):
     template."""
 
     @model_validator(mode="after")
-    def _a_command_has_one(self) -> Self:
+    def _command_given(self) -> Self:
         if (self.type == "command") != (self.command is not None):
             raise ValueError("`command` and `type: command` go together; set both, or neither for the built-in loop")
         if self.type == "loop" and (self.env or self.sampling != "rollout"):
@@ -151,7 +151,7 @@ class AgentSpec(Wire):
         return self
 
 
-class Budgets(Wire):
+class Budgets(WireModel):
     """Limits of this rollout. Each can only be tighter than the pool's."""
 
     init_seconds: float | None = Field(default=None, gt=0)
@@ -164,7 +164,7 @@ class Budgets(Wire):
     """Most tokens of the conversation. Exceeding it ends the rollout Truncated."""
 
 
-class Task(Wire):
+class Task(WireModel):
     """Item of a dataset. `kind` names the task handler; the other fields belong to the handler."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -176,7 +176,7 @@ class Task(Wire):
         return dict(self.model_extra or {})
 
 
-class WeightsDemand(Wire):
+class WeightsConstraint(WireModel):
     """Requirements of a started rollout on the weights."""
 
     same: bool = False
@@ -184,7 +184,7 @@ class WeightsDemand(Wire):
     max_staleness: int | None = None
 
 
-class RolloutRequest(Wire):
+class RolloutRequest(WireModel):
     """Body of a submit. n > 1 makes one group with sample_index 0..n-1."""
 
     id: RolloutId | None = None
@@ -214,16 +214,16 @@ class RolloutRequest(Wire):
     """Most versions by which the pool may be ahead of the version that the rollout started with. Beyond, it restarts."""
 
     @model_validator(mode="after")
-    def _one_version_of_what(self) -> Self:
+    def _consistent_versions(self) -> Self:
         if self.group_version == "same" and self.n == 1 and self.group is None:
             raise ValueError('`group_version: "same"` needs a group; set `n` or `group`, or leave it out')
         return self
 
     @property
-    def weights(self) -> WeightsDemand | None:
+    def weights(self) -> WeightsConstraint | None:
         """What it asks of the weights once it has begun; None for nothing."""
-        demand = WeightsDemand(same=self.group_version == "same", max_staleness=self.max_staleness)
-        return demand if demand != WeightsDemand() else None
+        demand = WeightsConstraint(same=self.group_version == "same", max_staleness=self.max_staleness)
+        return demand if demand != WeightsConstraint() else None
 
     @model_validator(mode="after")
     def _ids(self) -> Self:
@@ -232,7 +232,7 @@ class RolloutRequest(Wire):
         return self
 
 
-class RolloutError(Wire):
+class RolloutError(WireModel):
     """Reason why a rollout has no reward."""
 
     stage: Stage | None = None
@@ -247,7 +247,7 @@ class RolloutError(Wire):
         return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 
-class Timings(Wire):
+class Timings(WireModel):
     """Seconds in each stage of the last attempt; null for a stage that was not reached."""
 
     queued: float | None = None
@@ -256,7 +256,7 @@ class Timings(Wire):
     eval: float | None = None
 
 
-class Segment(Wire):
+class Segment(WireModel):
     """One unbroken token sequence. The four arrays have the same length.
 
     `loss_mask[i]` is 1 if the policy sampled token i. For other tokens `logprobs[i]` and `weights_version[i]` are null.
@@ -288,7 +288,7 @@ def sampled_tokens(segments: Sequence[Segment]) -> int:
     return sum(sum(segment.loss_mask) for segment in segments)
 
 
-class Turn(Wire):
+class Turn(WireModel):
     """One model call and the tool results that followed. The text is for people; the tokens are in the segments."""
 
     segment: int
@@ -302,7 +302,7 @@ class Turn(Wire):
     """Seconds of the turn by part: `model`, `tools`."""
 
 
-class Outcome(Wire):
+class Outcome(WireModel):
     """Outcome of one rollout, as the node agent uploads it. The server adds the identity and stores it."""
 
     status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
@@ -318,13 +318,13 @@ class Outcome(Wire):
     error: RolloutError | None = None
 
     @model_validator(mode="after")
-    def _honest(self) -> Self:
+    def _consistent(self) -> Self:
         if self.reward is not None and not self.status.scored:
             raise ValueError(f"a rollout that ended {self.status} has no reward")
         return self
 
 
-class RunResult(Wire):
+class RunResult(WireModel):
     """Result of RUN: the outcome so far and the artifact that EVAL scores. Any node can score it, more than once."""
 
     outcome: Outcome
@@ -332,7 +332,7 @@ class RunResult(Wire):
     """Name -> text or base64, as the handler's `collect` returned it. The server limits its size."""
 
 
-class RolloutView(Wire):
+class RolloutView(WireModel):
     """Rollout without its trajectory, as in lists."""
 
     id: str
@@ -363,7 +363,7 @@ class RolloutView(Wire):
     """While it is queued: cause and start of the wait, as `Word: sentence (since ...)`. The word is from a fixed set."""
 
 
-class Trajectory(Wire):
+class Trajectory(WireModel):
     """Whole result of a rollout, for trainers."""
 
     id: str

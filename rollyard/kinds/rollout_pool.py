@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling
-from rollyard.kinds.base import Kinded, KindObject, Observed
-from rollyard.kinds.pool import PoolStatus, Renewal, gpus_to_count, one_node, one_size, short_name
+from rollyard.kinds.base import KindModel, KindObject, StatusModel
+from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size, short_name
 from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
@@ -20,7 +20,7 @@ STARTUP_SECONDS = 30
 """Part of a walltime kept for the start of the node agent."""
 
 
-class Workers(Kinded):
+class Workers(KindModel):
     min: int = Field(default=1, ge=1, le=4096)
     """Fewest stage workers; the number at the start."""
     max: int = Field(default=4, ge=1, le=4096)
@@ -33,7 +33,7 @@ class Workers(Kinded):
         return self
 
 
-class StageSpec(Kinded):
+class StageSpec(KindModel):
     workers: Workers = Workers()
     """Number of stage workers in one allocation."""
 
@@ -53,7 +53,7 @@ class EvalStage(StageSpec):
     """Budget of the stage, started with the stage."""
 
 
-class Stages(Kinded):
+class Stages(KindModel):
     init: InitStage = InitStage()
     """INIT prepares the sandbox."""
     run: RunStage = RunStage()
@@ -62,7 +62,7 @@ class Stages(Kinded):
     """EVAL scores the artifact in a fresh sandbox."""
 
 
-class SandboxTemplate(Kinded):
+class SandboxTemplate(KindModel):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
     """Container runtime. auto: the first one found of Apptainer, Singularity and bubblewrap."""
     default_image: AbsolutePath | None = None
@@ -77,13 +77,13 @@ class SandboxTemplate(Kinded):
     """Most data that a sandbox may write."""
 
 
-def places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
+def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
     """Sandboxes that fit into one allocation: by its cores, and by its memory where that is asked for by number."""
-    by_cores, by_memory = _places(sandbox, allocation)
+    by_cores, by_memory = _sandbox_capacities(sandbox, allocation)
     return by_cores if by_memory is None else min(by_cores, by_memory)
 
 
-def _places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
+def _sandbox_capacities(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
     by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 6 / 0.1 is not quite 60
     if not allocation.memory_bytes:
         return by_cores, None
@@ -92,7 +92,7 @@ def _places(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[i
 
 def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: AllocationTemplate) -> None:
     least = [stages.init.workers.min, stages.run.workers.min, stages.eval.workers.min]
-    total, (by_cores, by_memory) = sum(least), _places(sandbox, allocation)
+    total, (by_cores, by_memory) = sum(least), _sandbox_capacities(sandbox, allocation)
     wanted = []
     if by_cores < total:
         cores = math.ceil(total * sandbox.cpus - 1e-9)
@@ -102,7 +102,7 @@ def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: Allocatio
     if wanted:
         raise ValueError(
             f"the stages need at least {' + '.join(map(str, least))} = {total} workers, but an allocation has room for "
-            f"{places(sandbox, allocation)} sandboxes: lower `stages.*.workers.min`, or write {', and '.join(wanted)}"
+            f"{sandbox_capacity(sandbox, allocation)} sandboxes: lower `stages.*.workers.min`, or write {', and '.join(wanted)}"
         )
 
 
@@ -116,7 +116,7 @@ def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> N
         )
 
 
-class RolloutPoolSpec(Kinded):
+class RolloutPoolSpec(KindModel):
     inference: dict[str, str] = {}
     """Role -> InferencePool in the same namespace. The agent uses the role `policy`."""
     sandbox: SandboxTemplate = SandboxTemplate()
@@ -140,9 +140,9 @@ class RolloutPoolSpec(Kinded):
 
     @model_validator(mode="after")
     def _consistent(self) -> RolloutPoolSpec:
-        one_size(self.replicas, self.autoscaling)
-        gpus_to_count(self.max_gpu_hours, self.allocation)
-        one_node(self.allocation, "a node agent")
+        check_one_size(self.replicas, self.autoscaling)
+        check_gpus_counted(self.max_gpu_hours, self.allocation)
+        check_one_node(self.allocation, "a node agent")
         _workers_fit(self.stages, self.sandbox, self.allocation)
         _walltime_suffices(self.allocation, self.budget_seconds)
         return self
@@ -153,7 +153,7 @@ class RolloutPoolSpec(Kinded):
         return self.stages.init.timeout_seconds + self.stages.run.timeout_seconds + self.stages.eval.timeout_seconds
 
 
-class StageStatus(Observed):
+class StageStatus(StatusModel):
     queued: int = 0
     in_flight: int = 0
     """Rollouts that node agents hold in this stage, including those that wait for a stage worker."""
@@ -161,19 +161,19 @@ class StageStatus(Observed):
     """Stage workers of all ready allocations together."""
 
     @property
-    def at_work(self) -> int:
+    def busy(self) -> int:
         """Stage workers that are busy."""
         return min(self.in_flight, self.width)
 
     @property
-    def in_line(self) -> int:
+    def waiting(self) -> int:
         """Rollouts that node agents hold and that wait for a stage worker."""
-        return self.in_flight - self.at_work
+        return self.in_flight - self.busy
 
     @property
     def text(self) -> str:
         """`8/8 +20`: busy stage workers, of all of them, and rollouts in line for one."""
-        return f"{self.at_work}/{self.width}" + (f" +{self.in_line}" if self.in_line else "")
+        return f"{self.busy}/{self.width}" + (f" +{self.waiting}" if self.waiting else "")
 
 
 class RolloutPoolStatus(PoolStatus):

@@ -9,14 +9,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from rollyard.kinds.base import NAME_PATTERN, Wire
+from rollyard.kinds.base import NAME_PATTERN, WireModel
 from rollyard.kinds.rollout import RolloutId, Sampling, Segment, Turn
 from rollyard.kinds.weights import VERSION_PATTERN
 
 IDLE_SECONDS, MAX_IDLE_SECONDS = 900.0, 14_400.0
 
 
-class SessionRequest(Wire):
+class SessionRequest(WireModel):
     """Body of POST /v1/sessions."""
 
     id: RolloutId | None = None
@@ -38,7 +38,7 @@ class SessionRequest(Wire):
     """Seconds without a model call or a GET after which the session is dropped, and its trajectory with it."""
 
 
-class SessionView(Wire):
+class SessionView(WireModel):
     """Session without its trajectory."""
 
     id: str
@@ -74,7 +74,7 @@ class SessionOpened(SessionView):
     """Token of this session only, for `Authorization: Bearer` or `x-api-key`."""
 
 
-class SessionTrajectory(Wire):
+class SessionTrajectory(WireModel):
     """Record of the session so far, in the shape of a rollout's trajectory."""
 
     segments: list[Segment]
@@ -83,7 +83,7 @@ class SessionTrajectory(Wire):
     """Number of breaks of the token prefix, by cause."""
 
 
-class SessionRecord(Wire):
+class SessionRecord(WireModel):
     """Answer to GET and to close."""
 
     session: SessionView

@@ -9,11 +9,11 @@ import pydantic
 from pydantic import Field, field_validator
 
 from rollyard.core.errors import Cause, Invalid
-from rollyard.kinds.base import Wire
+from rollyard.kinds.base import WireModel
 from rollyard.kinds.rollout import Task
 
 
-class MathTask(Wire):
+class MathTask(WireModel):
     """Problem with one answer, which is compared as mathematics."""
 
     problem: str = Field(min_length=1)
@@ -23,7 +23,7 @@ class MathTask(Wire):
     """Sandbox image; the pool's default when left out."""
 
 
-class Case(Wire):
+class CodeCase(WireModel):
     call: str
     """Python expression that uses the solution's definitions, such as f(3)."""
     expect: str = Field(max_length=16_000)
@@ -39,13 +39,13 @@ class Case(Wire):
         return value
 
 
-class CodeTask(Wire):
+class CodeTask(WireModel):
     """File that the agent writes; hidden cases score it in a fresh sandbox."""
 
     problem: str = Field(min_length=1)
     solution: str = Field(pattern=r"^/")
     """Absolute path of the file that the agent has to write."""
-    cases: list[Case] = Field(min_length=1, max_length=1000)
+    cases: list[CodeCase] = Field(min_length=1, max_length=1000)
     files: dict[str, str] = {}
     """Absolute path -> text of files that exist when the agent starts."""
     case_seconds: float = Field(default=10.0, gt=0, le=600)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollyard.kinds.base import API_VERSION, Observed
-from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.base import API_VERSION, StatusModel
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.rollout_pool import StageStatus
 
 
-class PoolTop(Observed):
+class PoolTop(StatusModel):
     namespace: str
     name: str
     replicas: Replicas
@@ -24,7 +24,7 @@ class InferencePoolTop(PoolTop):
     """Live rollouts on the pool's endpoints."""
     weights_versions: list[str]
     """Versions that the ready endpoints serve. There is more than one during a weights update."""
-    load: Figures
+    load: EndpointMetrics
     """Metrics of all endpoints together."""
     endpoints: list[EndpointStatus]
 
@@ -35,7 +35,7 @@ class RolloutPoolTop(PoolTop):
     """Rollouts that ended in the last minute, by status. Null just after the start of the server."""
 
 
-class Top(Observed):
+class TopView(StatusModel):
     """Answer of `.../namespaces/NAMESPACE/top`, or of `.../top` for all namespaces."""
 
     api_version: str = API_VERSION

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollyard.kinds.base import Kinded, Observed
+from rollyard.kinds.base import KindModel, StatusModel
 from rollyard.kinds.values.paths import AbsolutePath
 
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$"
@@ -18,7 +18,7 @@ Mode = Literal["Drain", "Pause", "Abort"]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN, max_length=64)]
 
 
-class WeightsUpdate(Kinded):
+class WeightsUpdate(KindModel):
     """Body of `POST …/inferencepools/NAME/weights`: exactly one of `path`, `adapter`."""
 
     version: Version
@@ -51,7 +51,7 @@ class WeightsUpdate(Kinded):
         return self
 
 
-class WeightsRecord(Observed):
+class WeightsRecord(StatusModel):
     """One weights version and its source."""
 
     version: str
@@ -77,7 +77,7 @@ class WeightsRecord(Observed):
         return f"path {self.path}" if self.path is not None else f"adapter {self.adapter}"
 
 
-class EndpointProgress(Observed):
+class EndpointProgress(StatusModel):
     """Progress of one endpoint in the operation."""
 
     phase: Literal["Waiting", "Ordered", "Done", "Failed"] = "Waiting"
@@ -91,7 +91,7 @@ class EndpointProgress(Observed):
     """Number of the attempt, if the endpoint has one of its own because it tries again."""
 
 
-class WeightsOperation(Observed):
+class WeightsOperation(StatusModel):
     """Weights update since it was accepted. The last one stays visible after its end."""
 
     target: WeightsRecord
@@ -109,7 +109,7 @@ class WeightsOperation(Observed):
     """Endpoints by id. After the end of an operation: only those that are still needed."""
 
     @property
-    def under_way(self) -> bool:
+    def is_running(self) -> bool:
         return self.phase in ("Pending", "Updating")
 
     @property
@@ -119,7 +119,7 @@ class WeightsOperation(Observed):
         return sorted(at_it) if all(p.transferring for p in at_it.values()) else []
 
 
-class WeightsStatus(Observed):
+class WeightsStatus(StatusModel):
     """Weights that a pool serves and has served. This state survives restarts."""
 
     model: str = ""

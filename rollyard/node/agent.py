@@ -10,25 +10,26 @@ from typing import Any
 
 import aiohttp
 
-from rollyard.client.node_connection import NodeLine
-from rollyard.client.server_link import Link
+from rollyard.client.node_connection import NodeConnection
+from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import Waker
 from rollyard.core.errors import Fenced, NoEndpoint
 from rollyard.kinds.rollout import Stage
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
-from rollyard.node.lease_run import Work, Workshop
-from rollyard.node.lease_sampler import ROLE, LeasedPolicy
-from rollyard.node.result_uploads import Uploads
+from rollyard.node.lease_run import LeaseRun, NodeContext
+from rollyard.node.lease_sampler import ROLE, LeaseSampler
+from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.node.stage_workers import StagePools
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.template_cache import Templates
+from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.node import (
     NODE_AGENT_ERROR,
-    UNREADABLE_LEASE,
+    UNREADABLE_LEASE_REASON,
     Cancel,
+    CapacityRequest,
     Drain,
     Grant,
     HandBack,
@@ -36,12 +37,11 @@ from rollyard.wire.node import (
     Hello,
     Lease,
     LeaseRef,
+    RechooseEndpoint,
     Renewed,
-    Repin,
     Resize,
     ToNode,
-    Unread,
-    Want,
+    UnreadableLease,
     Welcome,
 )
 
@@ -56,23 +56,23 @@ MAX_ERROR_CHARS = 2000
 class NodeAgent:
     """All leases of one allocation."""
 
-    def __init__(self, link: Link, http: aiohttp.ClientSession, models: aiohttp.ClientSession) -> None:
+    def __init__(self, link: ServerLink, http: aiohttp.ClientSession, models: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
         self._tokens = TokenClient(models)
         self._identity = link.identity()
-        self._line = NodeLine(link, http, self._hello, self._hear)
-        self._uploads = Uploads(link, http)
+        self._connection = NodeConnection(link, http, self._hello, self._on_message)
+        self._uploads = ResultUploads(link, http)
         self._handlers = load_handlers()
         for kind, why in self._handlers.failed.items():
             log.error("task kind %s is not available here: its handler cannot be loaded: %s", kind, why)
         log.info("task kinds: %s", ", ".join(sorted(self._handlers.loaded)))
-        self._works: dict[Key, tuple[Work, asyncio.Task[None]]] = {}
-        self._policies: dict[Key, LeasedPolicy] = {}
-        self._templates = Templates()
-        self._shop: Workshop | None = None
-        self._sandboxes: Sandboxes | None = None
-        self._places = 0
+        self._runs: dict[Key, tuple[LeaseRun, asyncio.Task[None]]] = {}
+        self._policies: dict[Key, LeaseSampler] = {}
+        self._templates = TemplateCache()
+        self._node: NodeContext | None = None
+        self._sandboxes: SandboxFactory | None = None
+        self._capacity = 0
         """Sandboxes that fit into the allocation; the first Welcome says it."""
         self._lease_seconds = 30.0
         self._renewed_at = asyncio.get_running_loop().time()
@@ -84,15 +84,15 @@ class NodeAgent:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` (hand everything back) or a drain is done. Raises Fenced."""
-        parts = [self._line.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
-        tasks = [asyncio.create_task(_plain(part)) for part in parts]
+        parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
+        tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             await self._hand_back("NodeAgentStopped")
         finally:
-            works = [task for _, task in self._works.values()]
+            works = [task for _, task in self._runs.values()]
             for task in (*tasks, *works):
                 task.cancel()
             await asyncio.gather(*tasks, *works, return_exceptions=True)
@@ -102,43 +102,43 @@ class NodeAgent:
 
     # what the server says
 
-    async def _hear(self, message: ToNode) -> None:
+    async def _on_message(self, message: ToNode) -> None:
         match message:
             case Welcome():
                 await self._welcome(message)
             case Grant(leases=leases, unread=unread):
                 self._grants += 1
                 for lease in leases:
-                    self._take(lease)
-                await self._refuse(unread)
+                    self._accept(lease)
+                await self._refuse_unreadable(unread)
             case Renewed(sent_at=sent_at, lost=lost):
                 self._renewed_at = max(self._renewed_at, sent_at)
-                self._drop(lost, "the server gave it to another node agent")
+                self._stop_leases(lost, "the server gave it to another node agent")
             case Cancel(lease=ref):
-                self._drop([ref], "cancelled")
-            case Repin(lease=ref, role=role, now=now):
+                self._stop_leases([ref], "cancelled")
+            case RechooseEndpoint(lease=ref, role=role, now=now):
                 policy = self._policies.get((ref.namespace, ref.id, ref.fence))
                 if policy is not None and role == ROLE:
-                    policy.repin(now=now)
+                    policy.rechoose(now=now)
             case Drain():
                 self._drain = True
-                self._changed()
+                self._heartbeat_soon()
             case Resize(widths=widths, places=places):
-                if self._shop is not None:
+                if self._node is not None:
                     known = {stage: widths[stage] for stage in Stage if stage in widths}
-                    self._shop.pools.ask(known, places)
-                    self._changed()
+                    self._node.pools.request(known, places)
+                    self._heartbeat_soon()
 
     async def _welcome(self, welcome: Welcome) -> None:
         self._grants = 0
         self._lease_seconds = welcome.lease_seconds
         self._renewed_at = asyncio.get_running_loop().time()
-        self._drop(welcome.lost, "the server gave it to another node agent")
-        if self._shop is None:
+        self._stop_leases(welcome.lost, "the server gave it to another node agent")
+        if self._node is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
-            self._sandboxes, self._places = Sandboxes(runtime), welcome.places
+            self._sandboxes, self._capacity = SandboxFactory(runtime), welcome.places
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
-            self._shop = Workshop(
+            self._node = NodeContext(
                 pools=StagePools(widths),
                 sandboxes=self._sandboxes,
                 handlers=self._handlers,
@@ -149,32 +149,32 @@ class NodeAgent:
                 stages=welcome.stages,
                 node=self._identity.node,
             )
-        self._changed()
+        self._heartbeat_soon()
 
     # leases
 
-    def _take(self, lease: Lease) -> None:
+    def _accept(self, lease: Lease) -> None:
         key = (lease.namespace, lease.id, lease.fence)
-        if key in self._works or self._shop is None:
+        if key in self._runs or self._node is None:
             return
-        work = Work(self._shop, lease, self._changed)
-        self._works[key] = (work, asyncio.create_task(self._pursue(key, work)))
-        self._changed()
+        work = LeaseRun(self._node, lease, self._heartbeat_soon)
+        self._runs[key] = (work, asyncio.create_task(self._run_lease(key, work)))
+        self._heartbeat_soon()
 
-    async def _refuse(self, unread: list[Unread]) -> None:
+    async def _refuse_unreadable(self, unread: list[UnreadableLease]) -> None:
         for one in unread:
             log.warning("a lease has fields that this node agent does not know: %s", one.why)
             if one.lease is not None:  # else it runs out
-                await self._line.say(HandBack(lease=one.lease, reason=UNREADABLE_LEASE))
-        self._changed()  # the server does not count on this room until it is told of it again
+                await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
+        self._heartbeat_soon()  # the server does not count on this room until it is told of it again
 
-    async def _pursue(self, key: Key, work: Work) -> None:
+    async def _run_lease(self, key: Key, work: LeaseRun) -> None:
         try:
-            await work.pursue()
+            await work.run()
         except Fenced as error:
             log.warning("%s", error)
         except NoEndpoint as error:
-            await self._line.say(HandBack(lease=work.ref, reason=str(error)))
+            await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
         except Exception as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # it was stopped, and what came of that is nobody's fault
@@ -183,15 +183,15 @@ class NodeAgent:
             # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
             log.exception("rollout %s caused an error in the code of the node agent", key[1])
             said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
-            await self._line.say(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
+            await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
         finally:
-            self._works.pop(key, None)
+            self._runs.pop(key, None)
             self._policies.pop(key, None)
-            self._changed()
+            self._heartbeat_soon()
 
-    def _drop(self, refs: list[LeaseRef], why: str) -> None:
+    def _stop_leases(self, refs: list[LeaseRef], why: str) -> None:
         for ref in refs:
-            found = self._works.pop((ref.namespace, ref.id, ref.fence), None)
+            found = self._runs.pop((ref.namespace, ref.id, ref.fence), None)
             if found is not None:
                 log.info("stopping rollout %s: %s", ref.id, why)
                 found[1].cancel()
@@ -200,25 +200,25 @@ class NodeAgent:
         """Give back whatever is in hand, while there is still a line to say it on."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
-                for work, task in list(self._works.values()):
+                for work, task in list(self._runs.values()):
                     task.cancel()
-                    await self._line.say(HandBack(lease=work.ref, reason=reason))
+                    await self._connection.send(HandBack(lease=work.ref, reason=reason))
 
     # what we say
 
     def _hello(self) -> Hello:
-        held = [work.ref for work, _ in self._works.values()]
-        widths = _widths(self._shop.pools) if self._shop else {}
+        held = [work.ref for work, _ in self._runs.values()]
+        widths = _widths(self._node.pools) if self._node else {}
         return Hello(
             identity=self._identity,
             held=held,
             widths=widths,
-            places=self._places,
+            places=self._capacity,
             kinds=sorted(self._handlers.loaded),
             failed_kinds=dict(self._handlers.failed),
         )
 
-    def _changed(self) -> None:
+    def _heartbeat_soon(self) -> None:
         self._moved.wake()
 
     async def _beat(self) -> None:
@@ -226,28 +226,30 @@ class NodeAgent:
         loop = asyncio.get_running_loop()
         while True:
             await self._moved.pause(self._lease_seconds / 3)
-            if self._shop is None:
+            if self._node is None:
                 continue
-            pools = self._shop.pools
-            pools.settle(self._early())
-            held = [work.ref for work, _ in self._works.values()]
-            await self._line.say(Heartbeat(held=held, widths=_widths(pools), sent_at=loop.time()))
-            await self._line.say(self._want(pools))
-            if self._drain and not self._works:
+            pools = self._node.pools
+            pools.apply_requested(self._count_before_eval())
+            held = [work.ref for work, _ in self._runs.values()]
+            await self._connection.send(Heartbeat(held=held, widths=_widths(pools), sent_at=loop.time()))
+            await self._connection.send(self._request_capacity(pools))
+            if self._drain and not self._runs:
                 self._drained.set()
             await asyncio.sleep(0.02)  # what moves together is told together
 
-    def _want(self, pools: StagePools) -> Want:
+    def _request_capacity(self, pools: StagePools) -> CapacityRequest:
         if self._drain:
-            return Want()
-        early = self._early()
-        late = len(self._works) - early
+            return CapacityRequest()
+        early = self._count_before_eval()
+        late = len(self._runs) - early
         evals = max(0, pools[Stage.EVAL].limit - late)
-        return Want(init=pools.room(early), eval=evals, kinds=sorted(self._handlers.loaded), grants=self._grants)
+        return CapacityRequest(
+            init=pools.free_capacity(early), eval=evals, kinds=sorted(self._handlers.loaded), grants=self._grants
+        )
 
-    def _early(self) -> int:
+    def _count_before_eval(self) -> int:
         """Rollouts that are not in EVAL yet: what they do takes a sandbox, now or soon."""
-        return sum(work.stage is not Stage.EVAL for work, _ in self._works.values())
+        return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:
         """Stop by our own clock what was not renewed: the server gives it to another at about the same time."""
@@ -257,17 +259,17 @@ class NodeAgent:
             if left > 0:
                 await asyncio.sleep(left)
                 continue
-            if self._works:
-                log.warning("leases not renewed for %g s: stopping %d rollouts", self._lease_seconds, len(self._works))
-                self._drop([work.ref for work, _ in self._works.values()], "its lease expired")
+            if self._runs:
+                log.warning("leases not renewed for %g s: stopping %d rollouts", self._lease_seconds, len(self._runs))
+                self._stop_leases([work.ref for work, _ in self._runs.values()], "its lease expired")
             await asyncio.sleep(1.0)
 
     # shared parts
 
-    def _policy(self, lease: Lease, template: ChatTemplate) -> LeasedPolicy:
+    def _policy(self, lease: Lease, template: ChatTemplate) -> LeaseSampler:
         endpoint = lease.endpoints[ROLE]
         ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence)
-        policy = LeasedPolicy(
+        policy = LeaseSampler(
             self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
         )
         self._policies[ref.namespace, ref.id, ref.fence] = policy
@@ -278,5 +280,5 @@ def _widths(pools: StagePools) -> dict[str, int]:
     return {stage.value: width for stage, width in pools.widths.items()}
 
 
-async def _plain(part: Coroutine[Any, Any, Any]) -> None:
+async def _as_dict(part: Coroutine[Any, Any, Any]) -> None:
     await part

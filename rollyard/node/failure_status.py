@@ -20,7 +20,7 @@ class StageTimeout(NodeFault):
     """A stage's budget ran out where that is not the agent's doing."""
 
 
-def verdict(error: RollyardError) -> Status:
+def error_outcome(error: RollyardError) -> Status:
     """InfraFailed means "this attempt, by no fault of the task": the server decides about another one."""
     match error:
         case ImageNotFound() | TaskError() | EndpointRefused() | ContextExceeded():
@@ -31,14 +31,14 @@ def verdict(error: RollyardError) -> Status:
             return Status.FAILED
 
 
-def failed(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
+def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
     """The outcome without a reward; what was sampled so far is kept for people to look at."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
     told = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
-    return base.model_copy(update={"status": verdict(error), "reward": None, "error": told})
+    return base.model_copy(update={"status": error_outcome(error), "reward": None, "error": told})
 
 
-def unsampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:
+def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:
     """Why RUN ended without one sampled token. `overdue`: by its budget, of so many seconds.
 
     `calls`: model calls that were made; `tokens`: those that had arrived of turns that were cut off.

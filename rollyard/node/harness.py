@@ -18,8 +18,8 @@ from aiohttp import web
 from rollyard.core.aio import running
 from rollyard.core.errors import TaskError
 from rollyard.gateway.app import KEY_PREFIX, build
-from rollyard.gateway.requests.call_errors import Refusal
-from rollyard.gateway.session.session import Session
+from rollyard.gateway.requests.call_errors import GatewayError
+from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.rollout import AgentSpec, Status
 from rollyard.node.sandbox.base import HOME, WORKSPACE, CommandResult
 from rollyard.node.sandbox.sandbox import Sandbox
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 FOLDER = f"{HOME}/.rollyard"
 PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
 SHUTDOWN_SECONDS = 1.0
-LONGEST_SECONDS = 20 * 86_400.0
+MAX_COMMAND_SECONDS = 20 * 86_400.0
 """RUN's budget is the caller's to keep; it may stand still for a while. poll() takes no more than 24 days."""
-LAST_WORDS = 1000
+LAST_OUTPUT_CHARS = 1000
 MAX_CONNECTIONS = 128
 """Of one sandbox: each is a file descriptor of the node agent's."""
 
 
-class _Door(asyncio.Protocol):
+class _LimitedConnection(asyncio.Protocol):
     """Hands a new connection to the server, and ends one beyond the limit."""
 
     def __init__(self, server: web.Server) -> None:
@@ -55,7 +55,7 @@ class _Door(asyncio.Protocol):
 class Harness:
     """One command; its calls are `session`'s."""
 
-    def __init__(self, sandbox: Sandbox, session: Session) -> None:
+    def __init__(self, sandbox: Sandbox, session: GatewaySession) -> None:
         self._sandbox = sandbox
         self._session = session
 
@@ -69,7 +69,7 @@ class Harness:
             await self._write_prompt(prompt)
             done = await self._command(agent, base)
         session = self._session
-        words = done.output.strip()[-LAST_WORDS:]
+        words = done.output.strip()[-LAST_OUTPUT_CHARS:]
         log.info("session %s: its command ended with %s", session.id, done.exit_code)
         if not session.calls:
             raise (
@@ -98,7 +98,7 @@ class Harness:
             port = listener.getsockname()[1]
             await runner.setup()
             assert runner.server is not None
-            door = partial(_Door, runner.server)
+            door = partial(_LimitedConnection, runner.server)
             accepting = await asyncio.get_running_loop().create_server(door, sock=listener)
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -108,10 +108,10 @@ class Harness:
             await runner.cleanup()
             listener.close()
 
-    async def _find(self, request: web.Request, named: str | None) -> Session:
+    async def _find(self, request: web.Request, named: str | None) -> GatewaySession:
         """Whatever connects here is this sandbox's; a name is optional, and another's is refused."""
         if named not in (None, self._session.id):
-            raise Refusal(403, "permission_error", "this gateway serves only the session of its own sandbox")
+            raise GatewayError(403, "permission_error", "this gateway serves only the session of its own sandbox")
         return self._session
 
     async def _write_prompt(self, prompt: Sequence[Mapping[str, Any]]) -> None:
@@ -120,7 +120,7 @@ class Harness:
             await self._sandbox.write_file(path, "\n\n".join(said).encode("utf-8", "replace"))
 
     async def _command(self, agent: AgentSpec, base: str) -> CommandResult:
-        async with running(self._sandbox.bash(_script(agent, base, self._session.id), LONGEST_SECONDS)) as command:
+        async with running(self._sandbox.bash(_script(agent, base, self._session.id), MAX_COMMAND_SECONDS)) as command:
             either: set[asyncio.Future[Any]] = {command, self._session.failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._session.failure.done():

@@ -21,22 +21,22 @@ from rollyard.core.errors import (
     TemplateUnusable,
     TooLarge,
 )
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn, sampled_tokens
 from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 from rollyard.kinds.values.quantity import size_bytes
-from rollyard.node.agents.agent_loop import AgentRun, run_agent
+from rollyard.node.agents.agent_loop import AgentProgress, run_agent
 from rollyard.node.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
-from rollyard.node.failure_status import StageTimeout, failed, unsampled
+from rollyard.node.failure_status import StageTimeout, failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
-from rollyard.node.lease_sampler import ROLE, LeasedPolicy
-from rollyard.node.result_uploads import Uploads
+from rollyard.node.lease_sampler import ROLE, LeaseSampler
+from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.node.stage_workers import StagePools
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
@@ -48,28 +48,28 @@ log = logging.getLogger(__name__)
 TERM_SECONDS = 0.2
 """A job that is ended gets TERM in all its processes, and a sandbox may be gone before our own signal is read. Then this
 rollout is handed back, and the loss of its sandbox is no attempt's fault."""
-AGENTS_SHARE = 0.8
+HARNESS_MEMORY_SHARE = 0.8
 """Of EVAL's budget, what the agent's work may use up: a solution that hangs must not look like a fault of ours."""
 
 
 @dataclass(frozen=True)
-class Workshop:
+class NodeContext:
     """What all rollouts of a node agent share."""
 
     pools: StagePools
-    sandboxes: Sandboxes
+    sandboxes: SandboxFactory
     handlers: Handlers
-    uploads: Uploads
+    uploads: ResultUploads
     template: Callable[[str], Awaitable[ChatTemplate]]
     """Tokenizer folder -> its chat template, loaded once."""
-    policy: Callable[[Lease, ChatTemplate], LeasedPolicy]
+    policy: Callable[[Lease, ChatTemplate], LeaseSampler]
     sandbox: SandboxTemplate
     stages: Stages
     node: str
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _AgentResult:
     """What the agent did, by the built-in loop or by a command."""
 
     status: Status
@@ -81,16 +81,16 @@ class _Ran:
     """RUN's budget ended it."""
 
 
-class Work:
+class LeaseRun:
     """Carries one lease through the stages; every way out ends in an upload or, when it is cancelled, in nothing."""
 
-    def __init__(self, shop: Workshop, lease: Lease, moved: Callable[[], None]) -> None:
-        self._shop = shop
+    def __init__(self, shop: NodeContext, lease: Lease, moved: Callable[[], None]) -> None:
+        self._node = shop
         self._lease = lease
-        self._moved = moved
+        self._stage_changed = moved
         self.stage = lease.stage
         self._timings: dict[str, float] = {}
-        self._so_far: Outcome | None = None
+        self._partial_outcome: Outcome | None = None
         self._endpoint: str | None = None
 
     @property
@@ -98,7 +98,7 @@ class Work:
         lease = self._lease
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
-    async def pursue(self) -> None:
+    async def run(self) -> None:
         """Raises Fenced when the lease turns out to be void."""
         outcome = await self._outcome()
         if outcome.status is Status.INFRA_FAILED:
@@ -106,10 +106,10 @@ class Work:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # a task group may swallow it, where one of its own fails meanwhile
             raise asyncio.CancelledError
-        await self._shop.uploads.result(self.ref, outcome)
-        log.info("%s", self._ending(outcome))
+        await self._node.uploads.result(self.ref, outcome)
+        log.info("%s", self._log_end(outcome))
 
-    def _ending(self, outcome: Outcome) -> str:
+    def _log_end(self, outcome: Outcome) -> str:
         """How the lease ended, for the job's log; no text of a model or of an agent."""
         reward = "none" if outcome.reward is None else f"{outcome.reward:g}"
         why = f" ({outcome.error.reason})" if outcome.error is not None else ""
@@ -121,11 +121,11 @@ class Work:
         try:
             handler = self._handler()
             if self.stage is Stage.EVAL:
-                run = await self._shop.uploads.stored_run(self.ref)
+                run = await self._node.uploads.stored_run(self.ref)
             else:
                 run = await self._run(handler)
-                await self._shop.uploads.run(self.ref, run)
-            self._so_far = run.outcome
+                await self._node.uploads.run(self.ref, run)
+            self._partial_outcome = run.outcome
             return await self._evaluated(handler, run)
         except TemplateUnusable as error:
             return self._failed(error)
@@ -135,7 +135,7 @@ class Work:
             return self._failed(error)
 
     def _handler(self) -> TaskHandler:
-        handlers, kind = self._shop.handlers, self._lease.task.kind
+        handlers, kind = self._node.handlers, self._lease.task.kind
         if kind in handlers.failed:
             raise TaskError(f"the handler of task kind {kind!r} cannot be loaded here: {handlers.failed[kind]}")
         if kind not in handlers.loaded:
@@ -143,7 +143,9 @@ class Work:
         return handlers.loaded[kind]
 
     def _failed(self, error: RollyardError) -> Outcome:
-        return failed(self._so_far, self.stage, error, self._shop.node).model_copy(update={"timings": self._times()})
+        return failed_outcome(self._partial_outcome, self.stage, error, self._node.node).model_copy(
+            update={"timings": self._timings_now()}
+        )
 
     # INIT and RUN
 
@@ -155,49 +157,55 @@ class Work:
             )
         async with contextlib.AsyncExitStack() as stack:
             sandbox = await self._init(handler, stack)
-            template = await self._shop.template(self._lease.endpoints[ROLE].tokenizer)
-            async with self._in(Stage.RUN):
+            template = await self._node.template(self._lease.endpoints[ROLE].tokenizer)
+            async with self._stage_worker(Stage.RUN):
                 run, artifact = await self._agent(handler, sandbox, template)
-        outcome = self._so_far = Outcome(
+        outcome = self._partial_outcome = Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
             metrics=run.metrics,
             segments=run.segments,
             turns=run.turns,
-            timings=self._times(),
+            timings=self._timings_now(),
             breaks=run.breaks,
             endpoint=self._endpoint,
-            node=self._shop.node,
+            node=self._node.node,
         )
         return RunResult(outcome=outcome, artifact=artifact)
 
     async def _init(self, handler: TaskHandler, stack: contextlib.AsyncExitStack) -> Sandbox:
         task, budget = self._lease.task, self._budget(Stage.INIT)
-        async with self._in(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
-            sandbox = await stack.enter_async_context(await self._shop.sandboxes.start(self._spec(handler)))
-            await sandbox.prepare(["bash"] if self._lease.agent.command is not None else _prepared(handler.tools(task)))
+        async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
+            sandbox = await stack.enter_async_context(await self._node.sandboxes.start(self._sandbox_spec(handler)))
+            await sandbox.prepare(
+                ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
+            )
             await handler.init(task, sandbox)
         return sandbox
 
-    async def _agent(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate) -> tuple[_Ran, Artifact]:
+    async def _agent(
+        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
+    ) -> tuple[_AgentResult, Artifact]:
         """Running out of the stage's budget truncates; what was done by then is collected and scored."""
-        policy = self._shop.policy(self._lease, template)
+        policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
         else:
             ran = await self._loop(handler, sandbox, template, policy)
         self._endpoint = policy.endpoint.id
         if not sampled_tokens(ran.segments):
-            raise unsampled(ran.overdue, policy.asked, policy.heard, self._budget(Stage.RUN))
+            raise why_nothing_sampled(ran.overdue, policy.request_sent_at, policy.answered_at, self._budget(Stage.RUN))
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             return ran, await handler.collect(self._lease.task, sandbox)
 
-    async def _loop(self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeasedPolicy) -> _Ran:
+    async def _loop(
+        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
+    ) -> _AgentResult:
         lease, task = self._lease, self._lease.task
         schemas = [SCHEMAS[name] for name in handler.tools(task)]
         parser = parser_for(template, lease.agent.tool_parser, schemas)
         tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
-        run = AgentRun(Conversation(template, handler.prompt(task), schemas), parser)
+        run = AgentProgress(Conversation(template, handler.prompt(task), schemas), parser)
         overdue = False
         try:
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
@@ -205,15 +213,17 @@ class Work:
         except TimeoutError:
             run.status, overdue = Status.TRUNCATED, True
         conversation = run.conversation
-        return _Ran(run.status, conversation.segments(), run.turns, _counted(conversation), overdue=overdue)
+        return _AgentResult(
+            run.status, conversation.segments(), run.turns, _conversation_counts(conversation), overdue=overdue
+        )
 
     async def _command(
-        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeasedPolicy
-    ) -> _Ran:
+        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
+    ) -> _AgentResult:
         """The harness is stopped with the budget; what it had sampled by then is the trajectory."""
         lease, agent = self._lease, self._lease.agent
         parser_for(template, agent.tool_parser)  # one that nobody has is the request's fault, and no call's
-        terms = Terms(
+        terms = SessionConfig(
             model=lease.endpoints[ROLE].model,
             sampling=lease.sampling,
             fixed=agent.sampling == "rollout",
@@ -222,7 +232,7 @@ class Work:
             sample_index=lease.sample_index,
             context=lease.budgets.context_tokens,
         )
-        session = Session(secrets.token_hex(16), template, policy, terms)
+        session = GatewaySession(secrets.token_hex(16), template, policy, terms)
         status, metrics, overdue = Status.TRUNCATED, {}, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
@@ -230,16 +240,16 @@ class Work:
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 overdue = False
         # what a call that was given up has left in a thread ends first
-        return await session.look(
-            lambda: _Ran(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
+        return await session.run_serialized(
+            lambda: _AgentResult(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
         )
 
     # EVAL
 
     async def _evaluated(self, handler: TaskHandler, run: RunResult) -> Outcome:
         budget = self._budget(Stage.EVAL)
-        async with self._in(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
-            score = await self._score(handler, run, AGENTS_SHARE * budget)
+        async with self._stage_worker(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
+            score = await self._score(handler, run, HARNESS_MEMORY_SHARE * budget)
         timings = run.outcome.timings.model_copy(update={"eval": self._timings["eval"]})
         metrics = {**run.outcome.metrics, **score.metrics}
         update = {"reward": score.reward, "metrics": metrics, "timings": timings}
@@ -249,13 +259,13 @@ class Work:
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
-        async with await self._shop.sandboxes.start(self._spec(handler)) as fresh:
+        async with await self._node.sandboxes.start(self._sandbox_spec(handler)) as fresh:
             return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # small things
 
-    def _spec(self, handler: TaskHandler) -> SandboxSpec:
-        pool = self._shop.sandbox
+    def _sandbox_spec(self, handler: TaskHandler) -> SandboxSpec:
+        pool = self._node.sandbox
         limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
         return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)
 
@@ -263,21 +273,21 @@ class Work:
         """The pool's, or the rollout's own where that is tighter."""
         word = stage.value.lower()
         own = getattr(self._lease.budgets, f"{word}_seconds")
-        pools: float = getattr(self._shop.stages, word).timeout_seconds
+        pools: float = getattr(self._node.stages, word).timeout_seconds
         return min(pools, own) if own is not None else pools
 
     @contextlib.asynccontextmanager
-    async def _in(self, stage: Stage) -> AsyncIterator[None]:
+    async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
         """In a stage worker of this stage; the time counts from when one is free."""
         self.stage = stage
-        self._moved()  # while it is in line too: that is what a stage is widened for
-        async with self._shop.pools[stage].worker():
+        self._stage_changed()  # while it is in line too: that is what a stage is widened for
+        async with self._node.pools[stage].worker():
             started = time.monotonic()
             try:
                 yield
             finally:
                 self._timings[stage.value.lower()] = round(time.monotonic() - started, 6)
-                self._moved()
+                self._stage_changed()
 
     @staticmethod
     @contextlib.asynccontextmanager
@@ -288,15 +298,15 @@ class Work:
         except TimeoutError:
             raise StageTimeout(message) from None
 
-    def _times(self) -> Timings:
+    def _timings_now(self) -> Timings:
         return Timings(**self._timings)
 
 
-def _prepared(tools: Sequence[str]) -> list[str]:
+def _tools_to_prepare(tools: Sequence[str]) -> list[str]:
     return [tool for tool in tools if tool in ("bash", "ipython")]
 
 
-def _counted(conversation: Conversation) -> dict[str, int]:
+def _conversation_counts(conversation: Conversation) -> dict[str, int]:
     counts: dict[str, int] = {}
     for broken in conversation.breaks:
         counts[broken.cause] = counts.get(broken.cause, 0) + 1

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import aiohttp
 
-from rollyard.client.server_link import Backoff, Link
+from rollyard.client.server_link import Backoff, ServerLink
 from rollyard.core.errors import ContextExceeded, NoEndpoint, RollyardError, Unavailable
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens.requests_in_flight import InFlight
+from rollyard.tokens.requests_in_flight import InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.token_client import TokenClient
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 ROLE = "policy"
 MAX_MOVES = 10
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 PARKED_SECONDS = 300.0
 """Longer than this a rollout does not keep its sandbox while there is no endpoint."""
 
 
-class LeasedPolicy:
+class LeaseSampler:
     """Samples turns for one lease."""
 
     def __init__(
         self,
-        link: Link,
+        link: ServerLink,
         http: aiohttp.ClientSession,
         tokens: TokenClient,
         ref: LeaseRef,
@@ -49,23 +49,23 @@ class LeasedPolicy:
         self.endpoint = endpoint
         self._stop_ids = list(stop_ids)
         self._context = context_tokens
-        self._moving = asyncio.Lock()
+        self._move_lock = asyncio.Lock()
         self.limit: asyncio.Timeout | None = None
         """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
-        self.asked = 0
+        self.request_sent_at = 0
         """Turns that were asked for."""
-        self.heard = 0
+        self.answered_at = 0
         """Tokens that have arrived, also those of turns that were cut off."""
-        self._repin = False
-        self._in_flight = InFlight()
+        self._rechoose_requested = False
+        self._in_flight = InFlightRequests()
         self._sampling = 0
-        self._leaving: asyncio.Task[None] | None = None
+        self._leave_task: asyncio.Task[None] | None = None
 
-    def repin(self, *, now: bool = False) -> None:
+    def rechoose(self, *, now: bool = False) -> None:
         """Ask before the next turn whether there is a better endpoint by now; `now`: in the middle of a turn too."""
-        self._repin = True
-        if now and self._sampling and (self._leaving is None or self._leaving.done()):
-            self._leaving = asyncio.create_task(self._leave())
+        self._rechoose_requested = True
+        if now and self._sampling and (self._leave_task is None or self._leave_task.done()):
+            self._leave_task = asyncio.create_task(self._leave())
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
@@ -74,7 +74,7 @@ class LeasedPolicy:
 
         Raises ContextExceeded, EndpointLost, EndpointRefused, NoEndpoint, Fenced.
         """
-        self.asked += 1
+        self.request_sent_at += 1
         limit = sampling.max_tokens
         if self._context is not None:
             limit = min(limit, self._context - len(prompt_ids))
@@ -84,7 +84,7 @@ class LeasedPolicy:
             )
 
         def hear(ids: Sequence[int]) -> None:
-            self.heard += len(ids)
+            self.answered_at += len(ids)
             if on_progress is not None:
                 on_progress(ids)
 
@@ -95,8 +95,8 @@ class LeasedPolicy:
             )
         finally:
             self._sampling -= 1
-            if not self._sampling and self._leaving is not None:
-                self._leaving.cancel()
+            if not self._sampling and self._leave_task is not None:
+                self._leave_task.cancel()
 
     async def _leave(self) -> None:
         """Requests at an endpoint that is out go on elsewhere with the ids they have, once each has fallen silent there."""
@@ -106,24 +106,24 @@ class LeasedPolicy:
         except RollyardError as error:  # the lease is void, or the server cannot be asked: it will say so again
             log.info("staying at endpoint %s: %s", before, error)
             return
-        while left := self._in_flight.at() - {self.endpoint.id}:
+        while left := self._in_flight.endpoint_ids() - {self.endpoint.id}:
             if ended := self._in_flight.end_quiet(left):
                 log.warning("endpoint %s is down: %d requests continue at %s", before, ended, self.endpoint.id)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
-        async with self._moving:  # calls of one agent at once lose the same endpoint once
+        async with self._move_lock:  # calls of one agent at once lose the same endpoint once
             if failed is None:
-                if self._repin:
-                    self.endpoint = await self._better()
-                    self._repin = False
+                if self._rechoose_requested:
+                    self.endpoint = await self._ask_for_better()
+                    self._rechoose_requested = False
             elif failed == self.endpoint.id:
                 log.warning("endpoint %s failed during a turn", failed)
-                self.endpoint = await self._another(failed)
-                self._repin = False
+                self.endpoint = await self._wait_for_another(failed)
+                self._rechoose_requested = False
             return self.endpoint
 
-    async def _better(self) -> Endpoint:
+    async def _ask_for_better(self) -> Endpoint:
         """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""
         wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="the server asked it to choose again")
         try:
@@ -133,7 +133,7 @@ class LeasedPolicy:
             return self.endpoint
         return Endpoint.model_validate(answer)
 
-    async def _another(self, failed: str) -> Endpoint:
+    async def _wait_for_another(self, failed: str) -> Endpoint:
         """Waits, parked, until one is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed back."""
         wanted = NewEndpoint(lease=self._ref, role=ROLE, failed=failed, why="a node agent could not use it")
         backoff, began = Backoff(0.2, 2.0), time.monotonic()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.client.server_link import Link
+from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.core.errors import Fenced, RollyardError
 from rollyard.core.telemetry import set_up_logging
@@ -35,7 +35,7 @@ def main(folder: Path) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
     try:
-        return asyncio.run(_run(Link.open(folder)))
+        return asyncio.run(_run(ServerLink.open(folder)))
     except Fenced as error:
         log.error("%s", error)
         return FENCED_EXIT
@@ -44,7 +44,7 @@ def main(folder: Path) -> int:
         return 1
 
 
-async def _run(link: Link) -> int:
+async def _run(link: ServerLink) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)

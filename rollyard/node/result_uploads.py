@@ -8,18 +8,18 @@ import logging
 import aiohttp
 import zstandard
 
-from rollyard.client.server_link import Backoff, Link, raise_for_status
-from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, failure_text
+from rollyard.client.server_link import Backoff, ServerLink, raise_for_status
+from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status, sampled_tokens
 from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
 
-SECONDS = 120.0
+REQUEST_SECONDS = 120.0
 
 
-class Uploads:
-    def __init__(self, link: Link, http: aiohttp.ClientSession) -> None:
+class ResultUploads:
+    def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
 
@@ -60,7 +60,7 @@ class Uploads:
         backoff = Backoff()
         while True:
             try:
-                await self._once(path, data)
+                await self._put_once(path, data)
                 return
             except (Fenced, Invalid, TooLarge):
                 raise
@@ -68,14 +68,14 @@ class Uploads:
                 log.warning("%s of %s is not acknowledged yet: %s", path, header.lease.id, error)
             await backoff.wait()
 
-    async def _once(self, path: str, data: bytes) -> None:
-        timeout, headers = aiohttp.ClientTimeout(total=SECONDS), {"Content-Type": RESULT_CONTENT_TYPE}
+    async def _put_once(self, path: str, data: bytes) -> None:
+        timeout, headers = aiohttp.ClientTimeout(total=REQUEST_SECONDS), {"Content-Type": RESULT_CONTENT_TYPE}
         url = await self._link.url() + path
         try:
             async with self._http.put(url, data=data, headers=headers, timeout=timeout) as answer:
                 await raise_for_status(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(failure_text(error)) from None
+            raise Unavailable(connection_failure_text(error)) from None
 
 
 def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:

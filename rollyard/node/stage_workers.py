@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from rollyard.kinds.rollout import Stage
 
-LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
+STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
 
 
 class StagePool:
@@ -22,7 +22,7 @@ class StagePool:
     def __init__(self, limit: int) -> None:
         self.in_flight = 0
         self._limit = limit
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
@@ -36,7 +36,7 @@ class StagePool:
 
     @property
     def queued(self) -> int:
-        return len(self._line)
+        return len(self._waiting)
 
     def resize(self, limit: int) -> None:
         self._limit = limit
@@ -45,22 +45,22 @@ class StagePool:
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
         """A stage worker, as soon as one is free."""
-        await self._turn()
+        await self._wait_turn()
         try:
             yield
         finally:
             self._leave()
 
-    async def _turn(self) -> None:
+    async def _wait_turn(self) -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._waiting.append(turn)
         self._admit()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
                 with contextlib.suppress(ValueError):  # passed over meanwhile
-                    self._line.remove(turn)
+                    self._waiting.remove(turn)
             else:  # its turn came together with the cancellation
                 self._leave()
             raise
@@ -70,8 +70,8 @@ class StagePool:
         self._admit()
 
     def _admit(self) -> None:
-        while self._line and self.in_flight < self._limit:
-            turn = self._line.popleft()
+        while self._waiting and self.in_flight < self._limit:
+            turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
                 self.in_flight += 1
@@ -82,8 +82,8 @@ class StagePools:
 
     def __init__(self, widths: Mapping[Stage, int]) -> None:
         self._pools = {stage: StagePool(widths[stage]) for stage in Stage}
-        self._least, self._asked = dict(widths), dict(widths)
-        self._places = sum(widths.values())
+        self._minimum, self._requested = dict(widths), dict(widths)
+        self._capacity = sum(widths.values())
 
     def __getitem__(self, stage: Stage) -> StagePool:
         return self._pools[stage]
@@ -92,26 +92,28 @@ class StagePools:
     def widths(self) -> dict[Stage, int]:
         return {stage: pool.width for stage, pool in self._pools.items()}
 
-    def ask(self, widths: Mapping[Stage, int], places: int) -> None:
+    def request(self, widths: Mapping[Stage, int], places: int) -> None:
         """From now on, as far as `settle` can: never below the widths at the start, never beyond so many places."""
-        self._asked = {stage: max(widths.get(stage, n), self._least[stage]) for stage, n in self._asked.items()}
-        self._places = max(places, sum(self._least.values()))
+        self._requested = {
+            stage: max(widths.get(stage, n), self._minimum[stage]) for stage, n in self._requested.items()
+        }
+        self._capacity = max(places, sum(self._minimum.values()))
 
-    def settle(self, sandboxes: int) -> None:
+    def apply_requested(self, sandboxes: int) -> None:
         """Move towards what was asked for, whenever work has moved.
 
         `sandboxes`: of all rollouts before EVAL. Each has one from INIT to the end of RUN, between the two stages too, or
         will soon.
         """
-        evals = max(self._least[Stage.EVAL], self._places - sandboxes)
-        asked = {**self._asked, Stage.EVAL: min(self._asked[Stage.EVAL], evals)}
+        evals = max(self._minimum[Stage.EVAL], self._capacity - sandboxes)
+        asked = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}
         kept = {stage: max(pool.in_flight, min(pool.limit, asked[stage])) for stage, pool in self._pools.items()}
-        free = self._places - sum(kept.values())
-        for stage in LAST_FIRST:
+        free = self._capacity - sum(kept.values())
+        for stage in STAGES_LAST_FIRST:
             more = max(0, min(asked[stage] - kept[stage], free))
             free -= more
             self._pools[stage].resize(min(kept[stage] + more, asked[stage]))
 
-    def room(self, sandboxes: int) -> int:
+    def free_capacity(self, sandboxes: int) -> int:
         """Rollouts to begin now: INIT works ahead of RUN by its own width, so that RUN never waits for a sandbox."""
         return max(0, self._pools[Stage.INIT].limit + self._pools[Stage.RUN].limit - sandboxes)

@@ -8,23 +8,23 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rollyard.controller.event_recorder import Recorder
-from rollyard.controller.failpoints import crash_point
-from rollyard.controller.manager import Again, Done
+from rollyard.controller.event_recorder import EventRecorder
+from rollyard.controller.failpoints import failpoint
+from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, get_condition, set_condition
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.failure_backoff import GONE
-from rollyard.reconcilers.job_endings import End, long, short, why_ended
+from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
 from rollyard.reconcilers.job_submitter import SUBMITTED, Submitter
-from rollyard.reconcilers.missing_jobs import LOOKS, why_not_gone
-from rollyard.reconcilers.plan import COMPLETING, MISSES, AllocationPlan, plan_allocation
+from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, why_not_gone
+from rollyard.reconcilers.plan import COMPLETING, MIN_MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.rollouts.connected_agents import Agents
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver, Job, JobState, Snapshot
 
@@ -47,10 +47,10 @@ class AllocationReconciler:
         store: Store,
         driver: Driver,
         feed: SnapshotFeed,
-        workspace: Workspace,
-        recorder: Recorder,
-        agents: Agents,
-        endpoints: Endpoints,
+        workspace: AllocationFolders,
+        recorder: EventRecorder,
+        agents: ConnectedAgents,
+        endpoints: EndpointRegistry,
         clock: Clock,
         submitter: Submitter,
         lost: Callable[[str], Awaitable[None]],
@@ -64,44 +64,44 @@ class AllocationReconciler:
         self._endpoints = endpoints
         self._clock = clock
         self._submitter = submitter
-        self._lost = lost
+        self._lose_allocation = lost
         """Told the uid of an allocation whose job has ended: its leases are taken back, and a copy that lives on is fenced."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
-        self._nameless: dict[str, float] = {}
+        self._awaiting_user_name: dict[str, float] = {}
         """uid -> since when accounting has not said who cancelled its job (Unix seconds)."""
 
-    async def reconcile(self, key: ObjectKey) -> Done | Again:
+    async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
             allocation = await self._store.get(key)
         except NotFound:
             return Done()
         assert isinstance(allocation, Allocation)
-        if allocation.metadata.deletion_timestamp is None and not await self._owned(allocation):
+        if allocation.metadata.deletion_timestamp is None and not await self._has_owner(allocation):
             await self._store.delete(key, uid=allocation.metadata.uid)
-            return Again(0.0)
-        snapshot, uid = self._view(allocation), allocation.metadata.uid
+            return RequeueAfter(0.0)
+        snapshot, uid = self._snapshot_for(allocation), allocation.metadata.uid
         if uid in self._submitter.submitting:
-            return Again(WAIT_SECONDS)
+            return RequeueAfter(WAIT_SECONDS)
         owner = self._workspace.owner(allocation)
-        plan = plan_allocation(allocation, owner, snapshot, self._misses(allocation, owner, snapshot))
+        plan = plan_allocation(allocation, owner, snapshot, self._count_misses(allocation, owner, snapshot))
         if plan.remove:
             await self._remove(allocation)
             return Done()
         if plan.submit:
             self._submitter.add(allocation)
-            return Again(WAIT_SECONDS)
+            return RequeueAfter(WAIT_SECONDS)
         allocation = await self._observe(allocation, plan)
         if plan.cancel:  # after why has been written down
             await self._cancel(plan.cancel)
-        if allocation.status.ended and not plan.cancel:
-            return Again(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
+        if allocation.status.is_ended and not plan.cancel:
+            return RequeueAfter(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
         if allocation.spec.drain:
             await self._drain(allocation)
         if plan.adopt is not None and plan.adopt.state.ended:
-            return Again(NAME_LOOK_SECONDS)
+            return RequeueAfter(NAME_LOOK_SECONDS)
         undecided = plan.wait or plan.cancel or allocation.spec.drain or allocation.metadata.deletion_timestamp
-        return Again(WAIT_SECONDS) if undecided else Done()
+        return RequeueAfter(WAIT_SECONDS) if undecided else Done()
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
         """What cannot be submitted as it is written ends here; the pool says why."""
@@ -112,27 +112,27 @@ class AllocationReconciler:
         assert isinstance(allocation, Allocation)
         await self._submitter.refuse(allocation, str(error))
 
-    async def _owned(self, allocation: Allocation) -> bool:
+    async def _has_owner(self, allocation: Allocation) -> bool:
         """Its very pool is still there; a pool whose finalizer was taken away by hand leaves its allocations behind."""
         try:
             return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
         except NotFound:
             return False
 
-    def _view(self, allocation: Allocation) -> Snapshot | None:
+    def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
         """The latest snapshot that can tell of this allocation: one begun before its submit answered may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
-    def _misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
+    def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
         """Complete snapshots in a row that could have shown its job, and do not."""
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
         if status.job_id is not None:
-            return MISSES if self._feed.believed_gone(status.job_id) else 0
+            return MIN_MISSES if self._feed.believed_gone(status.job_id) else 0
         if snapshot.by_owner(owner):
             self._missed.pop(uid, None)
             return 0
@@ -145,7 +145,7 @@ class AllocationReconciler:
 
     async def _cancel(self, ids: tuple[str, ...]) -> None:
         await self._driver.cancel(ids)
-        crash_point("after-cancel")
+        failpoint("after-cancel")
         self._feed.refresh()
 
     async def _drain(self, allocation: Allocation) -> None:
@@ -159,7 +159,7 @@ class AllocationReconciler:
         if status.job_id is not None and status.job_state != COMPLETING and now - since > limit:
             if get_condition(status.conditions, ENDING) is None:
                 said = f"still busy after {limit} s of draining; unfinished work is handed back"
-                await self._recorder.say(allocation, "DrainTimedOut", said)
+                await self._recorder.record_event(allocation, "DrainTimedOut", said)
                 conditions = set_condition(
                     status.conditions, ENDING, True, "DrainTimedOut", said,
                     generation=allocation.metadata.generation, now=as_datetime(now),
@@ -172,57 +172,57 @@ class AllocationReconciler:
         before, uid = allocation.status, allocation.metadata.uid
         update: dict[str, Any] = {}
         if plan.adopt is not None:
-            update = _from_job(plan.adopt)
+            update = _status_from_job(plan.adopt)
         elif plan.gone:
-            update = await self._forgotten(allocation)
+            update = await self._is_gone(allocation)
         status = before.model_copy(update=update)
-        over = status.ended
-        end: End | None = None
-        if over and not before.ended:
+        over = status.is_ended
+        end: JobEnd | None = None
+        if over and not before.is_ended:
             end = await self._end(allocation, plan, status)
             if end is None:
                 return allocation
-            status = status.model_copy(update={"ready": False, "reason": short(end)})
+            status = status.model_copy(update={"ready": False, "reason": short_text(end)})
         elif not over:
             ready = self._ready(uid)
             ready_at = status.ready_at or (as_datetime(self._clock.time()) if ready else None)
             status = status.model_copy(update={"ready": ready, "ready_at": ready_at})
-        conditions = await self._conditions(allocation, status, long(end) if end is not None else status.reason)
+        conditions = await self._conditions(allocation, status, long_text(end) if end is not None else status.reason)
         final = status.model_copy(
             update={"conditions": conditions, "observed_generation": allocation.metadata.generation}
         )
         if final != before:
             allocation = await self._write(allocation, dict(final))
-            await self._tell(allocation, before)
+            await self._record_changes(allocation, before)
         if over:
             self._forget(uid)
-            await self._lost(uid)
+            await self._lose_allocation(uid)
         elif allocation.status.job_state == "RUNNING" and allocation.status.end_time is not None:
-            self._agents.ends(uid, allocation.status.end_time.timestamp())
+            self._agents.set_walltime_end(uid, allocation.status.end_time.timestamp())
         return allocation
 
-    async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> End | None:
+    async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> JobEnd | None:
         """Return what is certain about its end; None while accounting has yet to name who cancelled it."""
         by_us = await self._why_ended(allocation)
         job = plan.adopt
-        if job is not None and job.state is JobState.CANCELLED and not by_us and not _requeued(status):
-            known = await self._accounted(job.id)
+        if job is not None and job.state is JobState.CANCELLED and not by_us and not _is_requeued(status):
+            known = await self._accounting_of(job.id)
             if known is not None and not known.state.ended and self._waits_for_name(allocation.metadata.uid):
                 return None
             job = known if known is not None and known.cancelled_by else job
         ended_at = status.end_time.timestamp() if status.end_time is not None else self._clock.time()
-        return End(
+        return JobEnd(
             state=status.job_state or "",
             exit_code=status.exit_code,
             slurm_reason=status.reason,
             node=status.node,
             by_us=by_us,
-            requeued=status.restart_count if _requeued(status) else 0,
+            requeued=status.restart_count if _is_requeued(status) else 0,
             cancelled_by=job.cancelled_by if job is not None else "",
             output=await asyncio.to_thread(self._workspace.last_output, allocation, ended_at),
         )
 
-    async def _accounted(self, id: str) -> Job | None:
+    async def _accounting_of(self, id: str) -> Job | None:
         """Return what accounting knows of a job that has ended; it is not waited for."""
         with contextlib.suppress(SlurmUnreachable, TimeoutError):
             async with asyncio.timeout(NAME_SECONDS):
@@ -232,7 +232,7 @@ class AllocationReconciler:
     def _waits_for_name(self, uid: str) -> bool:
         """slurmctld tells slurmdbd of an end a moment later than us."""
         now = self._clock.time()
-        return now - self._nameless.setdefault(uid, now) < NAME_SECONDS
+        return now - self._awaiting_user_name.setdefault(uid, now) < NAME_SECONDS
 
     async def _why_ended(self, allocation: Allocation) -> str:
         """Why we ended it; empty where we did not."""
@@ -253,22 +253,21 @@ class AllocationReconciler:
         ours = [a for a in siblings if isinstance(a, Allocation)]
         return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
 
-    async def _forgotten(self, allocation: Allocation) -> dict[str, Any]:
+    async def _is_gone(self, allocation: Allocation) -> dict[str, Any]:
         """Slurm's memory has lost the job, and nothing speaks for it; accounting may know how it ended."""
         status, now = allocation.status, self._clock.time()
         assert status.job_id is not None
         absence = self._feed.missing[status.job_id]
-        if absence.account is not None and absence.account.state.ended:
-            return _from_job(absence.account)
-        why = (
-            f"job {status.job_id} is gone and its end is not known: it has not reported for {absence.quiet(now):.0f} s"
-        )
-        if absence.silence:
-            why = f"{why}, and accounting does not answer: {absence.silence}"
-            await self._recorder.say(allocation, "AccountingSilent", why, "Warning")
-        elif absence.accounted:
-            why = f"{why}, and accounting still calls it {absence.account.state if absence.account else ''}"
-            await self._recorder.say(allocation, "AccountingBehind", why, "Warning")
+        if absence.accounting_state is not None and absence.accounting_state.state.ended:
+            return _status_from_job(absence.accounting_state)
+        quiet = absence.quiet_seconds(now)
+        why = f"job {status.job_id} is gone and its end is not known: it has not reported for {quiet:.0f} s"
+        if absence.accounting_error:
+            why = f"{why}, and accounting does not answer: {absence.accounting_error}"
+            await self._recorder.record_event(allocation, "AccountingSilent", why, "Warning")
+        elif absence.is_contradicted:
+            why = f"{why}, and accounting still calls it {absence.accounting_state.state if absence.accounting_state else ''}"
+            await self._recorder.record_event(allocation, "AccountingBehind", why, "Warning")
         end = min(now, status.end_time.timestamp()) if status.end_time is not None else now
         return {"job_state": GONE, "reason": "", "end_time": as_datetime(end)}
 
@@ -276,7 +275,7 @@ class AllocationReconciler:
         self._agents.forget(uid)
         self._endpoints.forget(uid)
         self._submitter.forget(uid)
-        self._nameless.pop(uid, None)
+        self._awaiting_user_name.pop(uid, None)
         self._missed.pop(uid, None)
 
     def _ready(self, uid: str) -> bool:
@@ -287,9 +286,9 @@ class AllocationReconciler:
         """`ended`: how it did, where it has; that is said once and stays."""
         generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
         known = get_condition(status.conditions, "Ready")
-        if status.ended and known is not None and known.reason == "Ended":
+        if status.is_ended and known is not None and known.reason == "Ended":
             return status.conditions
-        if status.ended:
+        if status.is_ended:
             which = f"job {status.job_id} ended {status.job_state}: " if status.job_id is not None else ""
             reason, message = "Ended", f"{which}{ended}"
         elif status.ready:
@@ -308,7 +307,7 @@ class AllocationReconciler:
         if status.job_id is not None and get_condition(conditions, SUBMITTED) is not None:  # also one that was adopted
             said = f"as job {status.job_id}"
             conditions = set_condition(conditions, SUBMITTED, True, "Submitted", said, generation=generation, now=now)
-        conditions = self._queued(status, conditions, generation)
+        conditions = self._in_queue_condition(status, conditions, generation)
         if allocation.spec.drain:
             draining = get_condition(conditions, DRAINING)
             if draining is None:
@@ -319,42 +318,44 @@ class AllocationReconciler:
             conditions = set_condition(conditions, DRAINING, True, word, message, generation=generation, now=now)
         return conditions
 
-    def _queued(self, status: AllocationStatus, conditions: list[Condition], generation: int) -> list[Condition]:
+    def _in_queue_condition(
+        self, status: AllocationStatus, conditions: list[Condition], generation: int
+    ) -> list[Condition]:
         """Whether Slurm's queue shows the job, once it has not."""
         absence, now = self._feed.missing.get(status.job_id or ""), self._clock.time()
-        if status.ended or (absence is None and get_condition(conditions, IN_QUEUE) is None):
+        if status.is_ended or (absence is None and get_condition(conditions, IN_QUEUE) is None):
             return conditions
-        missing = absence is not None and absence.looks >= LOOKS
+        missing = absence is not None and absence.lookups >= MIN_LOOKUPS
         reason, message = ("Missing", why_not_gone(absence, now)) if absence is not None and missing else ("Listed", "")
         return set_condition(
             conditions, IN_QUEUE, not missing, reason, message, generation=generation, now=as_datetime(now)
         )
 
-    async def _tell(self, allocation: Allocation, before: AllocationStatus) -> None:
+    async def _record_changes(self, allocation: Allocation, before: AllocationStatus) -> None:
         status = allocation.status
         listed, listed_before = (get_condition(s.conditions, IN_QUEUE) for s in (status, before))
         if listed is not None and listed.status == "False" and (not listed_before or listed_before.status == "True"):
-            await self._recorder.say(allocation, "MissingFromQueue", listed.message, "Warning")
-        if _requeued(status) and not _requeued(before):
+            await self._recorder.record_event(allocation, "MissingFromQueue", listed.message, "Warning")
+        if _is_requeued(status) and not _is_requeued(before):
             said = (
                 f"job {status.job_id} was requeued, not by Rollyard; its second run is ended, because other allocations "
                 "have its work"
             )
-            await self._recorder.say(allocation, "Requeued", said, "Warning")
+            await self._recorder.record_event(allocation, "Requeued", said, "Warning")
         if status.job_state == before.job_state:
             return
-        if status.ended:
+        if status.is_ended:
             ended = get_condition(status.conditions, "Ready")
             ours = allocation.spec.drain or allocation.metadata.deletion_timestamp
             timed_out = get_condition(status.conditions, ENDING) is not None
-            bad = not ours or timed_out or _requeued(status) or status.job_state not in ("CANCELLED", "COMPLETED")
+            bad = not ours or timed_out or _is_requeued(status) or status.job_state not in ("CANCELLED", "COMPLETED")
             message = ended.message if ended is not None else status.reason
-            await self._recorder.say(allocation, "JobEnded", message, "Warning" if bad else "Normal")
+            await self._recorder.record_event(allocation, "JobEnded", message, "Warning" if bad else "Normal")
         elif status.job_state == "RUNNING":
-            await self._recorder.say(allocation, "JobStarted", f"job {status.job_id} runs on {status.node}")
+            await self._recorder.record_event(allocation, "JobStarted", f"job {status.job_id} runs on {status.node}")
 
     async def _remove(self, allocation: Allocation) -> None:
-        crash_point("before-allocation-removal")
+        failpoint("before-allocation-removal")
         await asyncio.to_thread(self._workspace.remove, allocation)
         self._forget(allocation.metadata.uid)
         kept = [f for f in allocation.metadata.finalizers if f != FINALIZER]
@@ -373,12 +374,12 @@ def _pool_key(allocation: Allocation) -> ObjectKey:
     return ObjectKey(kind=pool.kind, namespace=allocation.metadata.namespace, name=pool.name)
 
 
-def _requeued(status: AllocationStatus) -> bool:
+def _is_requeued(status: AllocationStatus) -> bool:
     """Whether somebody had its job run again after a process had been bound to it."""
     return status.binding is not None and status.restart_count > status.binding.restart_count
 
 
-def _from_job(job: Job) -> dict[str, Any]:
+def _status_from_job(job: Job) -> dict[str, Any]:
     return {
         "job_id": job.id,
         "restart_count": job.restart_count,

@@ -16,29 +16,29 @@ from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.schema.object_names import name_problems
-from rollyard.reconcilers.job_endings import RECENT_SECONDS, Output
+from rollyard.reconcilers.job_endings import RECENT_SECONDS, LastOutput
 from rollyard.slurm.base import BatchScript, Job
 from rollyard.slurm.batch_script import FOLDER, JOB_PREFIX, batch_script
-from rollyard.slurm.python_archive import STAGE, Runtime
+from rollyard.slurm.python_archive import STAGE, PythonArchive
 from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.secret_files import write_secret
 from rollyard.wire.files import AllocationFile
 
 TAIL_BYTES, TAIL_LINES = 16 << 10, 20
 """How much of the end of a log is looked at."""
-SLURMS_OWN = ("slurmstepd: ", "srun: ")
+SLURM_LOG_PREFIXES = ("slurmstepd: ", "srun: ")
 """Lines in a job's log that are not the job's."""
 GANG_WAIT_SECONDS = 60
 
 
-class Workspace:
+class AllocationFolders:
     """Folders below `<data>/allocations`, 0700, one an allocation."""
 
     def __init__(self, data: Path, server_id: str, issue: Callable[[Role, str], str]) -> None:
         self._data = data
         self._server_id = server_id
         self._issue = issue
-        self._runtime = Runtime(data / "runtime")
+        self._runtime = PythonArchive(data / "runtime")
 
     def comment(self, id: str) -> str:
         """Names a job as ours; `id` is an allocation's uid, or that of a burst."""
@@ -95,7 +95,7 @@ class Workspace:
             stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
         )
 
-    def link(self, burst: str, allocations: Sequence[Allocation]) -> None:
+    def write_burst(self, burst: str, allocations: Sequence[Allocation]) -> None:
         """Write the manifest. Blocks."""
         folder = self.burst(burst)
         folder.mkdir(parents=True, mode=0o700)
@@ -124,11 +124,11 @@ class Workspace:
         )
         write_secret(folder / "allocation.json", told.model_dump_json(), durable=False)
 
-    def keep(self, script: BatchScript) -> None:
+    def write_script(self, script: BatchScript) -> None:
         """Beside what it is for, for people to look at. Blocks."""
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
-    def last_output(self, allocation: Allocation, end: float) -> Output | None:
+    def last_output(self, allocation: Allocation, end: float) -> LastOutput | None:
         """Return what its job wrote in the seconds before this end (Unix seconds), where that is certain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
@@ -152,24 +152,24 @@ class Workspace:
                     shutil.rmtree(burst)
 
 
-def last_output(lines: Sequence[str], written_at: float, end: float) -> Output | None:
+def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
     """The last line, or the reason that one of our processes gave for its exit; None where it is older or its age unknown.
 
     `written_at`: when the last of them was (Unix seconds). Lines of our own logs say themselves when they were. Pure.
     """
     said = [line for line in lines if line.strip()]
     for line in reversed(said[-TAIL_LINES:]):
-        at, level, message = _logged(line)
+        at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
-            return Output(message, end - at, meant=True)
-    if not said or said[-1].startswith(SLURMS_OWN):  # which moves the file's time
+            return LastOutput(message, end - at, is_exit_reason=True)
+    if not said or said[-1].startswith(SLURM_LOG_PREFIXES):  # which moves the file's time
         return None
-    at, _, message = _logged(said[-1])
+    at, _, message = _parse_log_line(said[-1])
     before = end - (written_at if at is None else at)
-    return Output(message, before) if before < RECENT_SECONDS else None
+    return LastOutput(message, before) if before < RECENT_SECONDS else None
 
 
-def _logged(line: str) -> tuple[float | None, str, str]:
+def _parse_log_line(line: str) -> tuple[float | None, str, str]:
     """(Unix seconds, level, message) of a line of our logs; (None, "", line) of any other."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         logged = json.loads(line)

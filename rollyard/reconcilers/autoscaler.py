@@ -32,7 +32,7 @@ from rollyard.kinds.autoscaling import (
     ScalingRecord,
     ScalingRules,
 )
-from rollyard.reconcilers.sliding_max import Peaks
+from rollyard.reconcilers.sliding_max import SlidingMax
 
 TOLERANCE = 0.1
 PANIC_THRESHOLD, PANIC_SECONDS = 2, 60.0
@@ -70,14 +70,14 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScalerMemory:
     """What is remembered from call to call, and may be lost: then it is waited for until it is whole again."""
 
     since: float
     """From when on nothing is missing in it (Unix seconds)."""
-    asked: Peaks = field(default_factory=Peaks)
+    requested: SlidingMax = field(default_factory=SlidingMax)
     """Sizes that were asked for."""
-    asked_negated: Peaks = field(default_factory=Peaks)
+    requested_negated: SlidingMax = field(default_factory=SlidingMax)
     """Their highest is minus the lowest that was asked for."""
     changes: tuple[tuple[float, int], ...] = ()
     """(when it was noticed, by how many the size changed)."""
@@ -86,19 +86,19 @@ class Memory:
     panic_until: float = -math.inf
 
     @classmethod
-    def begin(cls, now: float, *, new: bool) -> Memory:
+    def begin(cls, now: float, *, new: bool) -> ScalerMemory:
         """`new`: the pool was never scaled, so that there is nothing that could have been forgotten."""
         return cls(since=-math.inf if new else now)
 
-    def observe(self, now: float, size: int, wanted: int) -> Memory:
+    def observe(self, now: float, size: int, wanted: int) -> ScalerMemory:
         """Notice what became of the last decision, and what is asked for now."""
         changes = tuple(change for change in self.changes if change[0] > now - MAX_PERIOD_SECONDS)
         if self.size not in (None, size):
             changes = (*changes, (now, size - (self.size or 0)))
         return replace(
             self,
-            asked=self.asked.add(now, wanted, MAX_WINDOW_SECONDS),
-            asked_negated=self.asked_negated.add(now, -wanted, MAX_WINDOW_SECONDS),
+            requested=self.requested.add(now, wanted, MAX_WINDOW_SECONDS),
+            requested_negated=self.requested_negated.add(now, -wanted, MAX_WINDOW_SECONDS),
             changes=changes,
             size=size,
             panic_until=now + PANIC_SECONDS if wanted >= PANIC_THRESHOLD * max(1, size) else self.panic_until,
@@ -110,7 +110,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ScalingLimit:
     """What keeps the size from what is asked for; a reason and a message of a condition."""
 
     reason: str
@@ -118,23 +118,23 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ScaleDecision:
     desired: int
     message: str
     """The numbers it was made from."""
     record: ScalingRecord = field(default_factory=ScalingRecord)
     """Goes into the pool's status together with the decision."""
-    memory: Memory | None = None
+    memory: ScalerMemory | None = None
     """For the next call."""
-    limit: Limit | None = None
+    limit: ScalingLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _Decision:
     """One decision in the making."""
 
     bounds: Autoscaling
-    memory: Memory
+    memory: ScalerMemory
     record: ScalingRecord
     size: int
     """So far, within the bounds."""
@@ -144,8 +144,14 @@ class _Case:
 
 
 def autoscale(
-    bounds: Autoscaling, memory: Memory, record: ScalingRecord, metrics: Sequence[Metric], *, current: int, now: float
-) -> Scale:
+    bounds: Autoscaling,
+    memory: ScalerMemory,
+    record: ScalingRecord,
+    metrics: Sequence[Metric],
+    *,
+    current: int,
+    now: float,
+) -> ScaleDecision:
     """The next size of a pool. `current` is what was last decided, whether or not all of it has started."""
     low, high = bounds.min_replicas, bounds.max_replicas
     size = min(max(current, low), high)
@@ -154,17 +160,17 @@ def autoscale(
     wanted = size if unknown else min(max(asked, low), high)
     memory = memory.observe(now, current, wanted)
     record = record.model_copy(update={"idle_since": _idle_since(metrics, record, now)})
-    case = _Case(bounds, memory, record, size, wanted, now)
+    case = _Decision(bounds, memory, record, size, wanted, now)
     desired, limit = _up(case) if wanted > size else _down(case) if wanted < size else (size, None)
     if unknown:
-        limit = Limit(
+        limit = ScalingLimit(
             "MetricUnknown",
             f"{', '.join(unknown)}: some allocations have not reported it; none is given back until they do",
         )
     elif limit is None and asked != wanted:
-        limit = _beyond(asked, bounds)
+        limit = _limit_of(asked, bounds)
     numbers = f"{'; '.join(m.describe() for m in metrics)}; the demand needs {asked}, bounds {low} to {high}"
-    return Scale(desired, numbers, _turned(record, size, desired, now), memory, limit)
+    return ScaleDecision(desired, numbers, _with_direction(record, size, desired, now), memory, limit)
 
 
 def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) -> datetime | None:
@@ -173,13 +179,13 @@ def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) ->
     return (record.idle_since or as_datetime(now)) if totals and not any(totals) else None
 
 
-def _beyond(asked: int, bounds: Autoscaling) -> Limit:
+def _limit_of(asked: int, bounds: Autoscaling) -> ScalingLimit:
     if asked > bounds.max_replicas:
-        return Limit(
+        return ScalingLimit(
             "TooManyReplicas",
             f"the demand needs {asked} allocations, but spec.autoscaling.maxReplicas is {bounds.max_replicas}",
         )
-    return Limit(
+    return ScalingLimit(
         "TooFewReplicas",
         f"the demand needs {asked} allocations, but spec.autoscaling.minReplicas is {bounds.min_replicas}",
     )
@@ -188,28 +194,28 @@ def _beyond(asked: int, bounds: Autoscaling) -> Limit:
 # towards more
 
 
-def _up(case: _Case) -> tuple[int, Limit | None]:
+def _up(case: _Decision) -> tuple[int, ScalingLimit | None]:
     rules, size, wanted, now = case.bounds.behavior.scale_up, case.size, case.wanted, case.now
     window = 0 if now < case.memory.panic_until else rules.stabilization_window_seconds
-    least = -case.memory.asked_negated.highest(now - window, -wanted)
+    least = -case.memory.requested_negated.max_since(now - window, -wanted)
     if now - case.memory.since < window:
         least = size  # what was asked for before is forgotten
     steady = max(size or 1, min(least, wanted))
-    most = max(size, _reach(rules, case, _raised, (max, min), steady))
+    most = max(size, _bounded_by_policies(rules, case, _highest_by_policy, (max, min), steady))
     if most < steady:
-        return most, Limit(
+        return most, ScalingLimit(
             "ScaleUpLimit",
             f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleUp allows {most} now",
         )
     if steady < wanted:
-        return steady, Limit(
+        return steady, ScalingLimit(
             "ScaleUpStabilized",
             f"the demand needs {wanted} allocations, but has not needed as many for all of the last {window} s",
         )
     return steady, None
 
 
-def _raised(start: int, policy: ScalingPolicy) -> int:
+def _highest_by_policy(start: int, policy: ScalingPolicy) -> int:
     if policy.type == "Count":
         return start + policy.value
     return math.ceil(max(1, start) * (100 + policy.value) / 100)
@@ -218,48 +224,50 @@ def _raised(start: int, policy: ScalingPolicy) -> int:
 # towards fewer
 
 
-def _down(case: _Case) -> tuple[int, Limit | None]:
+def _down(case: _Decision) -> tuple[int, ScalingLimit | None]:
     rules, size, wanted, now = case.bounds.behavior.scale_down, case.size, case.wanted, case.now
     window = rules.stabilization_window_seconds
     if now < case.memory.panic_until:
-        return size, Limit(
+        return size, ScalingLimit(
             "Panic", f"the demand needs {wanted} allocations, but its last burst is less than {PANIC_SECONDS:.0f} s ago"
         )
     if now - case.memory.since < max([window, *(p.period_seconds for p in rules.policies)]):
-        return size, Limit(
+        return size, ScalingLimit(
             "WindowNotFull",
             f"the demand needs {wanted} allocations, but the server has not yet measured it for a whole window",
         )
-    highest = min(size, case.memory.asked.highest(now - window, wanted))
+    highest = min(size, case.memory.requested.max_since(now - window, wanted))
     steady = max(highest, 0 if _idle_long_enough(case) else 1)
     if steady == size and highest < size:
         seconds = case.bounds.idle_timeout_seconds
-        return size, Limit("NotIdleLongEnough", f"the last allocation is given back after {seconds} s without work")
+        return size, ScalingLimit(
+            "NotIdleLongEnough", f"the last allocation is given back after {seconds} s without work"
+        )
     if steady == size:
-        return size, Limit(
+        return size, ScalingLimit(
             "ScaleDownStabilized",
             f"the demand needs {wanted} allocations, but needed {size} within the last {window} s",
         )
     if len(turns := _recent(case.record, now)) + 2 > FLAP_BUDGET and case.record.direction == "Up":
-        return size, Limit(
+        return size, ScalingLimit(
             "FlapBudget",
             f"the demand needs {steady} allocations, but the direction changed {len(turns)} times in the last hour",
         )
-    least = max(steady, min(size, _reach(rules, case, _lowered, (min, max), steady)))
+    least = max(steady, min(size, _bounded_by_policies(rules, case, _lowest_by_policy, (min, max), steady)))
     if least > steady:
-        return least, Limit(
+        return least, ScalingLimit(
             "ScaleDownLimit",
             f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleDown allows {least} now",
         )
     return steady, None
 
 
-def _idle_long_enough(case: _Case) -> bool:
+def _idle_long_enough(case: _Decision) -> bool:
     since = case.record.idle_since
     return since is not None and case.now - since.timestamp() >= case.bounds.idle_timeout_seconds
 
 
-def _lowered(start: int, policy: ScalingPolicy) -> int:
+def _lowest_by_policy(start: int, policy: ScalingPolicy) -> int:
     if policy.type == "Count":
         return start - policy.value
     return math.floor(start * (100 - policy.value) / 100)
@@ -268,9 +276,9 @@ def _lowered(start: int, policy: ScalingPolicy) -> int:
 # both
 
 
-def _reach(
+def _bounded_by_policies(
     rules: ScalingRules,
-    case: _Case,
+    case: _Decision,
     step: Callable[[int, ScalingPolicy], int],
     pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
     unlimited: int,
@@ -290,7 +298,7 @@ def _recent(record: ScalingRecord, now: float) -> list[datetime]:
     return [turn for turn in record.turns if turn.timestamp() > now - FLAP_WINDOW_SECONDS]
 
 
-def _turned(record: ScalingRecord, size: int, desired: int, now: float) -> ScalingRecord:
+def _with_direction(record: ScalingRecord, size: int, desired: int, now: float) -> ScalingRecord:
     """With the direction of this decision, and that it is another one."""
     if desired == size:
         return record

@@ -17,22 +17,22 @@ from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
-from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_passing, word
-from rollyard.reconcilers.autoscaler import Scale
-from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, Ends, last_ended
+from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_transient, reason_word
+from rollyard.reconcilers.autoscaler import ScaleDecision
+from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCounts, last_ended
 from rollyard.reconcilers.job_submitter import SUBMITTED
-from rollyard.reconcilers.pending_jobs import waiting
+from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
-from rollyard.reconcilers.pool_observation import Fact, Look
-from rollyard.reconcilers.pool_size import SPENT
+from rollyard.reconcilers.pool_observation import ConditionUpdate, PoolObservation
+from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT
 
 CRASH_LOOP = 3
 """Failures in a row that are no accident any more."""
-ANSWER_SECONDS = 5.0
+SUBMIT_ANSWER_SECONDS = 5.0
 """A submit that takes longer is spoken of."""
-PATIENCE_SECONDS = 10.0
+SHORT_WAIT_SECONDS = 10.0
 """A job that waits so long, for what most jobs wait for a moment, is spoken of before other things."""
-_LIMITED = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
+_LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
 """In Slurm's words for a refusal that may pass by itself."""
 NO_WARNING = {
     "AllReady",
@@ -54,14 +54,14 @@ class PoolView:
     """All that the conditions are made from."""
 
     pool: Pool
-    look: Look
-    scale: Scale
-    ends: Ends
+    observation: PoolObservation
+    scale: ScaleDecision
+    ends: EndCounts
     now: float
 
     @property
     def members(self) -> Sequence[Member]:
-        return self.look.members
+        return self.observation.members
 
     @property
     def active(self) -> list[Allocation]:
@@ -83,92 +83,94 @@ def replicas(view: PoolView) -> Replicas:
     )
 
 
-def ready(view: PoolView) -> Fact:
+def ready(view: PoolView) -> ConditionUpdate:
     """Whether the desired number serves now, whatever it was made from."""
-    pool, look, count = view.pool, view.look, replicas(view)
+    pool, look, count = view.pool, view.observation, replicas(view)
     counted = f"{count.ready} of {count.desired} allocations ready"
     if pool.metadata.deletion_timestamp is not None:
-        return Fact("Ready", False, "Deleting", f"{len(view.members)} allocations left")
+        return ConditionUpdate("Ready", False, "Deleting", f"{len(view.members)} allocations left")
     if pool.spec.suspend:
-        return Fact("Ready", False, "Suspended", "spec.suspend is true")
-    if view.scale.limit is not None and view.scale.limit.reason == SPENT:
-        return Fact("Ready", False, SPENT, view.scale.limit.message)
+        return ConditionUpdate("Ready", False, "Suspended", "spec.suspend is true")
+    if view.scale.limit is not None and view.scale.limit.reason == GPU_HOURS_SPENT:
+        return ConditionUpdate("Ready", False, GPU_HOURS_SPENT, view.scale.limit.message)
     if look.problem is not None:
-        return Fact("Ready", False, *look.problem)
-    if count.ready and (ending := _places_nothing(view)):
-        return Fact("Ready", False, "WalltimeEnds", ending)
+        return ConditionUpdate("Ready", False, *look.problem)
+    if count.ready and (ending := _why_nothing_placed(view)):
+        return ConditionUpdate("Ready", False, "WalltimeEnds", ending)
     if count.ready >= count.desired:
-        return Fact("Ready", True, "AllReady", counted)
-    reason, why = _lacking(view)
-    return Fact("Ready", False, reason, f"{counted}{f'; {why}' if why else ''}")
+        return ConditionUpdate("Ready", True, "AllReady", counted)
+    reason, why = _why_too_few(view)
+    return ConditionUpdate("Ready", False, reason, f"{counted}{f'; {why}' if why else ''}")
 
 
-def updated(view: PoolView) -> Fact:
+def updated(view: PoolView) -> ConditionUpdate:
     """Whether the pool has come to what its spec says now; as a Deployment's Progressing, it ends where it has come to it."""
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:
-        return Fact("Updated", False, "Deleting", "")
+        return ConditionUpdate("Updated", False, "Deleting", "")
     known = get_condition(pool.status.conditions, "Updated")
     come = known is not None and known.status == "True" and pool.status.template_hash == view.ends.template
     if (come or count.updated >= count.desired) and not any(view.outdated(a) for a in view.active):
-        return Fact("Updated", True, "Updated", "all allocations are up to date")
-    if (failed := _failed(view)) is not None:
-        return Fact("Updated", False, failed[0], f"{counted}; {failed[1]}")
+        return ConditionUpdate("Updated", True, "Updated", "all allocations are up to date")
+    if (failed := _failure_reason(view)) is not None:
+        return ConditionUpdate("Updated", False, failed[0], f"{counted}; {failed[1]}")
     coming = [a for a in view.active if not view.outdated(a) and not a.status.ready]
-    queue = waiting(coming)
-    trouble = ": ".join(view.look.trouble or ())
+    queue = pending_reason(coming)
+    trouble = ": ".join(view.observation.not_ready_reasons or ())
     why = _unanswered(coming, view.now) or (queue.message if queue is not None else trouble)
-    return Fact("Updated", False, "Updating", f"{counted}{f'; {why}' if why else ''}")
+    return ConditionUpdate("Updated", False, "Updating", f"{counted}{f'; {why}' if why else ''}")
 
 
-def renewal_blocked(view: PoolView) -> Fact | None:
+def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
     """Whether a successor cannot be ready in time, why, and how long the gap is going to be; None before the first time."""
-    if (found := _blocked(view)) is not None:
-        return Fact("RenewalBlocked", True, *found)
+    if (found := _renewal_blocked_reason(view)) is not None:
+        return ConditionUpdate("RenewalBlocked", True, *found)
     known = get_condition(view.pool.status.conditions, "RenewalBlocked")
-    return Fact("RenewalBlocked", False, "NotBlocked", "") if known is not None else None
+    return ConditionUpdate("RenewalBlocked", False, "NotBlocked", "") if known is not None else None
 
 
-def _blocked(view: PoolView) -> tuple[str, str] | None:
-    failed = _failed(view)
+def _renewal_blocked_reason(view: PoolView) -> tuple[str, str] | None:
+    failed = _failure_reason(view)
     return blocked(view.pool, view.members, view.now, failed[1] if failed is not None else "")
 
 
-def _lacking(view: PoolView) -> tuple[str, str]:
+def _why_too_few(view: PoolView) -> tuple[str, str]:
     """(reason, why) fewer serve than are desired: what stands in the way now, then what failed, then what is on its way."""
     suspended = [m.allocation for m in view.members if m.active and m.suspended]
     if suspended:
         jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
         return "SuspendedBySlurm", f"suspended by Slurm: {jobs}"
-    failed, queue = _failed(view), waiting(view.active)
+    failed, queue = _failure_reason(view), pending_reason(view.active)
     passing = failed is not None or queue is None or queue.reason == UNKNOWN
-    if queue is not None and (not passing or _notable(view, queue.reason)):
+    if queue is not None and (not passing or _is_notable_wait(view, queue.reason)):
         return "WaitingForSlurm", queue.message + (f"; before that: {failed[1]}" if failed else "")
     if why := _unanswered(view.active, view.now):
         return "WaitingForSlurm", why + (f"; before that: {failed[1]}" if failed else "")
     if failed is not None:
         return failed
-    if view.look.trouble is not None:
-        return view.look.trouble
-    return "WaitingForAllocations", _replaced(view) or _starting(view) or (queue.message if queue is not None else "")
+    if view.observation.not_ready_reasons is not None:
+        return view.observation.not_ready_reasons
+    return "WaitingForAllocations", _interruption_text(view) or _first_starting(view) or (
+        queue.message if queue is not None else ""
+    )
 
 
-def _failed(view: PoolView) -> tuple[str, str] | None:
+def _failure_reason(view: PoolView) -> tuple[str, str] | None:
     """(reason, message) where the present template failed and none of it has become ready since."""
     ends = view.ends
     if not ends.failing:
         return None
     last = last_ended((m.allocation for m in view.members), FAILURES, ends.template)
-    words = _end(last) if last is not None else "its allocation no longer exists"
+    words = _end_text(last) if last is not None else "its allocation no longer exists"
     times = f"failed {ends.failures} times in a row; the last: {words}" if ends.failures > 1 else f"failed: {words}"
     if last is not None and last.status.reason.startswith("SubmitRefused"):
-        limited = _LIMITED.search(last.status.reason) is not None
-        return "SubmitLimited" if limited else "SubmitRefused", f"{times}{_again(view)}"
-    return "CrashLoop" if ends.failures >= CRASH_LOOP else "AllocationFailed", f"{times}{_again(view)}"
+        limited = _LIMIT_REASONS.search(last.status.reason) is not None
+        return "SubmitLimited" if limited else "SubmitRefused", f"{times}{_retry_text(view)}"
+    return "CrashLoop" if ends.failures >= CRASH_LOOP else "AllocationFailed", f"{times}{_retry_text(view)}"
 
 
-def _replaced(view: PoolView) -> str:
+def _interruption_text(view: PoolView) -> str:
     """Text about an end from outside, as long as nothing has become ready since."""
     last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
     if last is None or last.status.end_time is None:
@@ -176,11 +178,13 @@ def _replaced(view: PoolView) -> str:
     since = [m.allocation.status.ready_at for m in view.members if m.allocation.status.ready_at is not None]
     if max(since, default=last.status.end_time) > last.status.end_time:
         return ""
-    often = f"ended from outside {view.ends.interruptions} times in a row; the last: " if view.ends.interrupted else ""
-    return f"{often}{_end(last)}{_again(view) or '; it is replaced'}"
+    often = (
+        f"ended from outside {view.ends.interruptions} times in a row; the last: " if view.ends.is_interrupted else ""
+    )
+    return f"{often}{_end_text(last)}{_retry_text(view) or '; it is replaced'}"
 
 
-def _starting(view: PoolView) -> str:
+def _first_starting(view: PoolView) -> str:
     """The first of those that run and are not heard."""
     for m in view.members:
         status = m.allocation.status
@@ -190,11 +194,11 @@ def _starting(view: PoolView) -> str:
     return ""
 
 
-def _again(view: PoolView) -> str:
+def _retry_text(view: PoolView) -> str:
     return f"; the next one is created at {time_of_day(view.ends.next_at)}" if view.ends.next_at > view.now else ""
 
 
-def _end(allocation: Allocation) -> str:
+def _end_text(allocation: Allocation) -> str:
     status = allocation.status
     if status.job_id is None:
         return f"{allocation.metadata.name}: {status.reason}"
@@ -205,12 +209,12 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
     """The submits that have taken too long; empty where there are none."""
     late: list[tuple[float, str, str]] = []
     for a in allocations:
-        asked, told = _asked(a), get_condition(a.status.conditions, SUBMITTED)
-        if a.status.job_id is not None or a.status.ended or asked is None:
+        asked, told = _submitted_at(a), get_condition(a.status.conditions, SUBMITTED)
+        if a.status.job_id is not None or a.status.is_ended or asked is None:
             continue
         if told is not None and told.status != "True":
             late.append((asked, a.metadata.name, told.message))
-        elif now - asked > ANSWER_SECONDS:
+        elif now - asked > SUBMIT_ANSWER_SECONDS:
             late.append((asked, a.metadata.name, f"Slurm has not answered since {time_of_day(asked)}"))
     if not late:
         return ""
@@ -219,21 +223,21 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
     return f"the submit of {name}{others} is unfinished: {why}"
 
 
-def _asked(allocation: Allocation) -> float | None:
+def _submitted_at(allocation: Allocation) -> float | None:
     asked = allocation.status.intended_at or allocation.metadata.creation_timestamp
     return asked.timestamp() if asked is not None else None
 
 
-def _notable(view: PoolView, reason: str) -> bool:
+def _is_notable_wait(view: PoolView, reason: str) -> bool:
     """Whether a job's wait is worth more words than the failure before: it is no matter of a moment."""
-    if not is_passing(reason):
+    if not is_transient(reason):
         return True
-    pending = [a for a in view.active if a.status.job_state == "PENDING" and word(a.status.reason) == reason]
-    asked = [at for a in pending if (at := _asked(a)) is not None]
-    return any(view.now - at > PATIENCE_SECONDS for at in asked)
+    pending = [a for a in view.active if a.status.job_state == "PENDING" and reason_word(a.status.reason) == reason]
+    asked = [at for a in pending if (at := _submitted_at(a)) is not None]
+    return any(view.now - at > SHORT_WAIT_SECONDS for at in asked)
 
 
-def _places_nothing(view: PoolView) -> str:
+def _why_nothing_placed(view: PoolView) -> str:
     """Why no rollout can be placed though allocations are ready; empty where one can be."""
     pool, serving = view.pool, [m for m in view.members if m.serves]
     if not isinstance(pool, RolloutPool):
@@ -242,8 +246,8 @@ def _places_nothing(view: PoolView) -> str:
     ends = [m.ends for m in serving if m.ends is not None and m.ends - view.now < need]
     if len(ends) < len(serving):
         return ""
-    held_up = _blocked(view)
-    coming = waiting([a for a in view.active if not a.status.ready])
+    held_up = _renewal_blocked_reason(view)
+    coming = pending_reason([a for a in view.active if not a.status.ready])
     why = held_up[1] if held_up is not None else coming.message if coming is not None else "no successor is ready yet"
     return (
         f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, before the budgets of a rollout "

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from rollyard.kinds.autoscaling import InferenceAutoscaling
 from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPoolSpec, places
+from rollyard.kinds.rollout_pool import RolloutPoolSpec, sandbox_capacity
 from rollyard.reconcilers.autoscaler import Metric
 
 Counts = Mapping[Stage, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """What a model server last said of its load; None where it has not said so."""
 
     waiting: int | None = None
@@ -29,16 +29,16 @@ def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) ->
     """
     total = {stage: queued.get(stage, 0) + in_flight.get(stage, 0) for stage in Stage}
     return [
-        Metric("INIT and RUN", total[Stage.INIT] + total[Stage.RUN], widest(spec, Stage.RUN)),
-        Metric("EVAL", total[Stage.EVAL], widest(spec, Stage.EVAL)),
+        Metric("INIT and RUN", total[Stage.INIT] + total[Stage.RUN], max_workers(spec, Stage.RUN)),
+        Metric("EVAL", total[Stage.EVAL], max_workers(spec, Stage.EVAL)),
     ]
 
 
-def widest(spec: RolloutPoolSpec, *stages: Stage) -> int:
+def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
     """Most workers of these stages together in one allocation, beside the fewest of the others."""
     workers = {stage: getattr(spec.stages, stage.value.lower()).workers for stage in Stage}
     others = sum(w.min for stage, w in workers.items() if stage not in stages)
-    room = places(spec.sandbox, spec.allocation) - others
+    room = sandbox_capacity(spec.sandbox, spec.allocation) - others
     return int(min(sum(workers[stage].max for stage in stages), room))
 
 
@@ -46,20 +46,20 @@ def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
     """Model sessions that a RolloutPool's rollouts hold or could begin: no more than its largest size has workers for."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
-    most = 0 if spec.suspend else largest * widest(spec, Stage.INIT, Stage.RUN)
+    most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)
     return max(live, min(live + queued.get(Stage.INIT, 0), most))
 
 
-def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[Report]) -> list[Metric]:
+def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[LoadReport]) -> list[Metric]:
     """`live`: sessions held and asked for; `reports`: one for each allocation that has been ready."""
     return [
         Metric("sessions", live, targets.target_sessions_per_replica),
-        _reported("requests waiting", [r.waiting for r in reports], targets.target_waiting_per_replica),
-        _reported("KV use", [r.kv_usage for r in reports], targets.target_kv_usage),
+        _reported_metric("requests waiting", [r.waiting for r in reports], targets.target_waiting_per_replica),
+        _reported_metric("KV use", [r.kv_usage for r in reports], targets.target_kv_usage),
     ]
 
 
-def _reported(name: str, values: Sequence[float | None], target: float) -> Metric:
+def _reported_metric(name: str, values: Sequence[float | None], target: float) -> Metric:
     known = [value for value in values if value is not None]
     total = None if values and not known else sum(known)
     return Metric(name, total, target, complete=len(known) == len(values))

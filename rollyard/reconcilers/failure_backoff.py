@@ -27,12 +27,12 @@ LAUNCH_SECONDS = 15.0
 comes back at once would drain them all."""
 STEADY_SECONDS = 10.0
 """Seconds of being ready that are a success; what dies sooner after it was ready still fails in a row."""
-CALM_SECONDS = 60.0
+FORGET_INTERRUPTIONS_SECONDS = 60.0
 """All ready for so long: earlier failures are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndCounts:
     """Allocations that ended though they should not have."""
 
     template: str = ""
@@ -46,38 +46,40 @@ class Ends:
     last_interruption: float | None = None
     failing: bool = False
     """The template failed, and none of it has become ready since."""
-    cap: float = BACKOFF_CAP_SECONDS
-    launch: bool = False
+    backoff_cap: float = BACKOFF_CAP_SECONDS
+    first_backoff: bool = False
     """The last one that was interrupted got a node and never ran there."""
 
     @property
     def next_at(self) -> float:
         """When the back-off is over (Unix seconds); 0.0 when there is none."""
-        failed = _after(self.last_failure, self.failures, self.cap)
-        if self.launch:
-            return max(failed, _after(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS))
+        failed = _backoff_until(self.last_failure, self.failures, self.backoff_cap)
+        if self.first_backoff:
+            return max(
+                failed, _backoff_until(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS)
+            )
         # The first one is replaced at once: most of them are nobody's fault here.
-        return max(failed, _after(self.last_interruption, self.interruptions - 1, self.cap))
+        return max(failed, _backoff_until(self.last_interruption, self.interruptions - 1, self.backoff_cap))
 
     @property
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether interruptions, and not failures, are what is waited for."""
-        return self.next_at > _after(self.last_failure, self.failures, self.cap)
+        return self.next_at > _backoff_until(self.last_failure, self.failures, self.backoff_cap)
 
 
 def count_ends(
     status: PoolStatus, template: str, allocations: Sequence[Allocation], now: float, *, serves: bool, all_ready: bool
-) -> Ends:
+) -> EndCounts:
     """The count with what has ended since. `serves`: any allocation does; `all_ready`: every active one is."""
     own = [a for a in allocations if a.spec.template_hash == template]
     last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
-    failures = status.failures if status.template_hash == template and not _steady(own, last, now) else 0
-    outside = 0 if _steady(allocations, last_outside, now) else status.interruptions
-    if all_ready and last is not None and now - last > CALM_SECONDS:
+    failures = status.failures if status.template_hash == template and not _had_steady_run(own, last, now) else 0
+    outside = 0 if _had_steady_run(allocations, last_outside, now) else status.interruptions
+    if all_ready and last is not None and now - last > FORGET_INTERRUPTIONS_SECONDS:
         failures = 0
-    failures, last = _counted(failures, last, (a for a in own if a.status.job_state in FAILURES))
+    failures, last = _count_new(failures, last, (a for a in own if a.status.job_state in FAILURES))
     ended = (a for a in allocations if a.status.job_state in INTERRUPTIONS)
-    outside, last_outside = _counted(outside, last_outside, ended)
+    outside, last_outside = _count_new(outside, last_outside, ended)
     ready = max((a.status.ready_at.timestamp() for a in own if a.status.ready_at is not None), default=None)
     failing = failures > 0 and last is not None and (ready is None or ready <= last)
     cap = BACKOFF_CAP_SECONDS if serves else IDLE_CAP_SECONDS
@@ -85,7 +87,7 @@ def count_ends(
     launch = (
         outside > 0 and interrupted is not None and bool(interrupted.status.node) and not interrupted.status.binding
     )
-    return Ends(template, failures, last, outside, last_outside, failing, cap, launch)
+    return EndCounts(template, failures, last, outside, last_outside, failing, cap, launch)
 
 
 def last_ended(allocations: Iterable[Allocation], states: set[str], template: str | None = None) -> Allocation | None:
@@ -93,34 +95,36 @@ def last_ended(allocations: Iterable[Allocation], states: set[str], template: st
     found = [
         a
         for a in allocations
-        if a.status.job_state in states and not _expected(a) and template in (None, a.spec.template_hash)
+        if a.status.job_state in states and not _was_expected(a) and template in (None, a.spec.template_hash)
     ]
     return max(found, key=lambda a: (_unix(a.status.end_time) or 0.0, a.spec.index), default=None)
 
 
-def _counted(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
+def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
     """One more for each that was made after the last one and has ended in its turn."""
-    ends = sorted((a.status.end_time.timestamp(), _made(a)) for a in ended if a.status.end_time and not _expected(a))
+    ends = sorted(
+        (a.status.end_time.timestamp(), _made_at(a)) for a in ended if a.status.end_time and not _was_expected(a)
+    )
     for end, made in ends:
         if last is None or (end > last and (made > last or count == 0)):
             count, last = count + 1, end
     return count, last
 
 
-def _steady(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
+def _had_steady_run(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
     """Whether one has become ready since then, and stayed so for a while."""
     for a in allocations:
-        ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.ended else now
+        ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.is_ended else now
         if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:
             return True
     return False
 
 
-def _expected(allocation: Allocation) -> bool:
+def _was_expected(allocation: Allocation) -> bool:
     return allocation.spec.drain or allocation.metadata.deletion_timestamp is not None
 
 
-def _made(allocation: Allocation) -> float:
+def _made_at(allocation: Allocation) -> float:
     return _unix(allocation.metadata.creation_timestamp) or float("inf")
 
 
@@ -128,7 +132,7 @@ def _unix(time: datetime | None) -> float | None:
     return time.timestamp() if time is not None else None
 
 
-def _after(last: float | None, times: int, cap: float, first: float = 1.0) -> float:
+def _backoff_until(last: float | None, times: int, cap: float, first: float = 1.0) -> float:
     if times < 1 or last is None:
         return 0.0
     return last + min(cap, first * 2.0 ** min(times - 1, 10))  # 2.0 ** 1024 is an OverflowError

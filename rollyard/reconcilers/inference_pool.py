@@ -7,28 +7,28 @@ from typing import Any
 
 from rollyard.core.clock import Clock, as_exact_datetime
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.reconcilers.demand import Report, inference_metrics, sessions
+from rollyard.reconcilers.demand import LoadReport, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
-from rollyard.reconcilers.pool_observation import Fact, Look
-from rollyard.reconcilers.status_metrics import Coarse, CoarseFigures
-from rollyard.server.rollouts.service import Rollouts
-from rollyard.server.routing.endpoint_metrics import status
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.reconcilers.pool_observation import ConditionUpdate, PoolObservation
+from rollyard.reconcilers.status_metrics import StatusMetrics, StatusMetricsCache
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.endpoint_metrics import endpoint_status
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
-from rollyard.server.weights.engine_target import Serving, denial, has
-from rollyard.server.weights.pool_update import Step, advance
+from rollyard.server.weights.engine_target import EndpointWeights, has_weights, why_not_routable
+from rollyard.server.weights.pool_update import WeightsStep, advance
 
 
-class InferenceTrade:
+class InferencePoolObserver:
     def __init__(
         self,
-        endpoints: Endpoints,
-        rollouts: Rollouts,
+        endpoints: EndpointRegistry,
+        rollouts: RolloutService,
         rollout_pools: Callable[[], list[RolloutPool]],
         outside_demand: Callable[[PoolKey], int],
         clock: Clock,
@@ -36,54 +36,56 @@ class InferenceTrade:
         """`outside_demand`: sessions of outside agents that are open in a pool or are to be."""
         self._endpoints = endpoints
         self._clock = clock
-        self._coarse = CoarseFigures(clock)
+        self._coarse = StatusMetricsCache(clock)
         self._rollouts = rollouts
         self._rollout_pools = rollout_pools
         self._outside_demand = outside_demand
 
-    async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look:
+    async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         assert isinstance(pool, InferencePool)
         meta = pool.metadata
         held = await self._rollouts.sessions()
         bounds = pool.spec.autoscaling
         self._endpoints.follow_spec((meta.namespace, meta.name), pool.spec)
         states = self._endpoints.of_pool((meta.namespace, meta.name))
-        live = await self._sessions_asked(pool) if bounds is not None else 0
+        live = await self._requested_sessions(pool) if bounds is not None else 0
         by_uid = {state.uid: state for state in states if state.uid}
         members = [self._member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
         counted = [
             by_uid[m.allocation.metadata.uid] for m in members if m.active and m.allocation.metadata.uid in by_uid
         ]
-        serving = [self._serving(m.allocation) for m in members if _takes_part(m, pool)]
+        serving = [self._weights_report(m.allocation) for m in members if _is_in_update(m, pool)]
         step, coarse = self._weights(pool, serving), self._coarse.of((meta.namespace, meta.name), states)
-        return Look(
+        return PoolObservation(
             members=members,
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
-            details={**_details(coarse, states, held), "weights": step.weights},
-            problem=_problem(pool, states),
-            trouble=_trouble(counted),
-            full=_full(coarse, states, held),
-            conditions=_facts(step.weights, serving),
-            said=list(step.said),
+            status_update={**_status_update(coarse, states, held), "weights": step.weights},
+            problem=_pool_problem(pool, states),
+            not_ready_reasons=_not_ready_reasons(counted),
+            why_full=_why_full(coarse, states, held),
+            conditions=_weights_conditions(step.weights, serving),
+            events=list(step.events),
         )
 
-    def _weights(self, pool: InferencePool, serving: Sequence[Serving]) -> Step:
+    def _weights(self, pool: InferencePool, serving: Sequence[EndpointWeights]) -> WeightsStep:
         if pool.spec.engine.external is not None or pool.metadata.deletion_timestamp is not None:
-            return Step(pool.status.weights)
+            return WeightsStep(pool.status.weights)
         return advance(pool.status.weights, pool.spec.model.path, serving, as_exact_datetime(self._clock.time()))
 
-    def _serving(self, allocation: Allocation) -> Serving:
+    def _weights_report(self, allocation: Allocation) -> EndpointWeights:
         meta = allocation.metadata
-        return self._endpoints.serving(meta.uid, f"{meta.namespace}/{meta.name}")
+        return self._endpoints.weights_report(meta.uid, f"{meta.namespace}/{meta.name}")
 
     def _member(self, allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
         """By sessions and not by requests: between two turns an engine is idle, and the rollout's cache is on it."""
         live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
         if state is None:
             return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
-        return Member(allocation, state.ready, max(live, state.running), not self._serving(allocation).heard)
+        return Member(
+            allocation, state.ready, max(live, state.running), not self._weights_report(allocation).last_report_at
+        )
 
-    async def _sessions_asked(self, pool: InferencePool) -> int:
+    async def _requested_sessions(self, pool: InferencePool) -> int:
         """Held and asked for by outside agents, and by the rollouts of all RolloutPools that use this pool, one for each
         role it plays there."""
         meta = pool.metadata
@@ -96,11 +98,11 @@ class InferenceTrade:
                 total += roles * sessions(user.spec, queued, in_flight)
         return total
 
-    async def deleted(self, pool: Pool) -> None:
+    async def on_deleted(self, pool: Pool) -> None:
         """Rollouts in hand go on while their endpoint drains; the queue waits for another pool of this name."""
 
 
-def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
+def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
     if pool.spec.engine.external is None or any(s.ready for s in states):
         return None
     return "NoEndpointReady", "; ".join(
@@ -108,7 +110,7 @@ def _problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str,
     ) or "no endpoint has been probed yet"
 
 
-def _trouble(states: Sequence[EndpointState]) -> tuple[str, str] | None:
+def _not_ready_reasons(states: Sequence[EndpointState]) -> tuple[str, str] | None:
     """Reasons of the engines that are not ready, in their own words."""
     loading = [s for s in states if not s.ready]
     if complaint := next((s for s in loading if ":" in s.reason), None):
@@ -121,23 +123,24 @@ def _trouble(states: Sequence[EndpointState]) -> tuple[str, str] | None:
     return None
 
 
-def _details(coarse: Coarse, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
-    silent = Figures()
+def _status_update(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:
+    silent = EndpointMetrics()
     shown = [
-        status(s, held, coarse.endpoints.get(s.endpoint.id, silent), coarse.limits.get(s.endpoint.id)) for s in states
+        endpoint_status(s, held, coarse.endpoints.get(s.endpoint.id, silent), coarse.limits.get(s.endpoint.id))
+        for s in states
     ]
     return {"endpoints": shown, "load": coarse.total}
 
 
-def _full(coarse: Coarse, states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
+def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
     """Why no endpoint that could take one more session does; empty when one does, or none could at all."""
-    taking = [s for s in states if s.takes]
-    if any(s.admission.takes(held.get(s.endpoint.id, 0)) for s in taking):
+    taking = [s for s in states if s.is_accepting]
+    if any(s.admission.admits(held.get(s.endpoint.id, 0)) for s in taking):
         return ""
     return "; ".join(f"{s.endpoint.id}: {coarse.limits[s.endpoint.id].why}" for s in taking)
 
 
-def _takes_part(member: Member, pool: InferencePool) -> bool:
+def _is_in_update(member: Member, pool: InferencePool) -> bool:
     """In an update of the weights: it has an engine, which stays, and serves the model in the spec."""
     allocation = member.allocation
     return (
@@ -147,31 +150,31 @@ def _takes_part(member: Member, pool: InferencePool) -> bool:
     )
 
 
-def _facts(weights: WeightsStatus, serving: Sequence[Serving]) -> list[Fact]:
+def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeights]) -> list[ConditionUpdate]:
     """Whether every endpoint serves the current weights, and if not why."""
     operation, current = weights.operation, weights.current
-    if operation is not None and operation.under_way:
+    if operation is not None and operation.is_running:
         message = f"{operation.done} of {operation.total} endpoints serve {operation.target.version}"
-        return [Fact("WeightsCurrent", False, "Updating", message)]
+        return [ConditionUpdate("WeightsCurrent", False, "Updating", message)]
     failed = operation is not None and operation.phase == "Failed"
     last = f"; the last update failed: {operation.message}" if operation is not None and failed else ""
     if current is None:
         if failed:
-            return [Fact("WeightsCurrent", False, "UpdateFailed", last.removeprefix("; "))]
-        unknown = Fact(
+            return [ConditionUpdate("WeightsCurrent", False, "UpdateFailed", last.removeprefix("; "))]
+        unknown = ConditionUpdate(
             "WeightsCurrent", False, "Unknown", f"no endpoint has reported the checksum of {weights.model} yet"
         )
         return [unknown] if weights.history else []
-    have = sum(has(s, current) for s in serving)
+    have = sum(has_weights(s, current) for s in serving)
     message = f"{have} of {len(serving)} endpoints serve {current.version}"
     if have == len(serving):
-        return [Fact("WeightsCurrent", True, "Current", f"{message}{last}")]
-    without = next(s for s in serving if not has(s, current))
-    why = denial(weights, without)
-    return [Fact("WeightsCurrent", False, "EndpointsWithout", f"{message}; {without.id}: {why}{last}")]
+        return [ConditionUpdate("WeightsCurrent", True, "Current", f"{message}{last}")]
+    without = next(s for s in serving if not has_weights(s, current))
+    why = why_not_routable(weights, without)
+    return [ConditionUpdate("WeightsCurrent", False, "EndpointsWithout", f"{message}; {without.id}: {why}{last}")]
 
 
-def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[Report]:
+def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[LoadReport]:
     """One for each that counts and has once been ready: it has something to say, whether or not it is heard now."""
     heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
-    return [Report() if state is None else Report(state.waiting, state.kv_usage) for state in heard]
+    return [LoadReport() if state is None else LoadReport(state.waiting, state.kv_usage) for state in heard]

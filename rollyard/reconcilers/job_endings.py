@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollyard.core.exit_codes import exit_words
+from rollyard.core.exit_codes import exit_code_text
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.failure_backoff import GONE
@@ -20,7 +20,7 @@ SHORT_CHARS = 120
 LONG_CHARS = 1_000
 RECENT_SECONDS = 5.0
 """Output older than this at the end is not shown."""
-_TERSE = {"", "None", "NonZeroExitCode"}
+_SHORT_STATES = {"", "None", "NonZeroExitCode"}
 """Reasons of Slurm's that say no more than the exit code."""
 _STATES = {
     "TIMEOUT": "its walltime ended (TIMEOUT)",
@@ -34,18 +34,18 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class LastOutput:
     """The last line that a job wrote."""
 
     text: str
     before: float = 0.0
     """Seconds between it and the end."""
-    meant: bool = False
+    is_exit_reason: bool = False
     """Our own process named it as the reason for which it exits."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class JobEnd:
     """Facts that are certain about the end of a job."""
 
     state: str
@@ -59,24 +59,26 @@ class End:
     """How often Slurm had run it again, though its work had gone to others; we end such a run."""
     cancelled_by: str = ""
     """Whom Slurm names, such as `uid 0 (root)`."""
-    output: Output | None = None
+    output: LastOutput | None = None
 
 
-def short(end: End) -> str:
+def short_text(end: JobEnd) -> str:
     """One line; the output only where nothing else says who or what ended it."""
-    found = _certain(end)
-    if end.output is not None and _unexplained(end):
-        found = f"{found}{_said(end.output)}"
+    found = _certain_text(end)
+    if end.output is not None and _is_unexplained(end):
+        found = f"{found}{_output_text(end.output)}"
     return one_line(found, SHORT_CHARS)
 
 
-def long(end: End) -> str:
+def long_text(end: JobEnd) -> str:
     """All that there is to say."""
-    found = _certain(end)
+    found = _certain_text(end)
     # One that is cancelled while it waits keeps what it waited for; and JobLaunchFailure is what Slurm calls a kill.
-    if end.slurm_reason not in _TERSE and end.state != "CANCELLED" and (end.exit_code or 0) <= 128:
+    if end.slurm_reason not in _SHORT_STATES and end.state != "CANCELLED" and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
-    tail = _said(end.output) if end.output is not None else f"; it wrote nothing in its last {RECENT_SECONDS:g} s"
+    tail = (
+        _output_text(end.output) if end.output is not None else f"; it wrote nothing in its last {RECENT_SECONDS:g} s"
+    )
     return one_line(f"{found}{tail}", LONG_CHARS)
 
 
@@ -104,8 +106,8 @@ def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allo
     )
 
 
-def _certain(end: End) -> str:
-    code = exit_words(end.exit_code) if end.exit_code else ""
+def _certain_text(end: JobEnd) -> str:
+    code = exit_code_text(end.exit_code) if end.exit_code else ""
     if end.requeued:
         return f"requeued, not by Rollyard (restart {end.requeued}); that run was ended, because its work has moved"
     if end.by_us and end.state in ("CANCELLED", "COMPLETED"):
@@ -121,17 +123,17 @@ def _certain(end: End) -> str:
     if end.state == "COMPLETED":
         return "exit code 0, cause unknown"
     if end.exit_code is None or end.exit_code == 0:
-        return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _TERSE else ''}{while_leaving}"
+        return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _SHORT_STATES else ''}{while_leaving}"
     whom = ", sender unknown" if code.startswith("killed") and not end.by_us else ""
     return f"{code}{whom}{while_leaving}"
 
 
-def _unexplained(end: End) -> bool:
+def _is_unexplained(end: JobEnd) -> bool:
     return not (end.by_us or end.requeued) and end.state in ("FAILED", "COMPLETED")
 
 
-def _said(output: Output) -> str:
-    if output.meant:
+def _output_text(output: LastOutput) -> str:
+    if output.is_exit_reason:
         return f": {output.text}"
     before = max(0.0, output.before)
     when = f"{before:.0f} s before the end" if before >= 0.5 else "at the end"

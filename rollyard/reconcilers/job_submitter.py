@@ -14,14 +14,14 @@ import secrets
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rollyard.controller.event_recorder import Recorder
-from rollyard.controller.failpoints import crash_point
+from rollyard.controller.event_recorder import EventRecorder
+from rollyard.controller.failpoints import failpoint
 from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition, set_condition
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.store.base import Store
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.03
 """What is planned together arrives within it."""
-MOST_TASKS = 500
+MAX_TASKS = 500
 """Of one array; sites allow 1,000 unless they say otherwise (MaxArraySize)."""
-REFUSED = "FAILED"
+SUBMIT_REFUSED = "FAILED"
 """Job state of a submit that Slurm refused."""
 INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
@@ -54,8 +54,8 @@ class Submitter:
         store: Store,
         driver: Driver,
         feed: SnapshotFeed,
-        workspace: Workspace,
-        recorder: Recorder,
+        workspace: AllocationFolders,
+        recorder: EventRecorder,
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
@@ -106,7 +106,7 @@ class Submitter:
                 allocation = await self._store.get(key)
                 assert isinstance(allocation, Allocation)
                 meta, owner = allocation.metadata, allocation.spec.pool
-                if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.ended:
+                if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.is_ended:
                     continue  # decided on an older picture
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
@@ -114,7 +114,7 @@ class Submitter:
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
-            for burst in _portions(sorted(allocations, key=lambda a: a.spec.index)):
+            for burst in _bursts(sorted(allocations, key=lambda a: a.spec.index)):
                 try:
                     await self._submit(pools[owner_uid], burst)
                 except (RollyardError, OSError) as error:
@@ -133,9 +133,9 @@ class Submitter:
             for allocation in allocations:
                 await self.refuse(allocation, str(error))
             return False
-        crash_point("after-prepare")
-        intended = await asyncio.gather(*(self._intend(a, burst, task) for task, a in enumerate(allocations)))
-        crash_point("after-intent")
+        failpoint("after-prepare")
+        intended = await asyncio.gather(*(self._record_intent(a, burst, task) for task, a in enumerate(allocations)))
+        failpoint("after-intent")
         if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
             return True
         ours = [a for a in intended if a is not None]
@@ -150,7 +150,7 @@ class Submitter:
                     return True
                 ours = ours[half:]  # where not one has room, the others have none
             for allocation in ours:
-                await self._recorder.say(allocation, "SubmitRefused", str(error), "Warning")
+                await self._recorder.record_event(allocation, "SubmitRefused", str(error), "Warning")
                 await self.refuse(allocation, f"SubmitRefused: {error}")
             return False
         except SlurmUnreachable as error:
@@ -158,22 +158,23 @@ class Submitter:
                 "it is not known whether %d allocations were submitted; a later look at the queue decides", len(ours)
             )
             why = f"{error}; a later look at the queue decides whether the submit of {as_text(began)} made a job"
-            await asyncio.gather(*(self._note(a, None, "AnswerLost", why) for a in ours))
+            await asyncio.gather(*(self._write_condition(a, None, "AnswerLost", why) for a in ours))
             raise
         finally:
             self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
-        crash_point("after-submit")
+        failpoint("after-submit")
         submitted = list(zip(ours, ids, strict=True))
         # What could not be recorded is adopted, from the next snapshot, by its owner.
-        await _all(self._record(allocation, id) for allocation, id in submitted)
-        crash_point("after-record")
+        await _gather(self._record(allocation, id) for allocation, id in submitted)
+        failpoint("after-record")
         self._feed.refresh()
-        await _all(
-            self._recorder.say(allocation, "Submitted", f"submitted as job {id}") for allocation, id in submitted
+        await _gather(
+            self._recorder.record_event(allocation, "Submitted", f"submitted as job {id}")
+            for allocation, id in submitted
         )
         if isinstance(ids, JobIds) and ids.complaint:
-            await _all(
-                self._recorder.say(
+            await _gather(
+                self._recorder.record_event(
                     allocation,
                     "SubmitComplained",
                     f"job {id} was submitted, with a complaint: {ids.complaint}",
@@ -190,25 +191,31 @@ class Submitter:
             await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
             if not call.done():
                 why = f"sbatch has not answered since {as_text(began)}"
-                ours[:] = await asyncio.gather(*(self._note(a, False, "Submitting", why) for a in ours))
+                ours[:] = await asyncio.gather(*(self._write_condition(a, False, "Submitting", why) for a in ours))
             return await call
         finally:
             call.cancel()
 
-    async def _note(self, allocation: Allocation, status: bool | None, reason: str, message: str) -> Allocation:
+    async def _write_condition(
+        self, allocation: Allocation, status: bool | None, reason: str, message: str
+    ) -> Allocation:
         """Say in a condition how its submit goes; one that was changed meanwhile stays as it is."""
         try:
-            return await self._write(allocation, {"conditions": self._submitted(allocation, status, reason, message)})
+            return await self._write(
+                allocation, {"conditions": self._with_submitted_condition(allocation, status, reason, message)}
+            )
         except (Conflict, NotFound):
             return allocation
 
     async def _record(self, allocation: Allocation, id: str) -> None:
         update: dict[str, Any] = {"job_id": id}
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
-            update["conditions"] = self._submitted(allocation, True, "Submitted", f"as job {id}")
+            update["conditions"] = self._with_submitted_condition(allocation, True, "Submitted", f"as job {id}")
         await self._write(allocation, update)
 
-    def _submitted(self, allocation: Allocation, status: bool | None, reason: str, message: str) -> list[Condition]:
+    def _with_submitted_condition(
+        self, allocation: Allocation, status: bool | None, reason: str, message: str
+    ) -> list[Condition]:
         generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
         conditions = allocation.status.conditions
         return set_condition(conditions, SUBMITTED, status, reason, message, generation=generation, now=now)
@@ -221,11 +228,11 @@ class Submitter:
         for allocation in allocations:
             self._workspace.prepare(allocation, pool)
         if burst is not None:
-            self._workspace.link(burst, allocations)
-        self._workspace.keep(script)
+            self._workspace.write_burst(burst, allocations)
+        self._workspace.write_script(script)
         return script, burst
 
-    async def _intend(self, allocation: Allocation, burst: str | None, task: int) -> Allocation | None:
+    async def _record_intent(self, allocation: Allocation, burst: str | None, task: int) -> Allocation | None:
         intent = {
             "intended_at": as_datetime(self._clock.time() + INTENT_MARGIN_SECONDS),
             "intents": allocation.status.intents + 1,
@@ -242,11 +249,11 @@ class Submitter:
         now = as_datetime(self._clock.time())
         conditions = allocation.status.conditions
         if get_condition(conditions, SUBMITTED) is not None:
-            conditions = self._submitted(allocation, False, "Refused", why)
+            conditions = self._with_submitted_condition(allocation, False, "Refused", why)
         generation = allocation.metadata.generation
         conditions = set_condition(conditions, "Ready", False, "Ended", why, generation=generation, now=now)
         reason = one_line(why, SHORT_CHARS)
-        update = {"job_state": REFUSED, "reason": reason, "end_time": now, "conditions": conditions}
+        update = {"job_state": SUBMIT_REFUSED, "reason": reason, "end_time": now, "conditions": conditions}
         await self._write(allocation, update)
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
@@ -256,11 +263,11 @@ class Submitter:
         return written
 
 
-def _portions(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]:
-    return (allocations[start : start + MOST_TASKS] for start in range(0, len(allocations), MOST_TASKS))
+def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]:
+    return (allocations[start : start + MAX_TASKS] for start in range(0, len(allocations), MAX_TASKS))
 
 
-async def _all(work: Iterable[Awaitable[Any]]) -> None:
+async def _gather(work: Iterable[Awaitable[Any]]) -> None:
     """Together, so that the store writes them in one go; the first error when all have ended."""
     for done in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(done, BaseException):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rollyard.controller.informer import Informer
 from rollyard.core.clock import Clock
 from rollyard.kinds.allocation import Allocation
-from rollyard.reconcilers.missing_jobs import Known
-from rollyard.server.rollouts.connected_agents import Agents
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.reconcilers.missing_jobs import KnownJob
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 
 
 class KnownJobs:
@@ -18,8 +18,8 @@ class KnownJobs:
     def __init__(
         self,
         allocations: Informer[Allocation],
-        agents: Agents,
-        endpoints: Endpoints,
+        agents: ConnectedAgents,
+        endpoints: EndpointRegistry,
         answered: Mapping[str, float],
         clock: Clock,
     ) -> None:
@@ -30,22 +30,24 @@ class KnownJobs:
         self._answered = answered
         self._clock = clock
 
-    def list(self) -> list[Known]:
+    def list(self) -> list[KnownJob]:
         """One for each allocation that has a job and has not ended."""
         return [
-            self._known(a, a.status.job_id) for a in self._allocations.list() if a.status.job_id and not a.status.ended
+            self._known(a, a.status.job_id)
+            for a in self._allocations.list()
+            if a.status.job_id and not a.status.is_ended
         ]
 
-    def _known(self, allocation: Allocation, job_id: str) -> Known:
+    def _known(self, allocation: Allocation, job_id: str) -> KnownJob:
         """Its job, and when the process that is bound to it was last heard."""
         status, uid = allocation.status, allocation.metadata.uid
         endpoint, agent = self._endpoints.of_allocation(uid), self._agents.of_allocation(uid)
         heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None
         bound = status.binding is not None and status.binding.job_id == job_id
         now = self._clock.time()
-        return Known(
+        return KnownJob(
             job_id,
-            runs=status.job_state == "RUNNING",
+            is_running=status.job_state == "RUNNING",
             restart_count=status.restart_count,
             heard_at=now - (self._clock.monotonic() - heard) if bound and heard is not None else None,
             since=self._answered.get(uid, 0.0),

@@ -23,16 +23,16 @@ from enum import Enum, auto
 
 from rollyard.slurm.base import Job, JobState, Snapshot
 
-LOOKS = 2
+MIN_LOOKUPS = 2
 """One look-up may be wrong by itself."""
 ABSENT_SECONDS = 20.0
 """Several heartbeats of a node agent, and time to come back after a restart of the server."""
 DISPUTE_SECONDS = 180.0
-MANY_OF = 3
+MANY_SHARE = 3
 """Number of jobs from which on more than half of them are not missed one by one."""
 
 
-class Verdict(Enum):
+class AbsenceVerdict(Enum):
     WAIT = auto()
     """Nothing may be concluded yet."""
     LIVES = auto()
@@ -42,11 +42,11 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownJob:
     """A job of ours that lives as far as we know."""
 
     id: str
-    runs: bool = True
+    is_running: bool = True
     restart_count: int = 0
     heard_at: float | None = None
     """When the process bound to it was last heard of (Unix seconds)."""
@@ -60,99 +60,99 @@ class Known:
 class Absence:
     """One job that a table should show and does not, over several look-ups."""
 
-    job: Known
+    job: KnownJob
     since: float
     """When the first look-up without it began (Unix seconds)."""
-    looks: int = 1
+    lookups: int = 1
     rewound: bool = False
     """It is shown, but as it was before."""
     asked_at: float | None = None
     """When accounting was asked last (Unix seconds)."""
-    account: Job | None = None
+    accounting_state: Job | None = None
     """The job as accounting knows it; None where it does not."""
-    silence: str = ""
+    accounting_error: str = ""
     """Why accounting gave no answer; empty where it did."""
 
-    def asked(self, at: float, account: Job | None, silence: str = "") -> Absence:
-        return replace(self, asked_at=at, account=account, silence=silence)
+    def with_accounting(self, at: float, account: Job | None, silence: str = "") -> Absence:
+        return replace(self, asked_at=at, accounting_state=account, accounting_error=silence)
 
-    def quiet(self, now: float) -> float:
+    def quiet_seconds(self, now: float) -> float:
         """Seconds since it was last heard of, at most since it is missing."""
         return now - max(self.since, self.job.heard_at or 0.0)
 
-    def heard(self, now: float) -> bool:
+    def is_heard(self, now: float) -> bool:
         heard = self.job.heard_at is not None and self.job.heard_at > self.since
-        return heard and self.quiet(now) < ABSENT_SECONDS
+        return heard and self.quiet_seconds(now) < ABSENT_SECONDS
 
     @property
-    def accounted(self) -> bool:
+    def is_contradicted(self) -> bool:
         """Accounting contradicts the table."""
-        if self.account is None or self.account.state.ended:
+        if self.accounting_state is None or self.accounting_state.state.ended:
             return False
-        return not (self.rewound and self.account.state is JobState.PENDING)
+        return not (self.rewound and self.accounting_state.state is JobState.PENDING)
 
 
-def absences(before: Mapping[str, Absence], known: Iterable[Known], table: Snapshot) -> dict[str, Absence]:
+def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
     """Jobs that this table misses, with how often and since when; `before` is what the last one missed."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)
-        rewound = shown is not None and _rewound(job, shown)
+        rewound = shown is not None and _is_rewound(job, shown)
         if job.since >= table.taken_at or (shown is not None and not rewound):
             continue
         old = before.get(job.id)
         if old is None:
             found[job.id] = Absence(job, table.taken_at, rewound=rewound)
         else:
-            found[job.id] = replace(old, job=job, looks=old.looks + 1, rewound=rewound)
+            found[job.id] = replace(old, job=job, lookups=old.lookups + 1, rewound=rewound)
     return found
 
 
-def _rewound(job: Known, shown: Job) -> bool:
-    return job.runs and shown.state is JobState.PENDING and shown.restart_count <= job.restart_count
+def _is_rewound(job: KnownJob, shown: Job) -> bool:
+    return job.is_running and shown.state is JobState.PENDING and shown.restart_count <= job.restart_count
 
 
-def verdict(absence: Absence, now: float) -> Verdict:
+def judge_absence(absence: Absence, now: float) -> AbsenceVerdict:
     """Whether the table is right about this job, by the table above."""
-    if absence.looks < LOOKS:
-        return Verdict.WAIT
-    if absence.account is not None and absence.account.state.ended:
-        return Verdict.BELIEVED
-    if absence.heard(now):
-        return Verdict.LIVES
-    if absence.accounted:
-        return Verdict.LIVES if absence.quiet(now) < DISPUTE_SECONDS else Verdict.BELIEVED
-    if absence.asked_at is None or absence.silence:
+    if absence.lookups < MIN_LOOKUPS:
+        return AbsenceVerdict.WAIT
+    if absence.accounting_state is not None and absence.accounting_state.state.ended:
+        return AbsenceVerdict.BELIEVED
+    if absence.is_heard(now):
+        return AbsenceVerdict.LIVES
+    if absence.is_contradicted:
+        return AbsenceVerdict.LIVES if absence.quiet_seconds(now) < DISPUTE_SECONDS else AbsenceVerdict.BELIEVED
+    if absence.asked_at is None or absence.accounting_error:
         patience = DISPUTE_SECONDS
     else:
         patience = 0.0 if absence.job.leaving else ABSENT_SECONDS
-    return Verdict.WAIT if absence.quiet(now) < patience else Verdict.BELIEVED
+    return AbsenceVerdict.WAIT if absence.quiet_seconds(now) < patience else AbsenceVerdict.BELIEVED
 
 
-def disputed(missing: Iterable[Absence], now: float) -> list[Absence]:
+def disputed_absences(missing: Iterable[Absence], now: float) -> list[Absence]:
     """Those about which the table is not believed."""
-    return [a for a in missing if verdict(a, now) is not Verdict.BELIEVED]
+    return [a for a in missing if judge_absence(a, now) is not AbsenceVerdict.BELIEVED]
 
 
-def incomplete(missing: Iterable[Absence], now: float) -> bool:
+def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
     """Whether what is not in the table may be there all the same. One job alone cannot cast doubt on all others for ever."""
-    return any(now - a.since < DISPUTE_SECONDS for a in disputed(missing, now))
+    return any(now - a.since < DISPUTE_SECONDS for a in disputed_absences(missing, now))
 
 
-def doubt(known: Collection[Known], missing: Mapping[str, Absence], now: float) -> str:
+def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
     """Why nothing at all is to be concluded from a table; empty where it is good, or lacks a few jobs only.
 
     It lacks all of the jobs, or more than half of several, beyond those whose end is known; or it is an older one.
     """
-    doubtful = [a for a in disputed(missing.values(), now) if not a.job.leaving]
-    settled = {id for id, a in missing.items() if verdict(a, now) is Verdict.BELIEVED}
+    doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
+    settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}
     expected = [k for k in known if not k.leaving and k.id not in settled]
     if rewound := [a for a in doubtful if a.rewound]:
         which = f"job {rewound[0].job.id} ran and now appears as pending"
         more = f", and so are {len(rewound) - 1} others" if len(rewound) > 1 else ""
         return f"squeue's answer is older than an earlier one: {which}{more}; {_witnesses(rewound, now)}"
     absent, total = len(doubtful), len(expected)
-    if absent and (absent == total or (total >= MANY_OF and 2 * absent > total)):
+    if absent and (absent == total or (total >= MANY_SHARE and 2 * absent > total)):
         return f"{absent} of {total} jobs missing from squeue; {_witnesses(doubtful, now)}"
     return ""
 
@@ -164,7 +164,7 @@ def why_not_gone(absence: Absence, now: float) -> str:
 
 
 def _witnesses(missing: Collection[Absence], now: float) -> str:
-    heard, accounted = any(a.heard(now) for a in missing), any(a.accounted for a in missing)
+    heard, accounted = any(a.is_heard(now) for a in missing), any(a.is_contradicted for a in missing)
     they, run = ("they", "run") if len(missing) > 1 else ("it", "runs")
     if heard and accounted:
         return f"heartbeats and accounting say {they} {run}"
@@ -172,7 +172,7 @@ def _witnesses(missing: Collection[Absence], now: float) -> str:
         return f"heartbeats say {they} {run}"
     if accounted:
         return f"accounting says {they} {run}"
-    silence = next((a.silence for a in missing if a.silence), "")
+    silence = next((a.accounting_error for a in missing if a.accounting_error), "")
     if silence:
         return f"accounting does not answer ({silence})"
     return "a second look-up will confirm that"

@@ -7,7 +7,7 @@ import logging
 
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.allocation import Allocation
-from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver
@@ -20,7 +20,7 @@ SWEEP_SECONDS = 10.0
 class OrphanSweep:
     """Ends them; a job of a stranger, or of another server, is never touched."""
 
-    def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: Workspace) -> None:
+    def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: AllocationFolders) -> None:
         self._store = store
         self._driver = driver
         self._feed = feed

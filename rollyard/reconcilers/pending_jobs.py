@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.values.slurm_reasons import explained, word
+from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingReason:
     """What of a pool waits in Slurm's queue."""
 
     reason: str
@@ -20,18 +20,18 @@ class Waiting:
     """Such as `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`."""
 
 
-def waiting(allocations: Sequence[Allocation]) -> Waiting | None:
+def pending_reason(allocations: Sequence[Allocation]) -> PendingReason | None:
     """None when no job waits."""
-    live = [a for a in allocations if not a.status.ended]
+    live = [a for a in allocations if not a.status.is_ended]
     pending = [a for a in live if a.status.job_state == "PENDING"]
     if not pending:
         return None
-    reasons = Counter(word(a.status.reason) for a in pending)
-    words = ", ".join(_counted(name, count, len(reasons)) for name, count in reasons.most_common())
+    reasons = Counter(reason_word(a.status.reason) for a in pending)
+    words = ", ".join(_count_text(name, count, len(reasons)) for name, count in reasons.most_common())
     starts = [a.status.start_time for a in pending if a.status.start_time is not None]
     expected = f"; the first is expected to start at {min(starts):%Y-%m-%d %H:%M:%S} UTC" if starts else ""
-    return Waiting(reasons.most_common(1)[0][0], f"{len(pending)} of {len(live)} jobs pending: {words}{expected}")
+    return PendingReason(reasons.most_common(1)[0][0], f"{len(pending)} of {len(live)} jobs pending: {words}{expected}")
 
 
-def _counted(name: str, count: int, kinds: int) -> str:
-    return f"{f'{count} ' if kinds > 1 else ''}{explained(name)}"
+def _count_text(name: str, count: int, kinds: int) -> str:
+    return f"{f'{count} ' if kinds > 1 else ''}{reason_with_text(name)}"

@@ -17,14 +17,14 @@ from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.values.slurm_reasons import explained, is_limit, is_passing, word
-from rollyard.reconcilers.failure_backoff import Ends, count_ends
-from rollyard.reconcilers.renewal import Turn, learn, startup, turns, usable
+from rollyard.kinds.values.slurm_reasons import is_limit, is_transient, reason_with_text, reason_word
+from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
+from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
 from rollyard.slurm.base import Job, JobState, Snapshot
 
-EMPTY_SECONDS = 3.0
+EMPTY_GRACE_SECONDS = 3.0
 """After the order to drain; times in conditions are cut to whole seconds."""
-HISTORY = 3
+KEPT_ENDED = 3
 """Ended allocations kept for people to look at."""
 STAND_IN_SECONDS = 60.0
 """One that served and has been suspended or silent for so long is made up for, within the surge, until it is back."""
@@ -32,7 +32,7 @@ STUCK_SECONDS = 30.0
 """A successor for which Slurm names no start time after so long is not counted on."""
 SUBMIT_MARGIN_SECONDS = 2.0
 """A snapshot begun so long after a submit was decided shows the job, if there is one."""
-MISSES = 2
+MIN_MISSES = 2
 COMPLETING, SUSPENDED = JobState.COMPLETING.value, JobState.SUSPENDED.value
 
 
@@ -79,7 +79,7 @@ class Member:
     def live(self) -> bool:
         """Its job waits or runs; one that Slurm only cleans up after can do nothing more."""
         status = self.allocation.status
-        return not (status.ended or status.job_state == COMPLETING or self.deleting)
+        return not (status.is_ended or status.job_state == COMPLETING or self.deleting)
 
     @property
     def active(self) -> bool:
@@ -128,11 +128,11 @@ class Successor:
 class PoolPlan:
     create: tuple[int, ...] = ()
     """Indices of allocations to make."""
-    renew: tuple[Successor, ...] = ()
+    successors: tuple[Successor, ...] = ()
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     next_index: int = 0
-    ends: Ends = field(default_factory=Ends)
+    ends: EndCounts = field(default_factory=EndCounts)
     startup: float | None = None
     """Seconds from submit to ready, as measured."""
     startup_at: float | None = None
@@ -157,27 +157,27 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
         return _tear_down(plan, members)
     if not slurm_known:
         return plan
-    view = _View.of(pool, members, now)
+    view = _PoolMembers.of(pool, members, now)
     wait = max(0.0, ends.next_at - now)
-    missing = 0 if wait else max(0, min(desired - len(view.counted), _room(view, members, desired)))
+    missing = 0 if wait else max(0, min(desired - len(view.counted), _count_creatable(view, members, desired)))
     create = tuple(range(plan.next_index, plan.next_index + missing))
-    renew = () if wait or desired == 0 else _renewals(view, desired, plan.next_index + missing)
-    going = [*_surplus(view, desired), *_relieved(view), *_unborn(view)]
+    renew = () if wait or desired == 0 else _due_successors(view, desired, plan.next_index + missing)
+    going = [*_surplus(view, desired), *_replaced(view), *_outdated_before_use(view)]
     drain = {m.name for m in going if m.started and (m.ready or m.load > 0)}
-    emptied, empty_in = _emptied(members, now)
+    emptied, empty_in = _drained(members, now)
     return replace(
         plan,
         create=create,
-        renew=renew,
+        successors=renew,
         drain=tuple(sorted(drain)),
-        delete=tuple(sorted({m.name for m in going if m.name not in drain} | emptied | _old(members))),
+        delete=tuple(sorted({m.name for m in going if m.name not in drain} | emptied | _expired_history(members))),
         next_index=plan.next_index + len(create) + len(renew),
         again_after=min((seconds for seconds in (wait, empty_in) if seconds), default=None),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _PoolMembers:
     """The active members of a pool, sorted out."""
 
     pool: Pool
@@ -191,7 +191,7 @@ class _View:
     """(old, successor): the old one counts no more, though it serves until the successor is ready."""
 
     @classmethod
-    def of(cls, pool: Pool, members: Sequence[Member], now: float) -> _View:
+    def of(cls, pool: Pool, members: Sequence[Member], now: float) -> _PoolMembers:
         active = {m.name: m for m in members if m.active}
         of = {m.allocation.spec.successor_of: m for m in active.values()}
         pairs = [(m, of[m.name]) for m in active.values() if m.name in of]
@@ -204,14 +204,14 @@ class _View:
         return member.allocation.spec.template_hash != self.hash
 
 
-def _renewals(view: _View, desired: int, next_index: int) -> tuple[Successor, ...]:
+def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
     """Successors to submit now: of what is out of date, and of what ends soon, the first to end first."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
     held = view.pool.spec.allocation.within is not None  # all steps of it end with it: there is nowhere to go
     counted = {m.name: m for m in view.counted}
-    due = [name for name, turn in _turns(view).items() if turn.due <= view.now]
+    due = [name for name, turn in _renewal_times(view).items() if turn.submit_at <= view.now]
     soon = [] if held else [counted[name] for name in due if name in counted]
     old = [m for m in view.counted if m.started and view.outdated(m) and m not in soon]
     replace_only = view.pool.spec.renewal.strategy == "Replace"
@@ -221,14 +221,14 @@ def _renewals(view: _View, desired: int, next_index: int) -> tuple[Successor, ..
     )
 
 
-def _turns(view: _View) -> dict[str, Turn]:
+def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
     """Of those whose end is known, the first to end first. Who has a successor already still holds a place of the surge."""
     waiting = [old for old, _ in view.pairs if not view.outdated(old)]
     ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)
-    return dict(zip((name for _, name in ends), turns(view.pool, [end for end, _ in ends]), strict=True))
+    return dict(zip((name for _, name in ends), renewal_times(view.pool, [end for end, _ in ends]), strict=True))
 
 
-def _surplus(view: _View, desired: int) -> list[Member]:
+def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
     """Victims: out of date, then not started, then idle, then the least loaded, then the first whose walltime ends.
 
     What is missing goes with the first of them: there are enough without it.
@@ -241,31 +241,31 @@ def _surplus(view: _View, desired: int) -> list[Member]:
     return [*sorted(view.counted, key=order)[:surplus], *(view.missing if surplus or desired == 0 else [])]
 
 
-def _relieved(view: _View) -> list[Member]:
+def _replaced(view: _PoolMembers) -> list[Member]:
     """Those that may go: their turn is over, or they are of no more use and their successor waits for nothing but their end."""
-    found = _turns(view)
+    found = _renewal_times(view)
 
     def over(old: Member, successor: Member) -> bool:
-        if _spent(view, old) and (successor.ready or _in_the_way(successor)):
+        if _useless(view, old) and (successor.ready or _blocks_successor(successor)):
             return True
         turn = None if view.outdated(old) or view.outdated(successor) else found.get(old.name)
-        return successor.ready and (turn is None or turn.relief <= view.now)
+        return successor.ready and (turn is None or turn.retire_at <= view.now)
 
     return [old for old, successor in view.pairs if over(old, successor)]
 
 
-def _in_the_way(successor: Member) -> bool:
+def _blocks_successor(successor: Member) -> bool:
     """Whether it is submitted and cannot start beside the one that it replaces."""
     spec, status = successor.allocation.spec, successor.allocation.status
     waits = status.job_id is not None and not successor.started
     return waits and (spec.after_job is not None or is_limit(status.reason))
 
 
-def _spent(view: _View, old: Member) -> bool:
+def _useless(view: _PoolMembers, old: Member) -> bool:
     """Whether it has nothing in hand and can take nothing more; a model server is used to the last."""
     if isinstance(view.pool, RolloutPool) and old.load > 0:
         return False
-    return view.outdated(old) or (old.ends is not None and not usable(view.pool, old.ends, view.now))
+    return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
 
 
 def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> tuple[str, str] | None:
@@ -275,21 +275,21 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
     """
     if not any(m.active and m.ends is not None for m in members):
         return None
-    view = _View.of(pool, members, now)
+    view = _PoolMembers.of(pool, members, now)
     for old, successor in view.pairs:
-        found = _held_up(pool, old, successor, now)
+        found = _late_successor(pool, old, successor, now)
         if found is not None:
             reason, why, gap = found
             return reason, _gap(old, f"its successor {successor.name} waits: {why}", gap)
     if not failed:
         return None
-    due = {name for name, turn in _turns(view).items() if turn.due <= now}
+    due = {name for name, turn in _renewal_times(view).items() if turn.submit_at <= now}
     for old in (m for m in view.counted if m.name in due):
-        return "SuccessorFails", _gap(old, f"its successor {failed}", startup(pool))
+        return "SuccessorFails", _gap(old, f"its successor {failed}", startup_seconds(pool))
     return None
 
 
-def _held_up(pool: Pool, old: Member, successor: Member, now: float) -> tuple[str, str, float] | None:
+def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[str, str, float] | None:
     """(reason, why it waits, seconds of the gap) of a successor that does not start in time."""
     status = successor.allocation.status
     if successor.ready or successor.started or old.ends is None:
@@ -298,15 +298,15 @@ def _held_up(pool: Pool, old: Member, successor: Member, now: float) -> tuple[st
     expected = status.start_time.timestamp() if status.start_time is not None else None
     asked = status.intended_at.timestamp() if status.intended_at is not None else now
     # With no start named: nobody may expect one, Slurm has had time to name one, or no time is left to start in.
-    late = now - asked > STUCK_SECONDS or old.ends - now < startup(pool)
-    stuck = expected is None and (late or not is_passing(status.reason))
+    late = now - asked > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
+    stuck = expected is None and (late or not is_transient(status.reason))
     if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
         return None
-    gap = max(0.0, (expected or old.ends) - old.ends) + startup(pool)
+    gap = max(0.0, (expected or old.ends) - old.ends) + startup_seconds(pool)
     if after:
         return "StrategyReplace", "spec.renewal.strategy is Replace", gap
-    why = "Slurm has not answered its submit" if status.job_id is None else explained(status.reason)
-    return (word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"), why, gap
+    why = "Slurm has not answered its submit" if status.job_id is None else reason_with_text(status.reason)
+    return (reason_word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"), why, gap
 
 
 def _gap(old: Member, why: str, gap: float) -> str:
@@ -314,7 +314,7 @@ def _gap(old: Member, why: str, gap: float) -> str:
     return f"allocation {old.name} ends at {time_of_day(old.ends)} and {why}; expected gap: about {gap:.0f} s"
 
 
-def _unborn(view: _View) -> list[Member]:
+def _outdated_before_use(view: _PoolMembers) -> list[Member]:
     """Out of date before they were of any use: nothing is lost when they make room.
 
     One that has started may yet get ready, unless what it was to replace still serves: a bad template would stay for as
@@ -324,20 +324,20 @@ def _unborn(view: _View) -> list[Member]:
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
 
 
-def _room(view: _View, members: Sequence[Member], desired: int) -> int:
+def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int) -> int:
     """New ones that the pool's size allows beside all that live, those that drain included."""
     spec = view.pool.spec
     most = spec.autoscaling.max_replicas if spec.autoscaling is not None else desired
     return most + spec.renewal.max_surge - sum(m.live for m in members)
 
 
-def _emptied(members: Sequence[Member], now: float) -> tuple[set[str], float]:
+def _drained(members: Sequence[Member], now: float) -> tuple[set[str], float]:
     """Those that drain, have nothing in hand and live on, and seconds until there are more of them.
 
     What is ready drains even where it looks idle: a lease may be on its way to it. Soon after it was told, none is.
     """
     empty = [m for m in members if m.allocation.spec.drain and m.live and m.load == 0]
-    waits = {m.name: at + EMPTY_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}
+    waits = {m.name: at + EMPTY_GRACE_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}
     return {name for name, wait in waits.items() if wait <= 0}, min((w for w in waits.values() if w > 0), default=0.0)
 
 
@@ -348,11 +348,11 @@ def _draining_since(member: Member) -> float | None:
     )
 
 
-def _old(members: Sequence[Member]) -> set[str]:
+def _expired_history(members: Sequence[Member]) -> set[str]:
     """Ended ones that nobody needs to look at any more."""
-    finished = sorted((m for m in members if m.allocation.status.ended and not m.deleting), key=lambda m: -m.index)
+    finished = sorted((m for m in members if m.allocation.status.is_ended and not m.deleting), key=lambda m: -m.index)
     drained = [m.name for m in finished if m.allocation.spec.drain]
-    return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][HISTORY:]}
+    return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][KEPT_ENDED:]}
 
 
 def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:
@@ -372,10 +372,10 @@ def _startup(pool: Pool, members: Sequence[Member]) -> tuple[float | None, float
         and (intended := m.allocation.status.intended_at)
         and m.allocation.spec.after_job is None  # its wait was asked for
     ]
-    return learn(known, until.timestamp() if until else None, seen)
+    return learn_startup(known, until.timestamp() if until else None, seen)
 
 
-def pool_ends(pool: Pool, members: Sequence[Member], now: float) -> Ends:
+def pool_ends(pool: Pool, members: Sequence[Member], now: float) -> EndCounts:
     active = [m for m in members if m.active]
     return count_ends(
         pool.status,
@@ -408,7 +408,7 @@ class AllocationPlan:
 def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
     """What to do about one allocation; `missed` counts complete snapshots in a row without its job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
-    if status.ended:
+    if status.is_ended:
         # A copy that turned up after the end was concluded: nothing will ever speak for it.
         left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
@@ -418,24 +418,24 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
         return AllocationPlan(wait=True)
     if status.intents == 0:
         return AllocationPlan(submit=True)
-    copies = sorted(snapshot.by_owner(owner), key=lambda j: (j.state.ended, _number(j.id)))
+    copies = sorted(snapshot.by_owner(owner), key=lambda j: (j.state.ended, _job_number(j.id)))
     job = snapshot.jobs.get(status.job_id) if status.job_id else next(iter(copies), None)
     if job is None:
         return _without_job(allocation, snapshot, missed, deleting)
     strays = tuple(c.id for c in copies if c.id != job.id and not c.state.ended)
     over = job.state.ended or job.state is JobState.COMPLETING
-    if not over and (deleting or _requeued(allocation, job)):
+    if not over and (deleting or _is_second_run(allocation, job)):
         return AllocationPlan(adopt=job, cancel=(job.id, *strays))
     return AllocationPlan(adopt=job, cancel=strays)
 
 
-def _requeued(allocation: Allocation, job: Job) -> bool:
+def _is_second_run(allocation: Allocation, job: Job) -> bool:
     """It would run once more, though another run of it was bound: that one's work has been given to others."""
     binding = allocation.status.binding
     return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
 
 
-def _number(id: str) -> tuple[int, ...]:
+def _job_number(id: str) -> tuple[int, ...]:
     return tuple(int(part) for part in id.split("_") if part.isdecimal())
 
 
@@ -444,7 +444,7 @@ def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleti
     status = allocation.status
     assert status.intended_at is not None
     early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS
-    if early or missed < MISSES:
+    if early or missed < MIN_MISSES:
         return AllocationPlan(wait=True)
     if status.job_id is not None:
         return AllocationPlan(gone=True)

@@ -1,4 +1,4 @@
-"""Both pools: their size, their allocations, their status. What differs between them is asked of a `Trade`."""
+"""Both pools: their size, their allocations, their status. What differs between them is asked of a `PoolObserver`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rollyard.controller.event_recorder import Recorder
+from rollyard.controller.event_recorder import EventRecorder
 from rollyard.controller.expectations import Expectations
-from rollyard.controller.failpoints import crash_point
+from rollyard.controller.failpoints import failpoint
 from rollyard.controller.informer import Informer
-from rollyard.controller.manager import Again, Done
+from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import AlreadyExists, Conflict, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
@@ -29,11 +29,11 @@ from rollyard.kinds.base import (
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.autoscaler import Memory, Metric, Scale
+from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory
 from rollyard.reconcilers.conditions import NO_WARNING, PoolView, ready, renewal_blocked, replicas, updated
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
-from rollyard.reconcilers.pool_observation import Look, Trade
-from rollyard.reconcilers.pool_size import reckon, shown_hours, size
+from rollyard.reconcilers.pool_observation import PoolObservation, PoolObserver
+from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size, shown_hours
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.store.base import Store
 
@@ -50,10 +50,10 @@ class PoolReconciler:
         store: Store,
         allocations: Informer[Allocation],
         feed: SnapshotFeed,
-        recorder: Recorder,
+        recorder: EventRecorder,
         expectations: Expectations,
         clock: Clock,
-        trade: Trade,
+        trade: PoolObserver,
     ) -> None:
         self._store = store
         self._allocations = allocations
@@ -61,48 +61,50 @@ class PoolReconciler:
         self._recorder = recorder
         self._expectations = expectations
         self._clock = clock
-        self._trade = trade
-        self._looks: dict[ObjectKey, tuple[str, float]] = {}
+        self._observer = trade
+        self._polls: dict[ObjectKey, tuple[str, float]] = {}
         """Key -> (resourceVersion at the last look, seconds to the next)."""
-        self._memories: dict[ObjectKey, Memory] = {}
+        self._memories: dict[ObjectKey, ScalerMemory] = {}
         """What the autoscaler remembers of each pool that follows its demand."""
 
-    async def reconcile(self, key: ObjectKey) -> Done | Again:
+    async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
             pool = await self._store.get(key)
         except NotFound:
             self._expectations.forget(key)
-            self._looks.pop(key, None)
+            self._polls.pop(key, None)
             self._memories.pop(key, None)
             return Done()
         assert isinstance(pool, Pool)
         if pool.metadata.deletion_timestamp is None and FINALIZER not in pool.metadata.finalizers:
             await self._add_finalizer(pool)
-            crash_point("after-finalizer")
-            return Again(0.0)
+            failpoint("after-finalizer")
+            return RequeueAfter(0.0)
         if (wait := self._expectations.remaining(key)) > 0:
-            return Again(min(wait, 1.0))  # the picture is old: what we did last is not in it yet
-        look = await self._trade.look(pool, self._allocations.of(pool.metadata.uid))
+            return RequeueAfter(min(wait, 1.0))  # the picture is old: what we did last is not in it yet
+        look = await self._observer.observe(pool, self._allocations.of(pool.metadata.uid))
         now, members = self._clock.time(), look.members
-        ledger = reckon(pool.status.gpu_ledger, (m.allocation for m in members), now)
+        ledger = account_gpu_hours(pool.status.gpu_ledger, (m.allocation for m in members), now)
         scale = self._scale(pool, look.metrics, ledger, now)
         plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None)
         if pool.metadata.deletion_timestamp is not None:
-            await self._trade.deleted(pool)
+            await self._observer.on_deleted(pool)
         pool = await self._write_status(pool, look, plan, scale, ledger, now)
-        crash_point("after-pool-status")
+        failpoint("after-pool-status")
         await self._act(pool, members, plan, now)
         if plan.removable:
-            crash_point("before-finalizer-removal")
+            failpoint("before-finalizer-removal")
             await self._drop_finalizer(pool)
             return Done()
-        return Again(min(self._next_look(key, pool.metadata.resource_version), plan.again_after or QUIET_SECONDS))
+        return RequeueAfter(
+            min(self._poll_after(key, pool.metadata.resource_version), plan.again_after or QUIET_SECONDS)
+        )
 
-    def _next_look(self, key: ObjectKey, version: str) -> float:
+    def _poll_after(self, key: ObjectKey, version: str) -> float:
         """Seconds; the longer, the longer nothing has moved. What is announced does not wait for it."""
-        known, seconds = self._looks.get(key, ("", 0.0))
+        known, seconds = self._polls.get(key, ("", 0.0))
         seconds = REFRESH_SECONDS if known != version else min(QUIET_SECONDS, 2 * seconds)
-        self._looks[key] = (version, seconds)
+        self._polls[key] = (version, seconds)
         return seconds
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
@@ -111,15 +113,15 @@ class PoolReconciler:
         except NotFound:
             return
         assert isinstance(pool, Pool)
-        await self._recorder.say(pool, "ReconcileFailed", str(error), "Warning")
+        await self._recorder.record_event(pool, "ReconcileFailed", str(error), "Warning")
         conditions = self._condition(pool, pool.status.conditions, "Ready", False, "ReconcileFailed", str(error))
         await self._store.update(_with_status(pool, {"conditions": conditions}), "status")
 
     # decide
 
-    def _scale(self, pool: Pool, metrics: Sequence[Metric], ledger: GpuLedger, now: float) -> Scale:
+    def _scale(self, pool: Pool, metrics: Sequence[Metric], ledger: GpuLedger, now: float) -> ScaleDecision:
         memory = self._memories.pop(pool.key, None) if pool.status.observed_generation else None
-        scale = size(pool, memory, metrics, ledger, now)
+        scale = decide_size(pool, memory, metrics, ledger, now)
         if scale.memory is not None:
             self._memories[pool.key] = scale.memory
         return scale
@@ -132,14 +134,14 @@ class PoolReconciler:
         for error in made:
             if isinstance(error, BaseException):
                 raise error
-        for successor in plan.renew:
+        for successor in plan.successors:
             await self._create(pool, successor.index, of=successor.of, after_job=successor.after_job)
-            await self._recorder.say(pool, "Renewing", _why_renewed(pool, by_name[successor.of], now))
+            await self._recorder.record_event(pool, "Renewing", _why_renewed(pool, by_name[successor.of], now))
         for name in plan.drain:
             allocation = by_name[name]
             spec = allocation.spec.model_copy(update={"drain": True})
             await self._store.update(allocation.model_copy(update={"spec": spec}), "spec")
-            await self._recorder.say(pool, "Draining", f"allocation {name} accepts no new work")
+            await self._recorder.record_event(pool, "Draining", f"allocation {name} accepts no new work")
         for name in plan.delete:
             await self._delete(pool, by_name[name])
 
@@ -149,11 +151,11 @@ class PoolReconciler:
         self._expectations.expect(pool.key, ("created", name))
         try:
             await self._store.create(allocation)
-            crash_point("after-create-allocation")
+            failpoint("after-create-allocation")
         except AlreadyExists:
-            self._expectations.met(pool.key, ("created", name))  # made before a crash
+            self._expectations.observed(pool.key, ("created", name))  # made before a crash
         except RollyardError:
-            self._expectations.met(pool.key, ("created", name))
+            self._expectations.observed(pool.key, ("created", name))
             raise
 
     async def _delete(self, pool: Pool, allocation: Allocation) -> None:
@@ -162,9 +164,9 @@ class PoolReconciler:
         try:
             await self._store.delete(allocation.key, uid=allocation.metadata.uid)
         except (NotFound, Conflict):
-            self._expectations.met(pool.key, ("deleted", name))
+            self._expectations.observed(pool.key, ("deleted", name))
         except RollyardError:
-            self._expectations.met(pool.key, ("deleted", name))
+            self._expectations.observed(pool.key, ("deleted", name))
             raise
 
     async def _add_finalizer(self, pool: Pool) -> None:
@@ -179,7 +181,7 @@ class PoolReconciler:
     # tell
 
     async def _write_status(
-        self, pool: Pool, look: Look, plan: PoolPlan, scale: Scale, ledger: GpuLedger, now: float
+        self, pool: Pool, look: PoolObservation, plan: PoolPlan, scale: ScaleDecision, ledger: GpuLedger, now: float
     ) -> Pool:
         before, ends = pool.status, plan.ends
         view = PoolView(pool, look, scale, ends, now)
@@ -203,22 +205,22 @@ class PoolReconciler:
             "gpu_ledger": ledger,
             "gpu_hours": shown_hours(ledger, now),
             "conditions": self._conditions(view),
-            **look.details,
+            **look.status_update,
         }
         changed = _with_status(pool, update)
         if changed.status == before:
             return pool
         written = await self._store.update(changed, "status")
         assert isinstance(written, Pool)
-        for said in look.said:
-            await self._recorder.say(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
+        for said in look.events:
+            await self._recorder.record_event(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
         if scale.desired != before.replicas.desired:
             message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
-            await self._recorder.say(pool, "Scaled", message)
-        await self._tell(pool, before, written.status)
+            await self._recorder.record_event(pool, "Scaled", message)
+        await self._record_changes(pool, before, written.status)
         return written
 
-    async def _tell(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
+    async def _record_changes(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
         """One event for each change; a reason that two conditions give is told once."""
         told: set[str] = set()
         for type in ("Ready", "Updated"):
@@ -226,20 +228,22 @@ class PoolReconciler:
             if new is None or new.reason in told or (old is not None and old.reason == new.reason):
                 continue
             told.add(new.reason)
-            await self._recorder.say(pool, new.reason, new.message, "Normal" if new.reason in NO_WARNING else "Warning")
+            await self._recorder.record_event(
+                pool, new.reason, new.message, "Normal" if new.reason in NO_WARNING else "Warning"
+            )
         old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
         if new is not None and new.status == "True" and (old is None or old.status != "True"):
-            await self._recorder.say(pool, "RenewalBlocked", f"{new.reason}: {new.message}", "Warning")
+            await self._recorder.record_event(pool, "RenewalBlocked", f"{new.reason}: {new.message}", "Warning")
 
     def _conditions(self, view: PoolView) -> list[Condition]:
-        pool, look, scale = view.pool, view.look, view.scale
+        pool, look, scale = view.pool, view.observation, view.scale
         conditions = [c for c in pool.status.conditions if c.type != "Progressing"]  # of a release before Updated
         for fact in (ready(view), updated(view), renewal_blocked(view)):
             if fact is not None:
                 conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         since = self._feed.unreachable_since
         if since is not None:
-            word, what = ("Doubted", "in doubt") if self._feed.doubted else ("NoAnswer", "unknown")
+            word, what = ("Doubted", "in doubt") if self._feed.doubt_reason else ("NoAnswer", "unknown")
             message = (
                 f"Slurm's queue is {what} since {as_text(since)} ({self._feed.unreachable_why}); "
                 "until it can be read, nothing is created or ended"
@@ -247,15 +251,15 @@ class PoolReconciler:
             conditions = self._condition(pool, conditions, "SlurmReachable", False, word, message)
         elif self._feed.latest is not None:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
-        conditions = self._limited(pool, scale, conditions)
-        conditions = self._admitting(pool, look, conditions)
+        conditions = self._limited_condition(pool, scale, conditions)
+        conditions = self._admitting_condition(pool, look, conditions)
         for fact in look.conditions:
             conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         words = "the pool gives back all its allocations" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
 
-    def _limited(self, pool: Pool, scale: Scale, conditions: list[Condition]) -> list[Condition]:
+    def _limited_condition(self, pool: Pool, scale: ScaleDecision, conditions: list[Condition]) -> list[Condition]:
         """What keeps the size from what is asked for."""
         if scale.limit is not None:
             return self._condition(pool, conditions, "ScalingLimited", True, scale.limit.reason, scale.limit.message)
@@ -263,10 +267,10 @@ class PoolReconciler:
             return conditions
         return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
 
-    def _admitting(self, pool: Pool, look: Look, conditions: list[Condition]) -> list[Condition]:
+    def _admitting_condition(self, pool: Pool, look: PoolObservation, conditions: list[Condition]) -> list[Condition]:
         """Whether rollouts wait in the queue because every model server has as many as its cache can hold."""
-        if look.full:
-            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", look.full)
+        if look.why_full:
+            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", look.why_full)
         known = get_condition(conditions, "Admitting")
         return self._condition(pool, conditions, "Admitting", True, "HasRoom", "") if known else conditions
 

@@ -10,11 +10,11 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.plan import Member
-from rollyard.server.weights.pool_update import Said
+from rollyard.server.weights.pool_update import WeightsEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class ConditionUpdate:
     """A condition, but for the times."""
 
     type: str
@@ -24,30 +24,30 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PoolObservation:
     """One look at a pool."""
 
     members: list[Member]
     """One for each allocation."""
     metrics: list[Metric]
     """What is asked of it, where its size follows the demand."""
-    details: dict[str, Any]
+    status_update: dict[str, Any]
     """Further fields of its status."""
     problem: tuple[str, str] | None
     """(reason, message) of what keeps it from being ready however many allocations are."""
-    trouble: tuple[str, str] | None = None
+    not_ready_reasons: tuple[str, str] | None = None
     """(reason, message) of why allocations that run and count are not ready."""
-    full: str = ""
+    why_full: str = ""
     """Why it takes no more sessions though it is ready; empty while it does."""
-    conditions: list[Fact] = field(default_factory=list)
+    conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
-    said: list[Said] = field(default_factory=list)
+    events: list[WeightsEvent] = field(default_factory=list)
     """Events to write once the status is."""
 
 
-class Trade(Protocol):
-    async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look: ...
+class PoolObserver(Protocol):
+    async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation: ...
 
-    async def deleted(self, pool: Pool) -> None:
+    async def on_deleted(self, pool: Pool) -> None:
         """The pool is going: end what waits for it."""
         ...

@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.autoscaling import GpuLedger, GpuSpell
+from rollyard.kinds.autoscaling import GpuLedger, GpuUsage
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.autoscaler import Limit, Memory, Metric, Scale, autoscale
+from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, ScalingLimit, autoscale
 
-SPENT = "GpuHoursSpent"
+GPU_HOURS_SPENT = "GpuHoursSpent"
 """Reason of conditions."""
 SHOWN_SECONDS = 600
 """How fine the time is up to which `status.gpuHours` counts: it would be written again and again otherwise."""
 
 
-def size(pool: Pool, memory: Memory | None, metrics: Sequence[Metric], ledger: GpuLedger, now: float) -> Scale:
+def decide_size(
+    pool: Pool, memory: ScalerMemory | None, metrics: Sequence[Metric], ledger: GpuLedger, now: float
+) -> ScaleDecision:
     """`memory` is that of the last call, None after a start."""
     spec = pool.spec
     if spec.suspend:
-        return Scale(0, "suspended")
+        return ScaleDecision(0, "suspended")
     if isinstance(pool, InferencePool) and pool.spec.engine.external is not None:
-        return Scale(0, "others start its servers")
+        return ScaleDecision(0, "others start its servers")
     if spec.max_gpu_hours is not None and (hours := ledger.hours(now)) >= spec.max_gpu_hours:
         words = f"{hours:.2f} GPU-hours used, spec.maxGpuHours is {spec.max_gpu_hours:g}"
-        return Scale(0, words, limit=Limit(SPENT, _spent(spec.max_gpu_hours)))
+        return ScaleDecision(0, words, limit=ScalingLimit(GPU_HOURS_SPENT, _spent_message(spec.max_gpu_hours)))
     if spec.autoscaling is None:
-        return Scale(spec.replicas or 0, f"spec.replicas is {spec.replicas}")
+        return ScaleDecision(spec.replicas or 0, f"spec.replicas is {spec.replicas}")
     if memory is None:
-        memory = Memory.begin(now, new=pool.status.observed_generation == 0)
+        memory = ScalerMemory.begin(now, new=pool.status.observed_generation == 0)
     current = pool.status.replicas.desired
     return autoscale(spec.autoscaling, memory, pool.status.scaling, metrics, current=current, now=now)
 
 
-def _spent(cap: float) -> str:
+def _spent_message(cap: float) -> str:
     """Without the hours so far: they go on counting while the last allocations drain."""
     return (
         f"the {cap:g} GPU-hours of spec.maxGpuHours are used up; the pool gives back its allocations, busy ones after their "
@@ -42,25 +44,25 @@ def _spent(cap: float) -> str:
     )
 
 
-def reckon(ledger: GpuLedger, allocations: Iterable[Allocation], now: float) -> GpuLedger:
+def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now: float) -> GpuLedger:
     """The ledger with what is seen now. It may be brought up to date at any time, twice, or after a long while."""
     there = {a.metadata.name: a for a in allocations if a.spec.template.gpus}
     if not there and not ledger.spells:
         return ledger
     gone = [spell for name, spell in ledger.spells.items() if name not in there]
-    seen = {name: _spell(a, ledger.spells.get(name)) for name, a in there.items()}
+    seen = {name: _gpu_usage(a, ledger.spells.get(name)) for name, a in there.items()}
     return GpuLedger(
         past=ledger.past + sum(spell.seconds(now) for spell in gone),
         spells={name: spell for name, spell in seen.items() if spell is not None},
     )
 
 
-def _spell(allocation: Allocation, known: GpuSpell | None) -> GpuSpell | None:
+def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
     """None while its job has not begun. A start that is only expected does not count, nor a job that never had a node."""
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, "PENDING") or status.start_time is None or not status.node:
         return known
-    return GpuSpell(gpus=template.nodes * template.gpus, start=status.start_time, end=status.end_time)
+    return GpuUsage(gpus=template.nodes * template.gpus, start=status.start_time, end=status.end_time)
 
 
 def shown_hours(ledger: GpuLedger, now: float) -> float:

@@ -10,20 +10,20 @@ from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.plan import template_hash
 from rollyard.reconcilers.pool import new_allocation
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.slurm.site_check import check, doubts
+from rollyard.slurm.site_check import check, find_doubts
 
-PLACE = "UID"
+SAMPLE_NAMESPACE = "UID"
 """Stands in a shown script where the allocation's own is going to stand."""
 
 
 class Preview:
     """Judges by what the feed last saw of the site."""
 
-    def __init__(self, workspace: Workspace, feed: SnapshotFeed) -> None:
+    def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed) -> None:
         self._workspace = workspace
         self._feed = feed
 
@@ -37,7 +37,7 @@ class Preview:
             return (), [f"spec.allocation was not checked: Slurm's partitions have not been read yet{why}"]
         causes, since = check(template, site), self._feed.unreachable_since
         if since is None:
-            return causes, () if causes else doubts(template, site)
+            return causes, () if causes else find_doubts(template, site)
         # What was wrong when Slurm was last read may be right by now: unknown is not no.
         known = [f"according to the last answer, {c.field}: {c.message}" for c in causes]
         words = f"Slurm has not answered since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
@@ -48,7 +48,7 @@ class Preview:
         if _external(pool):
             return Submission(script="", jobs=0, summary="others start its servers, so nothing is submitted")
         first = new_allocation(pool, pool.status.next_index)
-        named = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": PLACE})})
+        named = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": SAMPLE_NAMESPACE})})
         new, old, surplus = _changes(pool, allocations)
         words = _summary(pool, new, old, surplus, self._shape(pool.spec.allocation))
         return Submission(script=self._workspace.script(named).text, jobs=new + old, summary=words)
@@ -78,7 +78,7 @@ def _external(pool: Pool) -> bool:
     return isinstance(pool, InferencePool) and pool.spec.engine.external is not None
 
 
-def _desired(pool: Pool) -> int:
+def _desired_size(pool: Pool) -> int:
     if pool.spec.suspend:
         return 0
     bounds = pool.spec.autoscaling
@@ -90,11 +90,11 @@ def _desired(pool: Pool) -> int:
 def _changes(pool: Pool, allocations: Sequence[Allocation]) -> tuple[int, int, int]:
     """(how many are new, how many replace what is out of date, how many are given back)"""
     active = [
-        a for a in allocations if not (a.status.ended or a.spec.drain or a.metadata.deletion_timestamp is not None)
+        a for a in allocations if not (a.status.is_ended or a.spec.drain or a.metadata.deletion_timestamp is not None)
     ]
     replaced = {a.spec.successor_of for a in active}
     counted = [a for a in active if a.metadata.name not in replaced]
-    desired = _desired(pool)
+    desired = _desired_size(pool)
     old = sum(a.spec.template_hash != template_hash(pool) for a in counted)
     surplus = max(0, len(counted) - desired)
     return max(0, desired - len(counted)), max(0, old - surplus), surplus
@@ -103,18 +103,20 @@ def _changes(pool: Pool, allocations: Sequence[Allocation]) -> tuple[int, int, i
 def _summary(pool: Pool, new: int, old: int, surplus: int, shape: str) -> str:
     parts = []
     if new:
-        parts.append(f"submit {_counted(new, 'job')} {shape}{', as one job array' if new > 1 else ''}")
+        parts.append(f"submit {_count_text(new, 'job')} {shape}{', as one job array' if new > 1 else ''}")
     if old:
         one_by_one = f", at most {pool.spec.renewal.max_surge} at once" if old > pool.spec.renewal.max_surge else ""
-        parts.append(f"replace {_counted(old, 'job')} by as many {shape}{one_by_one}")
+        parts.append(f"replace {_count_text(old, 'job')} by as many {shape}{one_by_one}")
     if surplus:
-        parts.append(f"give back {_counted(surplus, 'allocation')}")
+        parts.append(f"give back {_count_text(surplus, 'allocation')}")
     if parts:
         return f"would {'; '.join(parts)}"
     bounds = pool.spec.autoscaling
-    later = f"; up to {_counted(bounds.max_replicas, 'job')} {shape} as the demand grows" if bounds is not None else ""
+    later = (
+        f"; up to {_count_text(bounds.max_replicas, 'job')} {shape} as the demand grows" if bounds is not None else ""
+    )
     return f"would submit nothing now{'' if pool.spec.suspend else later}"
 
 
-def _counted(count: int, what: str) -> str:
+def _count_text(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"

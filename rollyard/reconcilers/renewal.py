@@ -21,10 +21,10 @@ MARGIN_SECONDS = 10
 STARTUP_GUESS_SECONDS = 30.0
 """Until the first one was measured."""
 STARTUP_SHARE = 0.25
-LARGEST_SHARE = 0.5
+MAX_EARLY_SHARE = 0.5
 """Of the walltime: a limit shorter than the lead, as after one long wait in the queue, would otherwise have an allocation
 renewed as soon as it runs."""
-SPARE_SECONDS = 20.0
+MIN_LEFT_SECONDS = 20.0
 """From the order to drain until the job has ended: what it needs to hand back what it has."""
 
 
@@ -33,31 +33,31 @@ def before_expiry(pool: Pool) -> float:
     asked = pool.spec.renewal.before_expiry_seconds
     if asked is None:
         asked = pool.spec.budget_seconds + MARGIN_SECONDS if isinstance(pool, RolloutPool) else BEFORE_EXPIRY_SECONDS
-    return min(float(asked), LARGEST_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
+    return min(float(asked), MAX_EARLY_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
 
 
-def startup(pool: Pool) -> float:
+def startup_seconds(pool: Pool) -> float:
     """Seconds from submit to ready to reckon with: as measured, else a guess."""
     known = pool.status.startup_seconds
     longest = STARTUP_SHARE * walltime_seconds(pool.spec.allocation.time_limit)
     return min(STARTUP_GUESS_SECONDS if known is None else known, longest)
 
 
-class Turn(NamedTuple):
+class RenewalTime(NamedTuple):
     """When one allocation is replaced (Unix seconds)."""
 
-    due: float
+    submit_at: float
     """Its successor is submitted."""
-    relief: float
+    retire_at: float
     """It goes, if its successor is ready: when that should be so, or before, when the successor of another needs its place."""
 
 
-def turns(pool: Pool, ends: Sequence[float]) -> list[Turn]:
+def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
     """For ends in rising order. Rounds are cut so far that nobody's turn comes before it runs."""
-    before, start, surge = before_expiry(pool), startup(pool), pool.spec.renewal.max_surge
+    before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)
-    return [Turn(due[i], min([end - before, *due[i + surge :][:1]])) for i, end in enumerate(ends)]
+    return [RenewalTime(due[i], min([end - before, *due[i + surge :][:1]])) for i, end in enumerate(ends)]
 
 
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:
@@ -72,13 +72,13 @@ def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: i
     return due
 
 
-def usable(pool: Pool, ends: float, now: float) -> bool:
+def can_take_work(pool: Pool, ends: float, now: float) -> bool:
     """Whether an allocation whose walltime ends then can still take new work."""
     need = float(pool.spec.budget_seconds) if isinstance(pool, RolloutPool) else 0.0
-    return ends - now > need + SPARE_SECONDS
+    return ends - now > need + MIN_LEFT_SECONDS
 
 
-def learn(
+def learn_startup(
     known: float | None, known_until: float | None, seen: Iterable[tuple[float, float]]
 ) -> tuple[float | None, float | None]:
     """The start-up time with what was measured since: (ready at, seconds from submit to ready) of each allocation.

@@ -12,21 +12,24 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, StageStatus
 from rollyard.reconcilers.demand import rollout_metrics
 from rollyard.reconcilers.plan import Member
-from rollyard.reconcilers.pool_observation import Look
-from rollyard.server.rollouts.connected_agents import Agents
-from rollyard.server.rollouts.service import Rollouts
-from rollyard.server.routing.staleness import POLICY
+from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.staleness import POLICY_ROLE
 
 
-class RolloutTrade:
+class RolloutPoolObserver:
     def __init__(
-        self, agents: Agents, rollouts: Rollouts, inference_pool: Callable[[ObjectKey], InferencePool | None]
+        self,
+        agents: ConnectedAgents,
+        rollouts: RolloutService,
+        inference_pool: Callable[[ObjectKey], InferencePool | None],
     ) -> None:
         self._agents = agents
         self._rollouts = rollouts
         self._inference_pool = inference_pool
 
-    async def look(self, pool: Pool, allocations: Sequence[Allocation]) -> Look:
+    async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         assert isinstance(pool, RolloutPool)
         meta = pool.metadata
         queued = await self._rollouts.queued(meta.namespace, meta.name)
@@ -42,17 +45,17 @@ class RolloutTrade:
             )
             for stage in Stage
         }
-        return Look(
+        return PoolObservation(
             members=[_member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
             metrics=rollout_metrics(pool.spec, queued, in_flight) if pool.spec.autoscaling is not None else [],
-            details={"stages": stages},
-            problem=self._problem(pool),
+            status_update={"stages": stages},
+            problem=self._pool_problem(pool),
         )
 
-    def _problem(self, pool: RolloutPool) -> tuple[str, str] | None:
-        if POLICY not in pool.spec.inference:
-            words = f"spec.inference has no InferencePool for the role {POLICY}, which agents sample from"
-            return "NoInference", f"{words}; add `inference: {{{POLICY}: NAME}}`"
+    def _pool_problem(self, pool: RolloutPool) -> tuple[str, str] | None:
+        if POLICY_ROLE not in pool.spec.inference:
+            words = f"spec.inference has no InferencePool for the role {POLICY_ROLE}, which agents sample from"
+            return "NoInference", f"{words}; add `inference: {{{POLICY_ROLE}: NAME}}`"
         for role, name in pool.spec.inference.items():
             key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=name)
             if self._inference_pool(key) is None:
@@ -62,7 +65,7 @@ class RolloutTrade:
                 )
         return None
 
-    async def deleted(self, pool: Pool) -> None:
+    async def on_deleted(self, pool: Pool) -> None:
         meta = pool.metadata
         await self._rollouts.cancel_queued(
             (meta.namespace, meta.name), "PoolDeleted", f"its pool {meta.name} was deleted"

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks:
+class SlidingMax:
     """Samples that may still be the highest of some window that ends now: later ones are lower."""
 
     samples: tuple[tuple[float, int], ...] = ()
     """(time, value), times rising, values falling."""
 
-    def add(self, now: float, value: int, keep_seconds: float) -> Peaks:
+    def add(self, now: float, value: int, keep_seconds: float) -> SlidingMax:
         """With a new sample, without those older than `keep_seconds`."""
         kept = tuple((at, v) for at, v in self.samples if v > value and at > now - keep_seconds)
-        return Peaks((*kept, (now, value)))
+        return SlidingMax((*kept, (now, value)))
 
-    def highest(self, after: float, default: int) -> int:
+    def max_since(self, after: float, default: int) -> int:
         """Of the samples taken after this time; `default` when there is none."""
         return next((value for at, value in self.samples if at > after), default)

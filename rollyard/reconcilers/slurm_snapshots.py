@@ -10,7 +10,15 @@ from collections.abc import Callable, Collection
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock, as_text
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.reconcilers.missing_jobs import Absence, Known, Verdict, absences, doubt, incomplete, verdict
+from rollyard.reconcilers.missing_jobs import (
+    Absence,
+    AbsenceVerdict,
+    KnownJob,
+    absences,
+    is_incomplete,
+    judge_absence,
+    why_doubted,
+)
 from rollyard.slurm.base import Driver, Job, Site, Snapshot
 
 log = logging.getLogger(__name__)
@@ -21,23 +29,23 @@ REST_RATIO = 4.0
 SITE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
 """The driver has shorter limits of its own, and its budget waits between attempts."""
-SOON_SECONDS = 0.1
+SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
 """A look-up that takes longer than this, and so many times as long as the one before, is no answer until it comes."""
 ACCOUNTING_SECONDS = 10.0
 """Until accounting is asked again about the same missing jobs."""
-ACCOUNTING_LOOK_SECONDS = 0.2
+ACCOUNTING_POLL_SECONDS = 0.2
 
 
 class SnapshotFeed:
     """The latest snapshot that is believed; None until the first, and while Slurm cannot be read or is not believed."""
 
-    def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[Known]]) -> None:
+    def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
         """`known_jobs`: those that live as far as allocations and heartbeats tell."""
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()
-        self._taken = 0.0
+        self._poll_lock = 0.0
         """Seconds that the last look-up took."""
         self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
@@ -48,7 +56,7 @@ class SnapshotFeed:
         self.unreachable_since: float | None = None
         """Unix seconds."""
         self.unreachable_why = ""
-        self.doubted = False
+        self.doubt_reason = False
         """Whether the last answer, as far as there was one, is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, at most about a minute old; None until they were read."""
@@ -61,53 +69,53 @@ class SnapshotFeed:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look())
-            tasks.create_task(self._look_around())
+            tasks.create_task(self._poll())
+            tasks.create_task(self._poll_site())
             tasks.create_task(self._ask_accounting())
 
     def believed_gone(self, id: str) -> bool:
         """Whether this job is missing, and nothing contradicts that (any more)."""
         absence = self.missing.get(id)
-        return absence is not None and verdict(absence, self._clock.time()) is Verdict.BELIEVED
+        return absence is not None and judge_absence(absence, self._clock.time()) is AbsenceVerdict.BELIEVED
 
     @property
     def incomplete(self) -> bool:
         """Whether what the latest snapshot does not show may be there all the same."""
-        return incomplete(self.missing.values(), self._clock.time())
+        return is_incomplete(self.missing.values(), self._clock.time())
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            rest = REST_RATIO * await self._take()
+            rest = REST_RATIO * await self._poll_queue()
             if await wait_or_timeout(self._soon, max(INTERVAL_SECONDS, rest)):
-                await asyncio.sleep(max(SOON_SECONDS, rest))
+                await asyncio.sleep(max(SOON_POLL_SECONDS, rest))
             self._soon.clear()
 
-    async def _look_around(self) -> None:
+    async def _poll_site(self) -> None:
         while True:
             with contextlib.suppress(SlurmUnreachable, TimeoutError):
                 async with asyncio.timeout(TIMEOUT_SECONDS):
                     self.site = await self._driver.site()
             await asyncio.sleep(SITE_SECONDS if self.site is not None else INTERVAL_SECONDS)
 
-    async def _take(self) -> float:
+    async def _poll_queue(self) -> float:
         """Seconds that Slurm took to answer; 0 when it did not, for then the call budget spaces the next ones out."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                snapshot = await self._answer()
+                snapshot = await self._request_snapshot()
         except (SlurmUnreachable, TimeoutError) as error:
-            self.doubted = False
-            self._lost(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
+            self.doubt_reason = False
+            self._set_unreachable(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return 0.0
         taken = max(0.0, self._clock.time() - snapshot.taken_at)
-        self._taken = taken
-        if why := self._doubt(snapshot):
-            if self.doubted:
-                self._lost(why)
+        self._poll_lock = taken
+        if why := self._why_doubted(snapshot):
+            if self.doubt_reason:
+                self._set_unreachable(why)
             else:  # a controller that has just started errs too: it is asked again at once
-                self.doubted = True
+                self.doubt_reason = True
                 self._soon.set()
             return taken
-        self.doubted = False
+        self.doubt_reason = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
         self.latest, self.unreachable_since = snapshot, None
@@ -118,27 +126,27 @@ class SnapshotFeed:
             self.jobs_changed.emit(set() if was_unknown else moved)  # what vanished meanwhile is in neither
         return taken
 
-    async def _answer(self) -> Snapshot:
+    async def _request_snapshot(self) -> Snapshot:
         """Return the driver's answer; when that takes long, nothing counts as known until then."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
-            await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._taken))
+            await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._poll_lock))
             if not call.done() and self.unreachable_since is None:
-                self._lost(f"Slurm has not answered the look-up of {as_text(began)} yet")
+                self._set_unreachable(f"Slurm has not answered the look-up of {as_text(began)} yet")
             return await call
         finally:
             call.cancel()
 
-    def _doubt(self, snapshot: Snapshot) -> str:
+    def _why_doubted(self, snapshot: Snapshot) -> str:
         """Why it is not believed; empty where it is, but for single jobs."""
         known, now = self._known_jobs(), self._clock.time()
         self.missing = absences(self.missing, known, snapshot)
-        return doubt(known, self.missing, now)
+        return why_doubted(known, self.missing, now)
 
     async def _ask_accounting(self) -> None:
         """About all that is missing, in one call."""
         while True:
-            await asyncio.sleep(ACCOUNTING_LOOK_SECONDS)
+            await asyncio.sleep(ACCOUNTING_POLL_SECONDS)
             now = self._clock.time()
             due = [id for id, a in self.missing.items() if a.asked_at is None or now - a.asked_at >= ACCOUNTING_SECONDS]
             if not due:
@@ -152,10 +160,10 @@ class SnapshotFeed:
             at = self._clock.time()
             for id in due:
                 if (absence := self.missing.get(id)) is not None:
-                    self.missing[id] = absence.asked(at, accounts.get(id), silence)
+                    self.missing[id] = absence.with_accounting(at, accounts.get(id), silence)
             self.refresh()
 
-    def _lost(self, why: str) -> None:
+    def _set_unreachable(self, why: str) -> None:
         told, self.unreachable_why = self.unreachable_why, why
         if self.unreachable_since is not None:
             if told != why:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from rollyard.controller.event_recorder import Recorder
+from rollyard.controller.event_recorder import EventRecorder
 from rollyard.controller.expectations import Expectations
 from rollyard.controller.informer import Informer
 from rollyard.controller.manager import Controller, Manager
@@ -22,17 +22,17 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation import AllocationReconciler
-from rollyard.reconcilers.allocation_folder import Workspace
-from rollyard.reconcilers.inference_pool import InferenceTrade
+from rollyard.reconcilers.allocation_folder import AllocationFolders
+from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.reconcilers.known_jobs import KnownJobs
 from rollyard.reconcilers.orphan_jobs import OrphanSweep
 from rollyard.reconcilers.pool import PoolReconciler
-from rollyard.reconcilers.rollout_pool import RolloutTrade
+from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.rollouts.connected_agents import Agents
-from rollyard.server.rollouts.service import Rollouts
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import PoolKey
 from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver
@@ -53,15 +53,15 @@ class Reconcilers:
 def build_reconcilers(
     store: Store,
     driver: Driver,
-    workspace: Workspace,
-    agents: Agents,
-    endpoints: Endpoints,
-    rollouts: Rollouts,
+    workspace: AllocationFolders,
+    agents: ConnectedAgents,
+    endpoints: EndpointRegistry,
+    rollouts: RolloutService,
     outside_demand: Callable[[PoolKey], int],
     clock: Clock,
 ) -> Reconcilers:
     """All kinds' reconcilers. `outside_demand`: sessions of outside agents that are open in an InferencePool or are to be."""
-    recorder, expectations = Recorder(store, clock), Expectations(clock)
+    recorder, expectations = EventRecorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
     answered: dict[str, float] = {}
@@ -72,19 +72,19 @@ def build_reconcilers(
         agents.expel(uid)
         await rollouts.lose_allocation(uid)
 
-    def pool_reconciler(trade: RolloutTrade | InferenceTrade) -> PoolReconciler:
+    def pool_reconciler(trade: RolloutPoolObserver | InferencePoolObserver) -> PoolReconciler:
         return PoolReconciler(store, allocations, feed, recorder, expectations, clock, trade)
 
     jobs = AllocationReconciler(
         store, driver, feed, workspace, recorder, agents, endpoints, clock, submitter, end_leases
     )
-    inference = InferenceTrade(endpoints, rollouts, rollout_pools.list, outside_demand, clock)
+    inference = InferencePoolObserver(endpoints, rollouts, rollout_pools.list, outside_demand, clock)
     manager = Manager(
         informers=[allocations, inference_pools, rollout_pools],
         controllers=[
             Controller("Allocation", jobs),
             Controller("InferencePool", pool_reconciler(inference)),
-            Controller("RolloutPool", pool_reconciler(RolloutTrade(agents, rollouts, inference_pools.get))),
+            Controller("RolloutPool", pool_reconciler(RolloutPoolObserver(agents, rollouts, inference_pools.get))),
         ],
         beside=[feed.run, submitter.run, OrphanSweep(store, driver, feed, workspace).run],
     )
@@ -129,7 +129,7 @@ def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[Obje
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
     """A pool that was declared otherwise; not one whose reconciler wrote its status."""
-    return (_seen(old, new).key,) if _declared(old) != _declared(new) else ()
+    return (_seen(old, new).key,) if _declared_part(old) != _declared_part(new) else ()
 
 
 def rollout_pools_that_may_use(
@@ -153,14 +153,14 @@ def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) ->
 def _meet_expectations(expectations: Expectations, old: Allocation | None, new: Allocation | None) -> None:
     seen = _seen(old, new)
     if new is not None:
-        expectations.met(_pool_of(seen), ("created", seen.metadata.name))
+        expectations.observed(_pool_of(seen), ("created", seen.metadata.name))
     if new is None or new.metadata.deletion_timestamp is not None:
-        expectations.met(_pool_of(seen), ("deleted", seen.metadata.name))
+        expectations.observed(_pool_of(seen), ("deleted", seen.metadata.name))
 
 
-def _follow_weights(endpoints: Endpoints, old: InferencePool | None, new: InferencePool | None) -> None:
+def _follow_weights(endpoints: EndpointRegistry, old: InferencePool | None, new: InferencePool | None) -> None:
     meta = _seen(old, new).metadata
-    endpoints.follow((meta.namespace, meta.name), new.status.weights if new is not None else None)
+    endpoints.follow_weights((meta.namespace, meta.name), new.status.weights if new is not None else None)
 
 
 # what changed
@@ -178,10 +178,10 @@ def _pool_of(allocation: Allocation) -> ObjectKey:
 
 
 def _matters_to_others(old: Pool | None, new: Pool | None) -> bool:
-    return (_declared(old), _is_ready(old)) != (_declared(new), _is_ready(new))
+    return (_declared_part(old), _is_ready(old)) != (_declared_part(new), _is_ready(new))
 
 
-def _declared(pool: Pool | None) -> tuple[object, ...] | None:
+def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
     """The part of a pool that its controller does not write."""
     if pool is None:
         return None

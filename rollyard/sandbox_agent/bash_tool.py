@@ -24,11 +24,11 @@ from dataclasses import dataclass
 
 import ptyprocess
 
-from rollyard.sandbox_agent.child_processes import Children, kill_family
-from rollyard.sandbox_agent.output_capture import Capture
+from rollyard.sandbox_agent.child_processes import ChildProcesses, kill_family
+from rollyard.sandbox_agent.output_capture import OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
-from rollyard.sandbox_agent.wake_flag import Wake, readable
+from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 START_SECONDS = 10.0
 INTERRUPT_SECONDS = 1.0
@@ -42,7 +42,7 @@ _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
 @dataclass(frozen=True)
-class Finished:
+class CommandFinished:
     """What became of one command. `exit_code` is None when it did not end by itself."""
 
     output: bytes
@@ -55,24 +55,24 @@ class ShellEnded(Exception):
     """Bash itself is gone: `exit`, `exec`, `set -e`, or killed."""
 
 
-class Shell:
+class BashTool:
     """One bash. `run` is called by one thread only; `wake` may be set by another to stop the running command."""
 
-    def __init__(self, settings: Settings, children: Children) -> None:
-        self.wake = Wake()
+    def __init__(self, settings: Settings, children: ChildProcesses) -> None:
+        self.wake = WakeFlag()
         self._settings = settings
         self._children = children
         self._terminal: _Terminal | None = None
-        self._capture = Capture()
+        self._capture = OutputCapture()
         self._was_lost = False
 
     def start(self) -> None:
         if self._terminal is None:
             self._terminal = _Terminal(self._settings, self._children, self._argv())
 
-    def run(self, command: bytes, timeout: float) -> Finished:
+    def run(self, command: bytes, timeout: float) -> CommandFinished:
         if b"\0" in command:
-            return Finished(b"bash: a command cannot contain a NUL byte\n", exit_code=2)
+            return CommandFinished(b"bash: a command cannot contain a NUL byte\n", exit_code=2)
         self.drain()
         self.start()
         assert self._terminal is not None
@@ -85,8 +85,8 @@ class Shell:
                 timed_out = True
                 self._stop_command()
         except ShellEnded:
-            status, restarted = self._bury(), True
-        return Finished(self._capture.take(), None if timed_out else status, timed_out, restarted)
+            status, restarted = self._end_bash(), True
+        return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
         """Take in what background jobs print between calls: unread, it would block them; it belongs to the next call."""
@@ -95,7 +95,7 @@ class Shell:
         try:
             self._terminal.read_available(self._capture)
         except ShellEnded:
-            self._bury()
+            self._end_bash()
             self._was_lost = True
 
     def idle_fd(self) -> int | None:
@@ -114,7 +114,7 @@ class Shell:
                     return
         raise ShellEnded
 
-    def _bury(self) -> int | None:
+    def _end_bash(self) -> int | None:
         assert self._terminal is not None
         terminal, self._terminal = self._terminal, None
         return terminal.end()
@@ -137,7 +137,7 @@ def _no_translation() -> None:
 class _Terminal:
     """The pseudo-terminal with bash on it."""
 
-    def __init__(self, settings: Settings, children: Children, argv: list[str]) -> None:
+    def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str]) -> None:
         nonce = secrets.token_hex(8)
         self._sentinel = re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\x1e")
         self._pending = b""
@@ -162,7 +162,7 @@ class _Terminal:
         return int(self._process.pid)
 
     def _get_ready(self) -> None:
-        said = Capture()
+        said = OutputCapture()
         deadline = time.monotonic() + START_SECONDS
         with contextlib.suppress(ShellEnded):
             if self.until_prompt(said, deadline, None) is not None:
@@ -170,7 +170,7 @@ class _Terminal:
                 if self.until_prompt(said, deadline, None) is not None:
                     return
         self.end()
-        raise RuntimeError(f"bash did not start; it said: {said.take().decode(errors='replace')!r}")
+        raise RuntimeError(f"bash did not start; it said: {said.pop().decode(errors='replace')!r}")
 
     def type(self, command: bytes) -> None:
         os.ftruncate(self._script, 0)
@@ -179,7 +179,7 @@ class _Terminal:
             termios.tcsetattr(self.fd, termios.TCSANOW, self._mode)
             os.write(self.fd, _LINE)
 
-    def until_prompt(self, capture: Capture, deadline: float, wake: Wake | None) -> int | None:
+    def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
         """Feed `capture` until bash is ready; its `$?`, or None at the deadline or when woken. Raises ShellEnded."""
         watched = [self.fd, self._child.exited, *([wake.fileno()] if wake else [])]
         while True:
@@ -193,7 +193,7 @@ class _Terminal:
             if not ready or (wake and wake.fileno() in ready):
                 return None
 
-    def read_available(self, capture: Capture) -> None:
+    def read_available(self, capture: OutputCapture) -> None:
         watched = [self.fd, self._child.exited]
         while ready := readable(watched, time.monotonic()):
             if self.fd not in ready:
@@ -209,7 +209,7 @@ class _Terminal:
             raise ShellEnded
         return chunk
 
-    def _feed(self, chunk: bytes, capture: Capture) -> int | None:
+    def _feed(self, chunk: bytes, capture: OutputCapture) -> int | None:
         pending = self._pending + chunk
         if found := self._sentinel.search(pending):
             capture.feed(pending[: found.start()])
@@ -238,7 +238,7 @@ class _Terminal:
             kill_family(self._child.pid, signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._process.fileobj.close()
-        self._process.closed = True  # or its destructor would wait for a process that only `Children` may reap
+        self._process.closed = True  # or its destructor would wait for a process that only `ChildProcesses` may reap
         self._child.close()
         return status
 

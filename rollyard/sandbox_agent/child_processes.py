@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Child:
+class ChildProcess:
     """A process of ours. `exited` is a file descriptor that turns readable when it has ended; `status` is then set."""
 
     pid: int
@@ -25,19 +25,19 @@ class Child:
         os.close(self.exited)
 
 
-class Children:
+class ChildProcesses:
     def __init__(self) -> None:
-        self._known: dict[int, Child] = {}
+        self._known: dict[int, ChildProcess] = {}
         self._lock = threading.Lock()
-        self._some = threading.Event()
+        self._changed = threading.Event()
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
 
-    def start(self, spawn: Callable[[], int]) -> Child:
+    def start(self, spawn: Callable[[], int]) -> ChildProcess:
         """Register the process that `spawn` starts, before its end can be reaped."""
         with self._lock:
-            child = Child(spawn())
+            child = ChildProcess(spawn())
             self._known[child.pid] = child
-        self._some.set()
+        self._changed.set()
         return child
 
     def _reap(self) -> None:
@@ -45,8 +45,8 @@ class Children:
             try:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
-                self._some.wait()
-                self._some.clear()
+                self._changed.wait()
+                self._changed.clear()
                 continue
             with self._lock:
                 child = self._known.pop(pid, None)

@@ -11,7 +11,7 @@ import socket
 BACKLOG = 1024
 
 
-def take_gate(stdin: socket.socket) -> socket.socket:
+def receive_gate(stdin: socket.socket) -> socket.socket:
     """The Unix socket for handing over, which the owner sends with its first byte."""
     _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
     if not fds:

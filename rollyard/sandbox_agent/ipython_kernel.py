@@ -69,7 +69,7 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
         self.error = {"ename": etype.__name__, "evalue": str(evalue), "traceback": text.split("\n")}
 
 
-class Kernel:
+class IPythonKernel:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._pid = os.getpid()
@@ -134,7 +134,7 @@ def main() -> None:
         sys.executable = wrapper
     sock = socket.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
-    Kernel(Stream(sock)).serve()
+    IPythonKernel(Stream(sock)).serve()
 
 
 if __name__ == "__main__":

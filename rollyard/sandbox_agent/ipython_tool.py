@@ -14,12 +14,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from rollyard.sandbox_agent.child_processes import Children, kill_family
+from rollyard.sandbox_agent.child_processes import ChildProcesses, kill_family
 from rollyard.sandbox_agent.frames import Header, Stream
-from rollyard.sandbox_agent.output_capture import LIMIT, Capture
+from rollyard.sandbox_agent.output_capture import LIMIT, OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
-from rollyard.sandbox_agent.wake_flag import Wake, readable
+from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 START_SECONDS = 60.0
 INTERRUPT_SECONDS = 2.0
@@ -42,15 +42,15 @@ class KernelEnded(Exception):
     """The Python process is gone: `os._exit`, a crash, or killed."""
 
 
-class Python:
+class IPythonTool:
     """One IPython. `run` is called by one thread only; `wake` may be set by another to stop the running cell."""
 
-    def __init__(self, settings: Settings, children: Children) -> None:
-        self.wake = Wake()
+    def __init__(self, settings: Settings, children: ChildProcesses) -> None:
+        self.wake = WakeFlag()
         self._settings = settings
         self._children = children
         self._kernel: _Kernel | None = None
-        self._capture = Capture()
+        self._capture = OutputCapture()
         self._was_lost = False
 
     def start(self) -> None:
@@ -73,8 +73,8 @@ class Python:
         except KernelEnded:
             exiting = True
         if exiting:
-            self._bury()
-        output = self._capture.take() + cell.conclusion()
+            self._end_kernel()
+        output = self._capture.pop() + cell.result()
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
@@ -84,7 +84,7 @@ class Python:
         try:
             self._kernel.read_available(self._capture)
         except KernelEnded:
-            self._bury()
+            self._end_kernel()
             self._was_lost = True
 
     def idle_fd(self) -> int | None:
@@ -102,7 +102,7 @@ class Python:
                 return
         raise KernelEnded
 
-    def _bury(self) -> None:
+    def _end_kernel(self) -> None:
         if self._kernel is not None:
             self._kernel.end(self._capture)
             self._kernel = None
@@ -116,7 +116,7 @@ class _Cell:
         self.exiting = False
         self._text = ""
 
-    def take(self, kind: str, content: Header) -> bool:
+    def add(self, kind: str, content: Header) -> bool:
         """Add one message; True when it is the last."""
         if kind == "execute_result":
             self._text = content["data"]["text/plain"]
@@ -126,19 +126,19 @@ class _Cell:
             self.exiting = bool(content["payload"])
         return kind == "execute_reply"
 
-    def conclusion(self) -> bytes:
+    def result(self) -> bytes:
         text = self._text.encode("utf-8", "replace")
         if len(text) > LIMIT:
-            bounded = Capture()
+            bounded = OutputCapture()
             bounded.feed(text)
-            text = bounded.take()
+            text = bounded.pop()
         return text.rstrip(b"\n") + b"\n" if text else b""
 
 
 class _Kernel:
     """The running process: its socket, and the pipe that it prints to."""
 
-    def __init__(self, settings: Settings, children: Children) -> None:
+    def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         ours, its = socket.socketpair()
         self.printed, printing = os.pipe()
         os.set_blocking(self.printed, False)
@@ -160,12 +160,12 @@ class _Kernel:
         self._get_ready()
 
     def _get_ready(self) -> None:
-        said = Capture()
+        said = OutputCapture()
         with contextlib.suppress(KernelEnded):
             if self._await_message(said, time.monotonic() + START_SECONDS, None):
                 return
         self.end(said)
-        raise RuntimeError(f"IPython did not start; it said: {said.take().decode(errors='replace')[-2000:]!r}")
+        raise RuntimeError(f"IPython did not start; it said: {said.pop().decode(errors='replace')[-2000:]!r}")
 
     def request(self, code: str) -> None:
         header = {"msg_id": str(next(self._numbers)), "msg_type": "execute_request", "version": "5.4"}
@@ -180,16 +180,16 @@ class _Kernel:
         with contextlib.suppress(ConnectionError):
             self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
 
-    def until_reply(self, cell: _Cell, capture: Capture, deadline: float, wake: Wake | None) -> bool:
+    def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
         """Take in messages and output until the cell has ended; False at the deadline or when woken."""
         while received := self._await_message(capture, deadline, wake):
-            if cell.take(received["header"]["msg_type"], received["content"]):
+            if cell.add(received["header"]["msg_type"], received["content"]):
                 # What the cell printed was in the pipe before it replied.
                 self._read_printed(capture)
                 return True
         return False
 
-    def _await_message(self, capture: Capture, deadline: float, wake: Wake | None) -> Header | None:
+    def _await_message(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> Header | None:
         watched = [self._stream.fileno(), self.printed, *([wake.fileno()] if wake else [])]
         while True:
             ready = readable(watched, deadline)
@@ -210,7 +210,7 @@ class _Kernel:
             return None
         return frame[0] if frame else None
 
-    def _read_printed(self, capture: Capture) -> bool:
+    def _read_printed(self, capture: OutputCapture) -> bool:
         """All that is in the pipe now; False when nobody can print any more."""
         for _ in range(64):  # bounded: a thread of the task may print faster than we read
             try:
@@ -222,7 +222,7 @@ class _Kernel:
             capture.feed(chunk)
         return True
 
-    def read_available(self, capture: Capture) -> None:
+    def read_available(self, capture: OutputCapture) -> None:
         open_still = self._read_printed(capture)
         if not open_still or self._child.exited in readable([self._child.exited], time.monotonic()):
             raise KernelEnded
@@ -231,7 +231,7 @@ class _Kernel:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGINT)
 
-    def end(self, capture: Capture) -> None:
+    def end(self, capture: OutputCapture) -> None:
         """Kill the process and all it left, and keep what it printed last."""
         readable([self._child.exited], time.monotonic() + 0.1)
         kill_family(self._child.pid, signal.SIGSTOP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 LIMIT = 1 << 20
 
 
-class Capture:
+class OutputCapture:
     """Keeps the first and the last `limit // 2` bytes fed to it."""
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -24,7 +24,7 @@ class Capture:
         if len(self._tail) > 2 * self._half:
             self._trim()
 
-    def take(self) -> bytes:
+    def pop(self) -> bytes:
         """Everything kept, with a line where bytes were left out; empties the capture."""
         self._trim()
         gap = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""

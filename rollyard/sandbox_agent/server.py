@@ -15,46 +15,46 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollyard.sandbox_agent.bash_tool import Shell
-from rollyard.sandbox_agent.child_processes import Children
+from rollyard.sandbox_agent.bash_tool import BashTool
+from rollyard.sandbox_agent.child_processes import ChildProcesses
 from rollyard.sandbox_agent.editor_tool import edit
 from rollyard.sandbox_agent.frames import PROTOCOL, Header, Stream
-from rollyard.sandbox_agent.inside_listener import listen, take_gate
-from rollyard.sandbox_agent.ipython_tool import Python
+from rollyard.sandbox_agent.inside_listener import listen, receive_gate
+from rollyard.sandbox_agent.ipython_tool import IPythonTool
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
-from rollyard.sandbox_agent.tool_thread import Call, Lane
+from rollyard.sandbox_agent.tool_thread import QueuedCall, ToolThread
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
-Answer = tuple[Header, bytes]
+Reply = tuple[Header, bytes]
 _PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True)
-class Route:
-    lane: Lane
-    run: Callable[[Header, bytes], Answer]
+class ToolRoute:
+    lane: ToolThread
+    run: Callable[[Header, bytes], Reply]
 
 
-class Server:
+class AgentServer:
     def __init__(self, stream: Stream, gate: socket.socket, settings: Settings) -> None:
-        children = Children()
+        children = ChildProcesses()
         self._stream = stream
         self._gate = gate
-        self._shell = Shell(settings, children)
-        self._python = Python(settings, children)
-        bash = Lane("bash", stream, self._shell)
-        ipython = Lane("ipython", stream, self._python)
-        files = Lane("files", stream)
+        self._shell = BashTool(settings, children)
+        self._python = IPythonTool(settings, children)
+        bash = ToolThread("bash", stream, self._shell)
+        ipython = ToolThread("ipython", stream, self._python)
+        files = ToolThread("files", stream)
         self._lanes = (bash, ipython, files)
         self._routes = {
-            "bash": Route(bash, self._bash),
-            "prepare bash": Route(bash, self._prepare_bash),
-            "ipython": Route(ipython, self._ipython),
-            "prepare ipython": Route(ipython, self._prepare_ipython),
-            "edit": Route(files, _edit),
-            "read": Route(files, _read),
-            "write": Route(files, _write),
-            "listen": Route(files, self._listen),
+            "bash": ToolRoute(bash, self._bash),
+            "prepare bash": ToolRoute(bash, self._prepare_bash),
+            "ipython": ToolRoute(ipython, self._ipython),
+            "prepare ipython": ToolRoute(ipython, self._prepare_ipython),
+            "edit": ToolRoute(files, _edit),
+            "read": ToolRoute(files, _read),
+            "write": ToolRoute(files, _write),
+            "listen": ToolRoute(files, self._listen),
         }
 
     def serve(self) -> None:
@@ -67,41 +67,41 @@ class Server:
                     lane.cancel(header["id"])
                 continue
             route = self._routes[header["op"]]
-            route.lane.put(Call(header["id"], header, body, route.run))
+            route.lane.submit(QueuedCall(header["id"], header, body, route.run))
 
-    def _prepare_bash(self, header: Header, body: bytes) -> Answer:
+    def _prepare_bash(self, header: Header, body: bytes) -> Reply:
         self._shell.start()
         return {}, b""
 
-    def _prepare_ipython(self, header: Header, body: bytes) -> Answer:
+    def _prepare_ipython(self, header: Header, body: bytes) -> Reply:
         self._python.start()
         return {}, b""
 
-    def _bash(self, header: Header, body: bytes) -> Answer:
+    def _bash(self, header: Header, body: bytes) -> Reply:
         done = self._shell.run(body, header["timeout"])
         return {"exit_code": done.exit_code, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
 
-    def _ipython(self, header: Header, body: bytes) -> Answer:
+    def _ipython(self, header: Header, body: bytes) -> Reply:
         done = self._python.run(body.decode("utf-8", "replace"), header["timeout"])
         return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
 
-    def _listen(self, header: Header, body: bytes) -> Answer:
+    def _listen(self, header: Header, body: bytes) -> Reply:
         return {"port": listen(self._gate)}, b""
 
 
-def _edit(header: Header, body: bytes) -> Answer:
+def _edit(header: Header, body: bytes) -> Reply:
     output, ok = edit(header["command"], header["path"], header["arguments"])
     return {"ok": ok}, output.encode("utf-8", "surrogateescape")
 
 
-def _read(header: Header, body: bytes) -> Answer:
+def _read(header: Header, body: bytes) -> Reply:
     try:
         return {}, read_file(os.path.join(WORKSPACE, header["path"]), header["limit"])
     except OSError as error:
         return _refused(error)
 
 
-def _write(header: Header, body: bytes) -> Answer:
+def _write(header: Header, body: bytes) -> Reply:
     try:
         write_file(os.path.join(WORKSPACE, header["path"]), body, header["mode"])
     except OSError as error:
@@ -109,29 +109,29 @@ def _write(header: Header, body: bytes) -> Answer:
     return {}, b""
 
 
-def _refused(error: OSError) -> Answer:
+def _refused(error: OSError) -> Reply:
     """A file that is not as the owner thought is the task's doing, not a fault: the owner gets the error itself."""
     return {"errno": error.errno, "error": error.strerror}, b""
 
 
 def main() -> None:
-    _hear_signals()
+    _restore_signals()
     stdin = _take_stdin()
     stream = Stream(stdin)
-    _hide()
+    _forbid_tracing()
     with contextlib.suppress(BrokenPipeError, EOFError):
-        gate = take_gate(stdin)
+        gate = receive_gate(stdin)
         stream.send(
             {"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version}
         )
         frame = stream.receive()
         if frame is not None:
-            Server(stream, gate, Settings.of_message(frame[0])).serve()
+            AgentServer(stream, gate, Settings.of_message(frame[0])).serve()
     # At once and with everything: as process 1 of the sandbox we take every other process along.
     os._exit(0)
 
 
-def _hear_signals() -> None:
+def _restore_signals() -> None:
     """A job begun in the background of a script inherits an ignored SIGINT, which no shell below could ever undo."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
@@ -147,6 +147,6 @@ def _take_stdin() -> socket.socket:
     return sock
 
 
-def _hide() -> None:
+def _forbid_tracing() -> None:
     """Keep the task, which runs under our uid, from tracing us, reading our memory or borrowing our socket."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -21,7 +21,7 @@ _DEFAULTS = {
     "LOGNAME": "agent",
 }
 # A terminal is there, but nobody sits at it: no pagers, no editors, no colours, no questions.
-_UNATTENDED = {
+_NON_INTERACTIVE = {
     "TERM": "dumb",
     "NO_COLOR": "1",
     "PAGER": "cat",
@@ -32,7 +32,7 @@ _UNATTENDED = {
 }
 _RUNTIMES = ("APPTAINER", "SINGULARITY")
 # LC_CTYPE is what our own Python sets when it finds no locale.
-_NOT_THE_IMAGES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
+_HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Settings:
 
 def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     """What commands see: the image's environment without the runtime's and our own traces, then the task's."""
-    kept = {k: v for k, v in image.items() if k not in _NOT_THE_IMAGES and not k.startswith(_RUNTIMES)}
+    kept = {k: v for k, v in image.items() if k not in _HOST_VARIABLES and not k.startswith(_RUNTIMES)}
     if kept.get("LANG") == "C":
         del kept["LANG"]  # what Apptainer sets where the image says nothing
-    merged = _DEFAULTS | kept | _UNATTENDED | dict(extra)
+    merged = _DEFAULTS | kept | _NON_INTERACTIVE | dict(extra)
     merged["PATH"] += f":{FALLBACK}"
     return merged

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollyard.sandbox_agent.frames import Header, Stream
-from rollyard.sandbox_agent.wake_flag import Wake, readable
+from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 
-class Tool(Protocol):
+class InteractiveTool(Protocol):
     """What a lane needs of a tool with processes of its own."""
 
-    wake: Wake
+    wake: WakeFlag
     """Set to stop the running call."""
 
     def idle_fd(self) -> int | None:
@@ -28,24 +28,24 @@ class Tool(Protocol):
 
 
 @dataclass(frozen=True)
-class Call:
+class QueuedCall:
     id: int
     header: Header
     body: bytes
     run: Callable[[Header, bytes], tuple[Header, bytes]]
 
 
-class Lane(threading.Thread):
-    def __init__(self, name: str, stream: Stream, tool: Tool | None = None) -> None:
+class ToolThread(threading.Thread):
+    def __init__(self, name: str, stream: Stream, tool: InteractiveTool | None = None) -> None:
         super().__init__(name=name, daemon=True)
         self._stream = stream
         self._tool = tool
-        self._arrived = Wake()
-        self._queue: collections.deque[Call] = collections.deque()
+        self._arrived = WakeFlag()
+        self._queue: collections.deque[QueuedCall] = collections.deque()
         self._lock = threading.Lock()
         self._running: int | None = None
 
-    def put(self, call: Call) -> None:
+    def submit(self, call: QueuedCall) -> None:
         with self._lock:
             self._queue.append(call)
         self._arrived.set()
@@ -71,7 +71,7 @@ class Lane(threading.Thread):
             self._tool.drain()
         self._arrived.clear()
 
-    def _next(self) -> Call | None:
+    def _next(self) -> QueuedCall | None:
         with self._lock:
             call = self._queue.popleft() if self._queue else None
             self._running = call.id if call else None
@@ -79,7 +79,7 @@ class Lane(threading.Thread):
                 self._tool.wake.clear()
             return call
 
-    def _answer(self, call: Call) -> None:
+    def _answer(self, call: QueuedCall) -> None:
         started = time.monotonic()
         try:
             header, body = call.run(call.header, call.body)

@@ -8,7 +8,7 @@ import select
 import time
 
 
-class Wake:
+class WakeFlag:
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 

@@ -15,17 +15,21 @@ SIOCGIFADDR = 0x8915
 ANY = ("0.0.0.0", "::", "*")
 
 
-def advertised(asked: str | None, listen: str) -> str:
+def advertised(address_or_interface: str | None, listen: str) -> str:
     """`asked` as it is or, where it names an interface such as ib0, that interface's address on this very machine.
 
     Left out: the address that is listened on, or this machine's own name where that is all of them. Raises BadRequest.
     """
-    if asked is None:
+    if address_or_interface is None:
         return listen if listen not in ANY else os.uname().nodename
-    return _address_of(asked) if Path("/sys/class/net", asked).exists() and asked not in (".", "..") else asked
+    return (
+        _interface_address(address_or_interface)
+        if Path("/sys/class/net", address_or_interface).exists() and address_or_interface not in (".", "..")
+        else address_or_interface
+    )
 
 
-def _address_of(interface: str) -> str:
+def _interface_address(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))

@@ -22,7 +22,7 @@ from rollyard.core.clock import SystemClock
 from rollyard.core.errors import BadRequest, RollyardError, Superseded, Unavailable
 from rollyard.core.telemetry import set_up_logging
 from rollyard.server.advertise import advertised
-from rollyard.server.job.job_folder import Place
+from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.job.successors import SuccessorKeeper
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.store.folder_lock import JobRun
@@ -30,7 +30,7 @@ from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.wiring import LEASE_SECONDS, Parts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose_driver import choose_driver
-from rollyard.slurm.fenced_driver import Guarded
+from rollyard.slurm.fenced_driver import FencedDriver
 from rollyard.trust.admin_kubeconfig import write_kubeconfig
 from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.endpoint_file import read_endpoint, write_endpoint
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
 STOP_SECONDS = 5.0
-CONFIRM_SECONDS = 1.0
+EPOCH_CHECK_SECONDS = 1.0
 SUPERSEDED_EXIT = 3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeOptions:
     """What `rollyard serve` was told."""
 
     data: Path
@@ -67,10 +67,10 @@ class Options:
         id = os.environ.get("SLURM_JOB_ID")
         if id is None:
             raise BadRequest("this process is not in a Slurm job; start the server with `rollyard serve --in-slurm`")
-        return JobRun(Place(self.data).name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+        return JobRun(ServerJobFolder(self.data).name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
 
-def run(options: Options) -> int:
+def run(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them. 3 when a newer server took over."""
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
@@ -84,15 +84,15 @@ def run(options: Options) -> int:
     return 0
 
 
-async def _serve(options: Options) -> None:
+async def _serve(options: ServeOptions) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        server = await Server.start(options, stack)
-        work = asyncio.create_task(server.work())
+        server = await RollyardServer.start(options, stack)
+        work = asyncio.create_task(server.run_background())
         stopped = asyncio.create_task(stop.wait())
-        replaced = asyncio.create_task(server.until_superseded())
+        replaced = asyncio.create_task(server.wait_until_superseded())
         try:
             await asyncio.wait({work, stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
             if replaced.done():
@@ -105,22 +105,22 @@ async def _serve(options: Options) -> None:
             await asyncio.gather(work, stopped, replaced, return_exceptions=True)
 
 
-class Server:
+class RollyardServer:
     """All parts, running; the exit stack closes them in the reverse order."""
 
-    def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: Options) -> None:
+    def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: ServeOptions) -> None:
         self.store, self.driver, self.data, self.options = store, driver, data, options
         self.parts = Parts(store, driver, data, SystemClock(), options.lease_seconds)
 
     @classmethod
-    async def start(cls, options: Options, stack: contextlib.AsyncExitStack) -> Server:
+    async def start(cls, options: ServeOptions, stack: contextlib.AsyncExitStack) -> RollyardServer:
         """Open, recover, listen, and only then say where we are."""
         host, port = _address(options.listen)
         data = options.data.resolve()
         told = read_endpoint(data / "endpoint.json")
         store = await SqliteStore.open(data, SystemClock(), options.job_run(), told.epoch if told is not None else 0)
         stack.push_async_callback(store.close)
-        driver = Guarded(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
+        driver = FencedDriver(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)
         server = cls(store, driver, data, options)
         stack.push_async_callback(server.parts.close)
@@ -133,10 +133,10 @@ class Server:
         )
         if driver.name != "local" and name in LOOPBACK:
             log.warning("serving on loopback: only this machine can reach the server; see --listen and --advertise")
-        server.announce(f"https://{name}:{port}")
+        server.publish_address(f"https://{name}:{port}")
         return server
 
-    def announce(self, url: str) -> None:
+    def publish_address(self, url: str) -> None:
         """`endpoint.json` for our own processes, a kubeconfig for people, one line of JSON for scripts."""
         write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch, job=self._job()))
         kubeconfig = self.data / "admin.kubeconfig"
@@ -144,7 +144,7 @@ class Server:
         _link_newest(kubeconfig)
         print(json.dumps({"event": "serving", "url": url, "kubeconfig": str(kubeconfig)}), flush=True)  # noqa: T201
 
-    async def work(self) -> None:
+    async def run_background(self) -> None:
         """Everything that runs beside the listener, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             p = self.parts
@@ -154,13 +154,13 @@ class Server:
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
             if self.options.in_job:
-                keeper = SuccessorKeeper(Place(self.data), self.driver, lambda: p.feed.latest, p.clock)
+                keeper = SuccessorKeeper(ServerJobFolder(self.data), self.driver, lambda: p.feed.latest, p.clock)
                 tasks.create_task(keeper.run())
 
-    async def until_superseded(self) -> None:
+    async def wait_until_superseded(self) -> None:
         """Ends by raising Superseded, soon after another server has taken the data folder over."""
         while True:
-            await asyncio.sleep(CONFIRM_SECONDS)
+            await asyncio.sleep(EPOCH_CHECK_SECONDS)
             try:
                 await self.store.confirm()
             except Superseded:

@@ -18,25 +18,25 @@ from rollyard.api.services import Services
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.telemetry import STAGE_WORKERS
-from rollyard.gateway.external.external_sessions import OutsideSessions
+from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.gateway.external.open_sessions import OpenSessions
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, Stages
-from rollyard.reconcilers.allocation_folder import Workspace
+from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.preview import Preview
 from rollyard.reconcilers.watches import build_reconcilers
-from rollyard.server.rollouts.connected_agents import Agents, NodeAgent, PoolKey
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents, PoolKey
 from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.leases import Leases
-from rollyard.server.rollouts.rebalance import Repinner
-from rollyard.server.rollouts.service import Rollouts
-from rollyard.server.rollouts.stage_resizer import Resizer
-from rollyard.server.rollouts.staleness_watch import WeightsWatch
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.rollouts.rebalance import Rebalancer
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.rollouts.stage_resizer import StageResizer
+from rollyard.server.rollouts.staleness_watch import StalenessWatch
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
-from rollyard.server.routing.probe_loop import Prober
+from rollyard.server.routing.probe_loop import EndpointProber
 from rollyard.server.routing.session_placement import SessionPlacement
 from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver
@@ -57,14 +57,14 @@ class Routing:
     """The parts that choose endpoints for sessions and move them. All in memory, so a simulation runs them on its own clock."""
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
-        self.agents, self.open_sessions = Agents(clock), OpenSessions()
+        self.agents, self.open_sessions = ConnectedAgents(clock), OpenSessions()
         self.leases = Leases(clock, lease_seconds)
 
         def live_sessions(endpoint: str) -> int:
             return self.leases.sessions(endpoint) + self.open_sessions.count(endpoint)
 
-        self.endpoints = Endpoints(clock, live_sessions=live_sessions)
-        self.repinner = Repinner(clock, self.agents, self.leases, self.endpoints)
+        self.endpoints = EndpointRegistry(clock, live_sessions=live_sessions)
+        self.repinner = Rebalancer(clock, self.agents, self.leases, self.endpoints)
         wake(self.leases.sessions_changed, self.endpoints.recount)
         wake(self.open_sessions.sessions_changed, self.endpoints.recount)
         wake(self.endpoints.endpoint_changed, lambda state: self.repinner.wake())
@@ -93,14 +93,14 @@ class Parts:
         self.repinner, self.open_sessions = routing.repinner, routing.open_sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Questions and who answers them: the arguments that are passed by name.
-        rollouts = Rollouts(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
+        rollouts = RolloutService(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
         self.rollouts = rollouts
-        self.sessions = OutsideSessions(connector, SessionPlacement(endpoints), self.open_sessions)
-        self.prober = Prober(endpoints, trust=trust, pools=pools.inference_pools)
+        self.sessions = ExternalSessions(connector, SessionPlacement(endpoints), self.open_sessions)
+        self.prober = EndpointProber(endpoints, trust=trust, pools=pools.inference_pools)
         self.dispatcher = Dispatcher(store, clock, agents, leases, placement=endpoints, pool=pools.rollout_pool)
-        self.resizer = Resizer(clock, agents, queued=rollouts.queued, stages=pools.stages)
-        self.weights_watch = WeightsWatch(rollouts, clock=clock, placement=endpoints, pools=pools.rollout_pools)
-        self.workspace = Workspace(data, store.server_id, issue=self.signer.issue)
+        self.resizer = StageResizer(clock, agents, queued=rollouts.queued, stages=pools.stages)
+        self.weights_watch = StalenessWatch(rollouts, clock=clock, placement=endpoints, pools=pools.rollout_pools)
+        self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
         reconcilers = build_reconcilers(
             store, driver, self.workspace, agents, endpoints, rollouts, clock=clock, outside_demand=self.sessions.demand
         )
@@ -154,7 +154,7 @@ class _Wakes:
         wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
         wake(p.sessions.session_refused, self.reconcile_inference_pool)
 
-    def dispatch_to(self, agent: NodeAgent) -> None:
+    def dispatch_to(self, agent: ConnectedAgent) -> None:
         self._dispatcher.wake(agent.pool)
 
     def dispatch_onto(self, state: EndpointState) -> None:
@@ -166,7 +166,7 @@ class _Wakes:
             if agent.pool[0] == pool[0]:
                 self._dispatcher.wake(agent.pool)
 
-    def resize(self, agent: NodeAgent) -> None:
+    def resize(self, agent: ConnectedAgent) -> None:
         self._resizer.wake(agent.pool)
 
     def resize_pool(self, pool: PoolKey, at: float) -> None:
@@ -175,7 +175,7 @@ class _Wakes:
     def judge_weights(self, changed: EndpointState | PoolKey) -> None:
         self._parts.weights_watch.wake()
 
-    def reconcile_agent(self, agent: NodeAgent) -> None:
+    def reconcile_agent(self, agent: ConnectedAgent) -> None:
         namespace, pool = agent.pool
         self._manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool))
         self._manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=agent.identity.allocation))
@@ -191,7 +191,7 @@ class _Wakes:
     def scale(self, pool: PoolKey, at: float) -> None:
         self._manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
 
-    def show_widths(self, agent: NodeAgent) -> None:
+    def show_widths(self, agent: ConnectedAgent) -> None:
         namespace, pool = agent.pool
         self._manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
 

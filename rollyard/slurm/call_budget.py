@@ -18,11 +18,11 @@ from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 
 T = TypeVar("T")
 CALLS_PER_SECOND, BURST = 10.0, 20
-SLOW_SECONDS = 5.0
+SLOW_CALL_SECONDS = 5.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 30.0
 
 
-class Budgeted:
+class BudgetedDriver:
     """A driver behind the budget; raises SlurmUnreachable at once for what would have to wait for the breaker."""
 
     def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
@@ -31,13 +31,13 @@ class Budgeted:
         self._rate, self._burst = calls_per_second, float(burst)
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
-        self._closed_at = 0.0
+        self._opened_at = 0.0
         """When the breaker lets the next look-up through (monotonic)."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
         """The one call that may try an open breaker: it waits for its turn to."""
-        if (pause := self._closed_at - time.monotonic()) > 0:
+        if (pause := self._opened_at - time.monotonic()) > 0:
             await asyncio.sleep(pause)
         return await self._call("snapshot", lambda: self._driver.snapshot())
 
@@ -66,11 +66,11 @@ class Budgeted:
             raise SlurmUnreachable(
                 f"Slurm does not answer ({self._why}); Rollyard makes no other calls until a look-up succeeds"
             )
-        if (pause := self._closed_at - time.monotonic()) > 0:
+        if (pause := self._opened_at - time.monotonic()) > 0:
             raise SlurmUnreachable(f"Slurm is slow ({self._why}); Rollyard makes no calls for {pause:.0f} s")
 
     async def _call(self, word: str, call: Callable[[], Awaitable[T]]) -> T:
-        await self._token()
+        await self._take_token()
         began = time.monotonic()
         try:
             answer = await call()
@@ -88,18 +88,18 @@ class Budgeted:
         SLURM_CALLS.labels(word, "ok").inc()
         if word == "snapshot":
             self._failures = 0
-        if taken > SLOW_SECONDS:
+        if taken > SLOW_CALL_SECONDS:
             self._why = f"{word} took {taken:.0f} s"
-            self._closed_at = time.monotonic() + min(LAST_PAUSE_SECONDS, 2 * taken)
+            self._opened_at = time.monotonic() + min(LAST_PAUSE_SECONDS, 2 * taken)
         return answer
 
     def _failed(self, why: str) -> None:
         self._failures += 1
         self._why = why
         pause = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
-        self._closed_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
-    async def _token(self) -> None:
+    async def _take_token(self) -> None:
         """One call's worth; in the order of arrival, since each takes its token before it waits for it."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0

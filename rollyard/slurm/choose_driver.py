@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rollyard.core.errors import Invalid, SlurmUnreachable
 from rollyard.slurm.base import Driver
-from rollyard.slurm.call_budget import Budgeted
+from rollyard.slurm.call_budget import BudgetedDriver
 from rollyard.slurm.cli_driver import CliDriver
-from rollyard.slurm.held_job_driver import Within
+from rollyard.slurm.held_job_driver import HeldJobDriver
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, unfit
-from rollyard.slurm.rest.address import URL_VARIABLE, Address, Identity
+from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, why_unfit
+from rollyard.slurm.rest.address import URL_VARIABLE, SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.rest_driver import RestDriver
 
 CLUSTERS = ("auto", "slurm", "local", "cli", "pyslurm", "rest")
@@ -35,20 +35,20 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
         case "local":
             return LocalDriver(folder)
         case "cli" | "slurm":
-            return _ready(_cli(cluster), folder)
+            return _wrap(_cli(cluster), folder)
         case "pyslurm":
-            return _ready(await _pyslurm(cluster), folder)
+            return _wrap(await _pyslurm(cluster), folder)
         case "rest":
-            return _ready(_rest(), folder)
+            return _wrap(_rest(), folder)
         case "auto":
-            return _ready((await slurm_driver())[0], folder) if await slurm_is_here() else LocalDriver(folder)
+            return _wrap((await slurm_driver())[0], folder) if await slurm_is_here() else LocalDriver(folder)
         case _:
             raise Invalid(f"--cluster {cluster}: write one of {', '.join(CLUSTERS)}")
 
 
-def _ready(driver: Driver, folder: Path) -> Driver:
+def _wrap(driver: Driver, folder: Path) -> Driver:
     """With steps of held jobs beside it, and every call within the budget."""
-    return Budgeted(Within(driver, CliDriver(), folder))
+    return BudgetedDriver(HeldJobDriver(driver, CliDriver(), folder))
 
 
 def _cli(cluster: str) -> CliDriver:
@@ -59,7 +59,7 @@ def _cli(cluster: str) -> CliDriver:
 
 def _rest() -> RestDriver:
     """Raises Invalid where it is not said where it is."""
-    return RestDriver(Address.of_environment(os.environ), Identity.of_environment(os.environ))
+    return RestDriver(SlurmrestdAddress.of_environment(os.environ), SlurmCredentials.of_environment(os.environ))
 
 
 async def _pyslurm(cluster: str) -> PyslurmDriver:
@@ -85,7 +85,7 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PROBE_SECONDS):
-                why = await unfit(library, commands)
+                why = await why_unfit(library, commands)
     finally:
         if why:
             await library.close()

@@ -36,8 +36,8 @@ _NOT_FROM_SLURM = re.compile(
     r"|Protocol authentication|Message (send|receive) failure|[Uu]nspecified error"
 )
 """What a command says when it does not know what the controller thinks."""
-_PAST = re.compile(r"Invalid job id|already completing or completed")
-_KEEP = {"SLURM_CONF", "SLURM_JWT"}
+_NOT_FOUND = re.compile(r"Invalid job id|already completing or completed")
+_KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
 
 
 class CliDriver:
@@ -50,7 +50,9 @@ class CliDriver:
         # SBATCH_* would overrule the script's own directives, and a server that is a Slurm job itself must not lend its
         # identity to what it submits.
         source = os.environ if env is None else env
-        self._env = {k: v for k, v in source.items() if k in _KEEP or not k.startswith(("SLURM", "SBATCH", "SQUEUE"))}
+        self._env = {
+            k: v for k, v in source.items() if k in _KEEP_ENV or not k.startswith(("SLURM", "SBATCH", "SQUEUE"))
+        }
         self._asking = {**self._env, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
         self._limit = limit_seconds
         self._user = getpass.getuser()
@@ -60,13 +62,13 @@ class CliDriver:
         taken_at = time.time()
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
         # With its header: an empty queue says so, and no answer is not an empty queue.
-        text = await self._ask("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
+        text = await self._run_query("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
         return Snapshot(taken_at, read_queue(text))
 
     async def submit(self, script: BatchScript) -> list[str]:
         command = ("sbatch", "--parsable", f"--chdir={script.directory}")
         code, out, err = await self._run(command, self._env, script.text)
-        id, words = _printed_id(out), _words(err)
+        id, words = _printed_id(out), _complaint_text(err)
         if id is None:
             if code == 0:
                 raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is not a job id")
@@ -82,9 +84,9 @@ class CliDriver:
         options = () if signal is None else ("--batch", f"--signal={signal}")
         for some in _portions(ids):
             code, _, err = await self._run(("scancel", *options, *some), self._asking)
-            wrong = [line for line in err.splitlines() if line.strip() and not _PAST.search(line)]
+            wrong = [line for line in err.splitlines() if line.strip() and not _NOT_FOUND.search(line)]
             if code != 0 and wrong:
-                words = _words("\n".join(wrong))
+                words = _complaint_text("\n".join(wrong))
                 raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(words) else SlurmError(words)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
@@ -99,33 +101,33 @@ class CliDriver:
                 self._keeps_accounts = False
                 return {}
             if code != 0:
-                raise SlurmUnreachable(_words(err))
+                raise SlurmUnreachable(_complaint_text(err))
             for job in (_job([*row[:6], "0", *row[6:]]) for row in _rows(out, len(ACCOUNTING))):
                 found[job.id] = job
         return {id: found[id] for id in ids if id in found}
 
     async def site(self) -> Site:
-        config = await self._ask("scontrol", "show", "config")
-        partitions = await self._ask("scontrol", "-o", "show", "partition")
-        return read_site(config, partitions, await self._ask("scontrol", "-o", "show", "node"))
+        config = await self._run_query("scontrol", "show", "config")
+        partitions = await self._run_query("scontrol", "-o", "show", "partition")
+        return read_site(config, partitions, await self._run_query("scontrol", "-o", "show", "node"))
 
     async def show_job(self, id: str) -> dict[str, str]:
         """Slurm's facts of one job, by its own names; empty where there is none. Raises SlurmUnreachable."""
         code, out, err = await self._run(("scontrol", "-o", "show", "job", id), self._asking)
         if code != 0:
-            if _PAST.search(err):
+            if _NOT_FOUND.search(err):
                 return {}
-            raise SlurmUnreachable(f"scontrol: {_words(err)}")
+            raise SlurmUnreachable(f"scontrol: {_complaint_text(err)}")
         return dict(re.findall(r"(\w+)=(\S*)", out))
 
     async def close(self) -> None:
         pass
 
-    async def _ask(self, *command: str) -> str:
+    async def _run_query(self, *command: str) -> str:
         """The answer's text. Raises SlurmUnreachable with the command's own words."""
         code, out, err = await self._run(command, self._asking)
         if code != 0:
-            raise SlurmUnreachable(f"{command[0]}: {_words(err)}")
+            raise SlurmUnreachable(f"{command[0]}: {_complaint_text(err)}")
         return out
 
     async def _run(
@@ -198,13 +200,13 @@ def _job(row: Sequence[str]) -> Job:
             submit_time=_seconds(submit),
             start_time=_seconds(start),
             end_time=_seconds(end),
-            cancelled_by=_canceller(state),
+            cancelled_by=_cancelled_by(state),
         )
     except ValueError as error:
         raise SlurmUnreachable(f"Slurm's answer about job {id[:40]!r} cannot be read: {error}") from None
 
 
-def _canceller(state: str) -> str:
+def _cancelled_by(state: str) -> str:
     """Read the user out of sacct's `CANCELLED by 0`; squeue names none."""
     found = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
     return known_user(found[1]) if found is not None else ""
@@ -225,7 +227,7 @@ def _seconds(text: str) -> float | None:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def _words(text: str) -> str:
+def _complaint_text(text: str) -> str:
     """What a command complains about, without its name before each line: the cause often stands in the line before last."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

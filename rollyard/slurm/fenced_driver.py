@@ -12,7 +12,7 @@ from rollyard.core.errors import SlurmUnreachable, Unavailable
 from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 
 
-class Guarded:
+class FencedDriver:
     """`confirm` raises Unavailable when this server may not act; the call is then not made, and SlurmUnreachable raised."""
 
     def __init__(self, driver: Driver, confirm: Callable[[], Awaitable[None]]) -> None:

@@ -26,11 +26,11 @@ from rollyard.slurm.local_driver import LocalDriver
 
 PREFIX = "step-"
 """Before the id that a step has here; Slurm's own ids are numbers."""
-ASKED = ("cpus-per-task", "gpus-per-node", "gres")
+QUERY = ("cpus-per-task", "gpus-per-node", "gres")
 """What a step asks of the job that it runs in, beside memory."""
 
 
-class Within:
+class HeldJobDriver:
     """Another driver, and beside it steps of jobs that are held."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
@@ -94,7 +94,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     kept = {option: options[option] for option in ("job-name", "comment", "output", "open-mode")}
     memory = options.get("mem", "0")  # 0 is not counted; left out, the first step would take all there is
     command = ["srun", f"--jobid={script.within}", "--nodes=1", "--ntasks=1", "--exact", f"--mem={memory}"]
-    command += [f"--{option}={options[option]}" for option in ASKED if option in options]
+    command += [f"--{option}={options[option]}" for option in QUERY if option in options]
     command += [f"--job-name={script.name}", "--kill-on-bad-exit=1", "--export=ALL"]
     config = os.environ.get("SLURM_CONF")
     lines = [

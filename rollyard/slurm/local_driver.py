@@ -121,7 +121,7 @@ class LocalDriver:
     def _snapshot(self) -> Snapshot:
         taken_at, jobs, ended = time.time(), {}, {}
         for folder in self._folders():
-            job = self._ended.get(folder.name) or self._look(folder)
+            job = self._ended.get(folder.name) or self._observe(folder)
             if job is None:
                 continue
             if job.state.ended:
@@ -137,9 +137,9 @@ class LocalDriver:
     def _folders(self) -> Iterator[Path]:
         return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
 
-    def _look(self, folder: Path) -> Job | None:
+    def _observe(self, folder: Path) -> Job | None:
         with contextlib.suppress(FileNotFoundError):  # another driver purges it just now
-            job = LocalJob(folder).look()
+            job = LocalJob(folder).observe()
             if job is not None:
                 return job
             if time.time() - folder.stat().st_mtime > START_SECONDS:  # its submit died before the job existed

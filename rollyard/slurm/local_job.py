@@ -19,12 +19,12 @@ from typing import Any
 
 from rollyard.slurm import local_step
 from rollyard.slurm.base import Job, JobState
-from rollyard.slurm.process_proof import ProcessProof, with_variable
+from rollyard.slurm.process_proof import ProcessProof, processes_with_variable
 
 START_SECONDS = 30.0
 """A job that no step has taken up by then never starts."""
 KILLED = 128 + signal.SIGKILL
-NOBODY = {"pid": 0, "start": 0, "boot": ""}
+NO_STEP = {"pid": 0, "start": 0, "boot": ""}
 """Stands in `step.json` for the step that may no longer come."""
 
 
@@ -60,14 +60,14 @@ class LocalJob:
         except (OSError, subprocess.SubprocessError):
             self._never_starts()
 
-    def look(self) -> Job | None:
+    def observe(self) -> Job | None:
         """As of now; None while it does not exist. A job without a step is seen to on the way."""
         data = self._read("job")
         if data is None:
             return None
         end, run = self._read("end"), self._read("run")
         if end is None:
-            end = self._tend(data)
+            end = self._observe_without_step(data)
             run = self._read("run")
         start = run["start_time"] if run else None
         if end is not None:
@@ -110,7 +110,7 @@ class LocalJob:
     def ended(self) -> bool:
         return (self.folder / "end.json").exists()
 
-    def _tend(self, data: dict[str, Any]) -> dict[str, Any] | None:
+    def _observe_without_step(self, data: dict[str, Any]) -> dict[str, Any] | None:
         """No end is written: none has come, or nobody is left to write it. Answers the end, if there is one now."""
         step = self._read("step")
         if step is None:
@@ -123,7 +123,10 @@ class LocalJob:
         why, overdue = self._must_end(data, run)
         if leader is not None and leader.alive() and not overdue:
             return None
-        left = {*with_variable(local_step.COOKIE, data["cookie"]), *([leader] if leader and leader.alive() else [])}
+        left = {
+            *processes_with_variable(local_step.COOKIE, data["cookie"]),
+            *([leader] if leader and leader.alive() else []),
+        }
         for process in left:
             process.kill(signal.SIGKILL)
         if left:
@@ -139,18 +142,18 @@ class LocalJob:
         return "TIMEOUT" if over > 0 else None, over > wait
 
     def _never_starts(self) -> dict[str, Any] | None:
-        if not local_step.write_once(self.folder / "step.json", NOBODY):
+        if not local_step.write_once(self.folder / "step.json", NO_STEP):
             return None  # a step took it up after all
         return self._end_unseen(None, ran=False)
 
     def _end_unseen(self, why: str | None, *, ran: bool) -> dict[str, Any]:
         """Nobody saw the exit code."""
         if why is not None:
-            end = local_step.ended(why, KILLED if ran else 0)
+            end = local_step.end_record(why, KILLED if ran else 0)
         elif ran:
-            end = local_step.ended("NODE_FAIL", 1)
+            end = local_step.end_record("NODE_FAIL", 1)
         else:
-            end = local_step.ended("FAILED", 1, "JobLaunchFailure")
+            end = local_step.end_record("FAILED", 1, "JobLaunchFailure")
         local_step.write(self.folder / "end.json", end)
         return end
 

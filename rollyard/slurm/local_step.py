@@ -26,8 +26,8 @@ WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
 """Environment variable that proves a process to be of this job, once its step is no longer there to say so."""
 END_REASONS = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown"}
-LOOK_SECONDS = 1.0
-ENDING_LOOK_SECONDS = 0.1
+POLL_SECONDS = 1.0
+ENDING_POLL_SECONDS = 0.1
 
 
 def main(folder: Path) -> None:
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     # Before step.json: from there on a SIGTERM may come, and it must wait to be heard.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if not write_once(folder / "step.json", proof(os.getpid())):
+    if not write_once(folder / "step.json", process_proof(os.getpid())):
         return  # it was too late: the job is on record as never started
     job = json.loads((folder / "job.json").read_text())
     try:
@@ -52,11 +52,11 @@ def main(folder: Path) -> None:
 
 
 def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> None:
-    while left := family():
-        tell(left, signal.SIGKILL)
-        signal.sigtimedwait(WATCHED, ENDING_LOOK_SECONDS)
+    while left := job_processes():
+        signal_all(left, signal.SIGKILL)
+        signal.sigtimedwait(WATCHED, ENDING_POLL_SECONDS)
         reap(0)
-    write(folder / "end.json", ended(state, code, reason))
+    write(folder / "end.json", end_record(state, code, reason))
 
 
 def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
@@ -82,7 +82,7 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 
     def before_exec() -> None:
         # In the leader itself: whenever we are killed, either it never ran or it is on record.
-        write(folder / "run.json", {**proof(os.getpid()), "start_time": started})
+        write(folder / "run.json", {**process_proof(os.getpid()), "start_time": started})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     with open(job["output"], "ab", buffering=0) as output:
@@ -113,10 +113,10 @@ def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
             return ending or ("COMPLETED" if code == 0 else "FAILED"), code
         if ending is None and (cancelled or now >= deadline):
             ending, kill_at = "CANCELLED" if cancelled else "TIMEOUT", now + kill_wait
-            tell([leader], signal.SIGTERM, signal.SIGCONT)
+            signal_all([leader], signal.SIGTERM, signal.SIGCONT)
         if now >= kill_at:
-            tell(family(), signal.SIGKILL)
-        pause = min(LOOK_SECONDS, max(0.0, deadline - now)) if ending is None else ENDING_LOOK_SECONDS
+            signal_all(job_processes(), signal.SIGKILL)
+        pause = min(POLL_SECONDS, max(0.0, deadline - now)) if ending is None else ENDING_POLL_SECONDS
         got = signal.sigtimedwait(WATCHED, pause)
         cancelled = cancelled or (got is not None and got.si_signo == signal.SIGTERM)
 
@@ -134,7 +134,7 @@ def reap(leader: int) -> int | None:
     return found
 
 
-def family() -> list[int]:
+def job_processes() -> list[int]:
     """Every living process of the job: all that is below us in the process tree."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
@@ -149,7 +149,7 @@ def family() -> list[int]:
     return found
 
 
-def tell(processes: list[int], *numbers: int) -> None:
+def signal_all(processes: list[int], *numbers: int) -> None:
     for process in processes:
         for number in numbers:
             with contextlib.suppress(ProcessLookupError):
@@ -162,12 +162,12 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def proof(pid: int) -> dict[str, Any]:
+def process_proof(pid: int) -> dict[str, Any]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"pid": pid, "start": int(stat(pid)[19]), "boot": boot}
 
 
-def ended(state: str, code: int, reason: str | None = None) -> dict[str, Any]:
+def end_record(state: str, code: int, reason: str | None = None) -> dict[str, Any]:
     """The content of end.json."""
     why = END_REASONS.get(state, "") if reason is None else reason
     return {"state": state, "exit_code": code, "reason": why, "end_time": time.time()}

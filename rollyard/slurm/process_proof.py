@@ -49,7 +49,7 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
-def with_variable(name: str, value: str) -> list[ProcessProof]:
+def processes_with_variable(name: str, value: str) -> list[ProcessProof]:
     """The processes that were started with this in their environment, as far as this user may see."""
     wanted, found = f"{name}={value}".encode(), []
     for entry in Path("/proc").iterdir():

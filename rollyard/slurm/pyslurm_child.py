@@ -24,15 +24,15 @@ pyslurm: Any = None
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the library prints is no answer
-    if not say(answers, 0, start):
+    if not send_answer(answers, 0, start):
         return
     for line in sys.stdin:
         request = json.loads(line)
         id, call = request.pop("id"), CALLS[request.pop("call")]
-        say(answers, id, lambda: call(**request))  # noqa: B023
+        send_answer(answers, id, lambda: call(**request))  # noqa: B023
 
 
-def say(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
+def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
     """False for an error."""
     try:
         said = {"id": id, "answer": ask()}
@@ -75,7 +75,7 @@ def jobs(prefix: str) -> list[dict[str, Any]]:
             end = job.end_time
             if job.time_limit is None and end and end > now:  # Slurm puts the end of what has no time limit a year off
                 end = None
-            found += told(job, node=job.allocated_nodes, end=end)
+            found += job_records(job, node=job.allocated_nodes, end=end)
     return found
 
 
@@ -86,11 +86,11 @@ def accounting(ids: list[int]) -> list[dict[str, Any]]:
         return []
     found: list[dict[str, Any]] = []
     for job in pyslurm.db.Jobs.load(pyslurm.db.JobFilter(ids=ids)).values():
-        found += told(job, node=job.nodelist, end=job.end_time)
+        found += job_records(job, node=job.nodelist, end=job.end_time)
     return found
 
 
-def told(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
+def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
     """The job; one for each task where it is the record of all tasks of an array that wait."""
     facts = {
         "name": text(job, "name"),

@@ -77,7 +77,7 @@ class PyslurmDriver:
         await self._cli.close()
 
 
-async def unfit(driver: PyslurmDriver, commands: Driver) -> str:
+async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
     """Why this pyslurm should be left alone: no answer, or another than Slurm's own commands give. Empty where it fits.
 
     A library that was built for another Slurm reads the controller's answers wrongly, or not at all.

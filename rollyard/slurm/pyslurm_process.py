@@ -22,14 +22,14 @@ from rollyard.core.errors import SlurmUnreachable
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
 """Between the starts of two children, doubled by each failure in a row. It is part of a call's time."""
-LONGEST_ANSWER = 256 << 20
+MAX_ANSWER_BYTES = 256 << 20
 KILLED_SECONDS = 5.0
 """What the kernel has to do away with a child."""
-LAST_WORDS = 5
+LAST_OUTPUT_CHARS = 5
 _SOURCE = Path(__file__).with_name("pyslurm_child.py")
 
 
-class _Broken(Exception):
+class _ChildFailed(Exception):
     """The child ended, or what it says is no answer."""
 
 
@@ -40,7 +40,7 @@ class PyslurmProcess:
         """`command`: a Python (3.9 or later) that can import pyslurm; it may see no file of ours, and gets its code along."""
         self._command = (*command, "-c", _SOURCE.read_text())
         self._env, self._limit = env, limit_seconds
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._child: _Child | None = None
         self._started_at = 0.0
@@ -58,17 +58,17 @@ class PyslurmProcess:
         """
         try:
             async with asyncio.timeout(self._limit):
-                await self._turn.acquire()
+                await self._lock.acquire()
         except TimeoutError:
             raise SlurmUnreachable(f"pyslurm was busy with other calls for {self._limit:g} s") from None
         try:
             return await self._in_time({"id": next(self._numbers), "call": call, **arguments})
         finally:
-            self._turn.release()
+            self._lock.release()
 
     async def close(self) -> None:
         await self._end()  # a call that is under way fails at once
-        async with self._turn:
+        async with self._lock:
             await self._end()
 
     async def _in_time(self, request: dict[str, object]) -> Any:
@@ -78,7 +78,7 @@ class PyslurmProcess:
         except TimeoutError:
             complaint = self._child.complaint if self._child is not None else ""
             why = f"it did not answer within {self._limit:g} s{complaint}"
-        except _Broken as error:
+        except _ChildFailed as error:
             why = str(error)
         else:
             if "answer" in answer:
@@ -116,11 +116,11 @@ class PyslurmProcess:
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
-                limit=LONGEST_ANSWER,
+                limit=MAX_ANSWER_BYTES,
                 start_new_session=True,  # ^C is the server's; and whatever wraps the child is ended with it
             )
         except OSError as error:
-            raise _Broken(f"{self._command[0]} cannot be run: {error.strerror}") from None
+            raise _ChildFailed(f"{self._command[0]} cannot be run: {error.strerror}") from None
         self._child = _Child(process)
         return self._child
 
@@ -135,8 +135,8 @@ class _Child:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self._words: deque[str] = deque(maxlen=LAST_WORDS)
-        self._listening = asyncio.create_task(self._listen())
+        self._words: deque[str] = deque(maxlen=LAST_OUTPUT_CHARS)
+        self._reader = asyncio.create_task(self._listen())
 
     @property
     def complaint(self) -> str:
@@ -154,12 +154,12 @@ class _Child:
         try:
             line = await self.process.stdout.readline()
             if not line:
-                raise _Broken(await self._obituary())
+                raise _ChildFailed(await self._end_text())
             answer = json.loads(line)
             if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
                 raise ValueError
         except (ValueError, RecursionError):  # too long, no UTF-8, no JSON, or other JSON
-            raise _Broken("it printed an invalid answer") from None
+            raise _ChildFailed("it printed an invalid answer") from None
         return answer
 
     async def end(self) -> None:
@@ -170,14 +170,14 @@ class _Child:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILLED_SECONDS):
                 await self.process.wait()
-        self._listening.cancel()
+        self._reader.cancel()
 
     async def _listen(self) -> None:
         assert self.process.stderr is not None
         while piece := await self.process.stderr.read(1 << 16):
             self._words.extend(filter(None, (line.strip() for line in piece.decode(errors="replace").splitlines())))
 
-    async def _obituary(self) -> str:
+    async def _end_text(self) -> str:
         status = await self.process.wait()
-        await asyncio.wait([self._listening], timeout=1.0)
+        await asyncio.wait([self._reader], timeout=1.0)
         return f"its process ended with status {status}{self.complaint}"

@@ -24,12 +24,12 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.server.store.journal_mode import LOCAL, file_system_of
 
 STAGE = Path(__file__).with_name("stage.sh")
-KEPT = 3
+KEPT_ARCHIVES = 3
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
 """Archives of earlier releases: jobs that still wait in the queue name them."""
 
 
-class Runtime:
+class PythonArchive:
     """The archive in a folder that nodes see."""
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +61,7 @@ class Runtime:
             part.rename(archive)
         finally:
             part.unlink(missing_ok=True)
-        old = sorted(self._folder.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]
+        old = sorted(self._folder.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT_ARCHIVES]
         for path in old:
             path.unlink(missing_ok=True)
 
@@ -73,10 +73,10 @@ def _files() -> Iterator[tuple[Path, str]]:
             path = Path(str(found.locate_file(file)))
             if ".." not in file.parts and path.is_file():
                 yield path, str(file)
-    yield from _own()
+    yield from _own_packages()
 
 
-def _own() -> Iterator[tuple[Path, str]]:
+def _own_packages() -> Iterator[tuple[Path, str]]:
     root = Path(rollyard.__file__).parent
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -87,11 +87,11 @@ def _distributions() -> list[Distribution]:
     """Of Rollyard's dependencies and the plug-ins' of node agents, each once; not Rollyard itself."""
     plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
     found: dict[str, Distribution] = {}
-    _close({"rollyard", *plug_ins}, found)
+    _with_dependencies({"rollyard", *plug_ins}, found)
     return [found[name] for name in sorted(found) if name != "rollyard"]
 
 
-def _close(names: Iterable[str], found: dict[str, Distribution]) -> None:
+def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> None:
     for name in names:
         plain = re.sub(r"[-_.]+", "-", name).lower()
         if plain in found:
@@ -101,12 +101,14 @@ def _close(names: Iterable[str], found: dict[str, Distribution]) -> None:
         except PackageNotFoundError:
             continue  # required elsewhere than here, or not needed for what is installed
         needs = map(Requirement, found[plain].requires or ())
-        _close([need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})], found)
+        _with_dependencies(
+            [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})], found
+        )
 
 
 def _fingerprint() -> str:
     """Another one for another Python, another version of a package, another line of ours."""
     # RECORD has the hash of each file: a package that is built again may keep its version.
     words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
-    words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own()]
+    words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own_packages()]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

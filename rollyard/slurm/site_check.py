@@ -24,14 +24,16 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
     """What is wrong, by field, with what one can do instead. Nothing, where the site tells nothing of partitions."""
     if not site.partitions or template.within is not None:
         return []
-    unknown = [name for name in _asked(template) if name not in site.partitions]
+    unknown = [name for name in _template_fields(template) if name not in site.partitions]
     if unknown:
         return [
-            _cause("partition", f"there is no partition {', '.join(unknown)}; write one of {_some(site.partitions)}")
+            _cause(
+                "partition", f"there is no partition {', '.join(unknown)}; write one of {_some_names(site.partitions)}"
+            )
         ]
     partitions = _partitions(template, site)
     if not partitions:
-        return [_cause("partition", f"this site has no default partition; write one of {_some(site.partitions)}")]
+        return [_cause("partition", f"this site has no default partition; write one of {_some_names(site.partitions)}")]
     if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
         return wrong
     # A job may start in any of them, so it is wrong only where each refuses it.
@@ -39,7 +41,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
     return min(found, key=len) if all(found) else []
 
 
-def doubts(template: AllocationTemplate, site: Site) -> list[str]:
+def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
     """Why jobs of a template that is not wrong may be refused, or are going to wait, as things are now."""
     partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
@@ -51,18 +53,18 @@ def doubts(template: AllocationTemplate, site: Site) -> list[str]:
         return min(bounds, key=len)
     nodes = {n.name: n for p in up for n in _nodes(template, p, site) if _fits(template, n)}
     if nodes and not any(n.usable for n in nodes.values()):
-        named = _some(f"{n.name} is {n.state}{f' ({n.reason})' if n.reason else ''}" for n in nodes.values())
+        named = _some_names(f"{n.name} is {n.state}{f' ({n.reason})' if n.reason else ''}" for n in nodes.values())
         return [f"no suitable node is usable now: {named}; jobs wait until one comes back"]
     return []
 
 
-def _asked(template: AllocationTemplate) -> list[str]:
+def _template_fields(template: AllocationTemplate) -> list[str]:
     return template.partition.split(",") if template.partition else []
 
 
 def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
     """Those asked for that there are, or the default."""
-    asked = _asked(template)
+    asked = _template_fields(template)
     if asked:
         return [site.partitions[name] for name in asked if name in site.partitions]
     return [p for p in site.partitions.values() if p.default]
@@ -74,7 +76,7 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
     for field, hosts in (("nodelist", template.nodelist), ("exclude", template.exclude)):
         names = [name for text in hosts for name in expand(text) if name not in site.nodes]
         if names:
-            yield _cause(field, f"there is no node {_some(names)}; the site has {_some(site.nodes)}")
+            yield _cause(field, f"there is no node {_some_names(names)}; the site has {_some_names(site.nodes)}")
 
 
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
@@ -83,7 +85,9 @@ def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Caus
     asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
     names = [name for name in asked if name not in known]
     if known and names:
-        yield _cause("constraint", f"no node has the feature {_some(names)}; known features: {_some(known)}")
+        yield _cause(
+            "constraint", f"no node has the feature {_some_names(names)}; known features: {_some_names(known)}"
+        )
 
 
 def _refusals(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
@@ -95,7 +99,7 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
     for field, allowed in (("account", partition.accounts), ("qos", partition.qos)):
         asked = getattr(template, field)
         if asked is not None and allowed is not None and asked not in allowed:
-            yield _cause(field, f"partition {name} allows {_some(allowed)}, not {asked}")
+            yield _cause(field, f"partition {name} allows {_some_names(allowed)}, not {asked}")
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
@@ -114,24 +118,24 @@ def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> li
         return []  # nothing is known of them
     foreign = [n for text in template.nodelist for n in expand(text) if n not in partition.nodes]
     if foreign:
-        return [_cause("nodelist", f"{_some(foreign)}: not in partition {partition.name}")]
+        return [_cause("nodelist", f"{_some_names(foreign)}: not in partition {partition.name}")]
     nodes = _nodes(template, partition, site)
     if not nodes:
         return [_cause("exclude", f"excludes every node of partition {partition.name}; remove some nodes from it")]
     found = [
         _cause(field, f"the largest node of partition {partition.name} has {show(max(sizes))} {what}")
-        for field, what, asked, sizes, show in _wanted(template, nodes)
+        for field, what, asked, sizes, show in _requested_sizes(template, nodes)
         if asked > max(sizes)
     ]
     types = {type for node in nodes for type in node.gpu_types}
     if template.gpu_type is not None and types and template.gpu_type not in types:
-        found.append(_cause("gpuType", f"partition {partition.name} has {_some(types)}, not {template.gpu_type}"))
+        found.append(_cause("gpuType", f"partition {partition.name} has {_some_names(types)}, not {template.gpu_type}"))
     if not found and sum(_fits(template, n) for n in nodes) < template.nodes:
         found.append(_cause("nodes", f"partition {partition.name} has {len(nodes)} nodes, but too few of this size"))
     return found
 
 
-def _wanted(
+def _requested_sizes(
     template: AllocationTemplate, nodes: Sequence[Node]
 ) -> list[tuple[str, str, int, list[int], Callable[[int], str]]]:
     """(field, what of, how much, what each node has, how to write that)"""
@@ -164,7 +168,7 @@ def _fits(template: AllocationTemplate, node: Node) -> bool:
     return enough and node.gpus >= template.gpus and typed
 
 
-def _some(names: Iterable[str]) -> str:
+def _some_names(names: Iterable[str]) -> str:
     found = sorted(names)
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
     return ", ".join(found[:MOST_NAMES]) + more

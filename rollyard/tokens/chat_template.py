@@ -92,7 +92,7 @@ class ChatTemplate:
         tokenizer which treats the start of a text differently, or the space behind a token, sees what it would in the whole.
         """
         front = last if last in self.stop_ids else next(iter(self.stop_ids), None)
-        if text and last is not None and front is not None and (front == last or self._starts_anew):
+        if text and last is not None and front is not None and (front == last or self._has_start_ids):
             ids = self.encode(self.ends[front] + text)
             if ids[:1] == [front]:
                 return ids[1:]
@@ -109,7 +109,7 @@ class ChatTemplate:
         return text
 
     @cached_property
-    def _starts_anew(self) -> bool:
+    def _has_start_ids(self) -> bool:
         """Whether a text at the start has other ids than behind a token."""
         return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
 

@@ -14,11 +14,11 @@ from typing import Any
 from rollyard.kinds.rollout import Segment
 from rollyard.tokens.chat_template import ChatTemplate, Message
 from rollyard.tokens.sampled_turn import SampledTurn, sampled_turn
-from rollyard.tokens.segment_builder import Break, Cause, Placed, Track, located
-from rollyard.tokens.template_rendering import Answer, Renderer
+from rollyard.tokens.segment_builder import Break, BreakCause, PlacedTurn, SegmentBuilder, locate_turns
+from rollyard.tokens.template_rendering import Renderer, SampledMessage
 from rollyard.tokens.tool_calls import ToolCall
 
-__all__ = ["Break", "Cause", "Conversation"]
+__all__ = ["Break", "BreakCause", "Conversation"]
 
 
 class Conversation:
@@ -35,10 +35,10 @@ class Conversation:
         self.breaks: list[Break] = [opened_by] if opened_by is not None else []
         self._template = template
         self._renderer = Renderer(template, tools)
-        self._messages: list[Message | Answer] = list(messages)
+        self._messages: list[Message | SampledMessage] = list(messages)
         self._sampled: list[SampledTurn] = []
-        self._tracks = [Track(opened_by=opened_by)]
-        self._settled = 0
+        self._builders = [SegmentBuilder(opened_by=opened_by)]
+        self._settled_count = 0
         """So many of the messages end with the last turn; what comes behind it may still be replaced."""
         self._rendered: str | None = None
         """Text of the next prompt; None where that is not known yet."""
@@ -47,25 +47,25 @@ class Conversation:
 
     @property
     def segment_count(self) -> int:
-        return sum(track.prompt_length is not None for track in self._tracks)
+        return sum(track.prompt_length is not None for track in self._builders)
 
     @property
     def token_count(self) -> int:
         """Of all segments together."""
-        return sum(len(track.ids) for track in self._tracks)
+        return sum(len(track.ids) for track in self._builders)
 
     def prompt_ids(self) -> list[int]:
         """Ids for the next model call. Raises TaskError when the template refuses the conversation, TemplateUnusable when
         it fails at it."""
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)
-            track = self._tracks[-1]
-            new = track.new_in(rendered) if track.prompt_length is not None else None
+            track = self._builders[-1]
+            new = track.text_after(rendered) if track.prompt_length is not None else None
             if new is None:
-                new = self._open_track(rendered)
+                new = self._open_segment(rendered)
             self._pending = self._ids(new)
             self._rendered = rendered
-        return self._tracks[-1].ids + self._pending
+        return self._builders[-1].ids + self._pending
 
     def add_sampled(
         self,
@@ -85,12 +85,12 @@ class Conversation:
         prompt = self.prompt_ids()
         rendered, self._rendered = self._rendered, None
         assert rendered is not None
-        track, number = self._tracks[-1], len(self._sampled)
+        track, number = self._builders[-1], len(self._sampled)
         turn = sampled_turn(self._template, ids, prompt)
         track.append_prompt(self._pending)
-        track.text, track.said = rendered, tuple(text + turn.end for text in turn.spellings)
+        track.text, track.sampled_text = rendered, tuple(text + turn.end for text in turn.spellings)
         end = len(rendered) + len(turn.text) + len(turn.end)
-        track.turns.append(Placed(number, 0, len(rendered), end, bool(turn.end)))
+        track.turns.append(PlacedTurn(number, 0, len(rendered), end, bool(turn.end)))
         track.ids += ids
         track.logprobs += logprobs
         track.weights_version += versions
@@ -101,32 +101,32 @@ class Conversation:
         return turn.text
 
     @property
-    def last(self) -> Answer:
+    def last(self) -> SampledMessage:
         """The turn sampled or recalled last; to be recalled in another conversation. Raises IndexError before any."""
-        answer = self._messages[self._settled - 1] if self._settled else None
-        if not isinstance(answer, Answer):
+        answer = self._messages[self._settled_count - 1] if self._settled_count else None
+        if not isinstance(answer, SampledMessage):
             raise IndexError("nothing was sampled yet")
         return answer
 
-    def add_recalled(self, answer: Answer) -> None:
+    def add_recalled(self, answer: SampledMessage) -> None:
         """A turn that was sampled in another conversation, before any of this one: its ids stand here as context."""
         self._append(answer.turn, answer.calls, answer.content)
-        self._changed()
+        self._invalidate()
 
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
         """Put these messages behind the last turn, in place of any that are there."""
-        self._messages[self._settled :] = messages
-        self._changed()
+        self._messages[self._settled_count :] = messages
+        self._invalidate()
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """What a user says, or anything else that is no answer to a call."""
         self._messages += messages
-        self._changed()
+        self._invalidate()
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[str], content: str = "") -> None:
         """One result for each call of the turn sampled last, in the same order; `content`: what it says beside them."""
         answer = self._messages[-1]
-        if not isinstance(answer, Answer) or len(calls) != len(results):
+        if not isinstance(answer, SampledMessage) or len(calls) != len(results):
             raise ValueError("results follow a sampled turn, one for each of its calls")
         answer.calls, answer.content = tuple(calls), content
         ids = answer.call_ids()
@@ -139,41 +139,41 @@ class Conversation:
 
     def segments(self) -> list[Segment]:
         """One for each unbroken sequence, up to its last sampled token."""
-        return [track.segment(track.prompt_length) for track in self._tracks if track.prompt_length is not None]
+        return [track.segment(track.prompt_length) for track in self._builders if track.prompt_length is not None]
 
     def _append(self, turn: SampledTurn, calls: Sequence[ToolCall], content: str) -> None:
-        self._messages.append(Answer(len(self._sampled), turn, tuple(calls), content))
+        self._messages.append(SampledMessage(len(self._sampled), turn, tuple(calls), content))
         self._sampled.append(turn)
-        self._settled = len(self._messages)
+        self._settled_count = len(self._messages)
 
-    def _changed(self) -> None:
+    def _invalidate(self) -> None:
         """The messages are others: a segment that was opened for a prompt without an answer is none."""
         self._rendered = None
-        if len(self._tracks) > 1 and self._tracks[-1].prompt_length is None:
-            self._tracks.pop()
+        if len(self._builders) > 1 and self._builders[-1].prompt_length is None:
+            self._builders.pop()
             self.breaks.pop()
 
-    def _open_track(self, rendered: str) -> str:
+    def _open_segment(self, rendered: str) -> str:
         """Begin a segment with the sampled turns of a rendering, by their ids; gives the text behind them all."""
         marked = self._renderer.marked(self._messages) if self._sampled else None
-        before = self._tracks[-1]
+        before = self._builders[-1]
         if before.prompt_length is None:  # nothing was sampled on it, so nothing breaks
-            track = self._tracks[-1] = Track(opened_by=before.opened_by)
+            track = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
         else:
             broken = Break(len(self._sampled), *before.difference(rendered, marked, self._sampled))
             self.breaks.append(broken)
-            track = Track(opened_by=broken)
-            self._tracks.append(track)
+            track = SegmentBuilder(opened_by=broken)
+            self._builders.append(track)
         position = 0
-        for placed in located(rendered, marked, self._sampled, self._template) if marked is not None else ():
+        for placed in locate_turns(rendered, marked, self._sampled, self._template) if marked is not None else ():
             turn = self._sampled[placed.number]
             # these were sampled behind another prefix, where they are trained on; here they are context
             track.append_prompt(self._ids(rendered[position : placed.start]))
-            track.append_prompt((turn.ids if placed.ended else turn.said)[placed.first :])
+            track.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])
             track.turns.append(placed)
             position = placed.end
         return rendered[position:]
 
     def _ids(self, text: str) -> list[int]:
-        ids = self._tracks[-1].ids
+        ids = self._builders[-1].ids
         return self._renderer.ids(text, ids[-1] if ids else None)

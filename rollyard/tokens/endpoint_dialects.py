@@ -19,7 +19,7 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class StreamChunk:
     """What one event adds."""
 
     ids: list[int] | None
@@ -34,7 +34,7 @@ class Chunk:
     weight_versions: list[dict[str, Any]] | None
 
 
-def _as_it_is(event: Any) -> Any:
+def _unchanged(event: Any) -> Any:
     return event
 
 
@@ -42,8 +42,8 @@ def _as_it_is(event: Any) -> Any:
 class Dialect:
     path: str
     body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
-    chunk: Callable[[dict[str, Any]], Chunk]
-    reader: Callable[[], Callable[[Any], Any]] = lambda: _as_it_is
+    chunk: Callable[[dict[str, Any]], StreamChunk]
+    reader: Callable[[], Callable[[Any], Any]] = lambda: _unchanged
     """Makes, for one answer, what tells its events in the words that `chunk` reads."""
     echoes: bool = True
     """It sends the prompt's ids back; one that does not says how many there were."""
@@ -77,21 +77,23 @@ def _generate(
     return {**wanted, "sampling_params": parameters}
 
 
-def _completion_chunk(event: dict[str, Any]) -> Chunk:
+def _completion_chunk(event: dict[str, Any]) -> StreamChunk:
     choice = event["choices"][0]
     logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
     return _chunk(choice, logprobs, None, choice.get("prompt_token_ids"))
 
 
-def _generate_chunk(event: dict[str, Any]) -> Chunk:
+def _generate_chunk(event: dict[str, Any]) -> StreamChunk:
     choice = event["choices"][0]
     content = (choice.get("logprobs") or {}).get("content") or []
     named = [entry["token_id"] for entry in content]
     return _chunk(choice, [entry["logprob"] for entry in content], named, event.get("prompt_token_ids"))
 
 
-def _chunk(choice: dict[str, Any], logprobs: list[Any], named: list[int] | None, prompt_ids: list[int] | None) -> Chunk:
-    return Chunk(
+def _chunk(
+    choice: dict[str, Any], logprobs: list[Any], named: list[int] | None, prompt_ids: list[int] | None
+) -> StreamChunk:
+    return StreamChunk(
         ids=choice.get("token_ids"),
         logprobs=logprobs,
         named=named,
@@ -105,4 +107,4 @@ def _chunk(choice: dict[str, Any], logprobs: list[Any], named: list[int] | None,
 
 COMPLETIONS = Dialect("/v1/completions", _completion, _completion_chunk)
 GENERATE = Dialect("/inference/v1/generate", _generate, _generate_chunk)
-SGLANG = Dialect(sglang.PATH, sglang.body, _completion_chunk, lambda: sglang.Chunks().read, echoes=False)
+SGLANG = Dialect(sglang.PATH, sglang.body, _completion_chunk, lambda: sglang.SglangChunks().read, echoes=False)

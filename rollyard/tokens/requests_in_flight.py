@@ -12,7 +12,7 @@ QUIET_SECONDS = 2.0
 """A request that had ids more recently stays: a server may look dead from elsewhere, and still answer here."""
 
 
-class Request:
+class InFlightRequest:
     """One request. Call it with the ids of each chunk."""
 
     def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
@@ -27,18 +27,18 @@ class Request:
             self._on_progress(ids)
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         return asyncio.get_running_loop().time() - self._heard_at >= QUIET_SECONDS
 
 
-class InFlight:
+class InFlightRequests:
     """All requests of one policy."""
 
     def __init__(self) -> None:
-        self._requests: set[Request] = set()
+        self._requests: set[InFlightRequest] = set()
 
     @asynccontextmanager
-    async def during(self, request: Request) -> AsyncIterator[None]:
+    async def during(self, request: InFlightRequest) -> AsyncIterator[None]:
         """Raises TimeoutError when the request is ended from outside."""
         self._requests.add(request)
         try:
@@ -47,13 +47,13 @@ class InFlight:
         finally:
             self._requests.discard(request)
 
-    def at(self) -> set[str]:
+    def endpoint_ids(self) -> set[str]:
         """Ids of the endpoints that have some."""
         return {request.endpoint for request in self._requests}
 
     def end_quiet(self, endpoints: Collection[str]) -> int:
         """End those at these endpoints that have fallen silent; gives their number."""
-        ended = [r for r in self._requests if r.endpoint in endpoints and r.quiet and not r.limit.expired()]
+        ended = [r for r in self._requests if r.endpoint in endpoints and r.is_quiet and not r.limit.expired()]
         for request in ended:
             request.limit.reschedule(asyncio.get_running_loop().time())
         return len(ended)

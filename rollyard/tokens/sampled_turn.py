@@ -34,7 +34,7 @@ class SampledTurn:
     """Marker that ends the thoughts in it; empty where there are none, or the template knows of none."""
 
     @property
-    def said(self) -> list[int]:
+    def content_ids(self) -> list[int]:
         """The ids without the one that ended them."""
         return self.ids[:-1] if self.end else self.ids
 
@@ -42,12 +42,12 @@ class SampledTurn:
     def thinks(self) -> bool:
         return bool(self.marker)
 
-    def split(self) -> tuple[str, str]:
+    def split_thoughts(self) -> tuple[str, str]:
         """Thoughts with what ends them, and the rest. The first is empty where there are none."""
         end = self.text.rfind(self.marker) + len(self.marker) if self.marker else 0
         return self.text[:end], self.text[end:]
 
-    def remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
+    def possible_remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
         """Remains of the turn that may be there: from which of the ids on, and how these read.
 
         All of it, or what stands behind its thoughts, with the white space before that or without as much of it as is
@@ -56,8 +56,8 @@ class SampledTurn:
         yield from ((0, text) for text in self.spellings)
         if not self.thinks or not self.spellings:
             return
-        ids, thoughts = self.said, self.split()[0]
-        first = _behind(template, ids, self.marker, thoughts.count(self.marker))
+        ids, thoughts = self.content_ids, self.split_thoughts()[0]
+        first = _ids_up_to_marker(template, ids, self.marker, thoughts.count(self.marker))
         while first < len(ids):
             before = template.decode(ids[:first])
             if self.text.startswith(before):
@@ -72,7 +72,7 @@ def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[in
     ended = bool(ids) and ids[-1] in template.stop_ids
     said = list(ids[:-1] if ended else ids)
     text, end = template.decode(said), template.ends[ids[-1]] if ended else ""
-    stands = end or not text.endswith(HALF) or _stands(template, said, text)
+    stands = end or not text.endswith(HALF) or _is_stable(template, said, text)
     spellings = _spellings(template, said, text, prompt[-TAIL:]) if stands else ()
     return SampledTurn(list(ids), text, end, spellings, _marker(template, text))
 
@@ -84,7 +84,7 @@ def _marker(template: ChatTemplate, text: str) -> str:
     return NEXT_MESSAGE if thoughts >= 0 and NEXT_MESSAGE in text[thoughts:] else ""
 
 
-def _stands(template: ChatTemplate, said: Sequence[int], text: str) -> bool:
+def _is_stable(template: ChatTemplate, said: Sequence[int], text: str) -> bool:
     """Whether half a character at the end reads the same before another byte; where bytes are tokens it may not."""
     byte = "\x01"
     return template.decode([*said, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
@@ -99,7 +99,7 @@ def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Seq
     return (behind,) if behind == text or template.exact else (behind, text)
 
 
-def _behind(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
+def _ids_up_to_marker(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
     """Fewest leading ids whose text has the marker so many times."""
     low, high = 0, len(ids)
     while low < high:

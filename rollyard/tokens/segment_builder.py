@@ -10,12 +10,12 @@ from typing import Any
 from rollyard.kinds.rollout import Segment
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_turn import SampledTurn
-from rollyard.tokens.template_rendering import THOUGHTS, Marked
+from rollyard.tokens.template_rendering import THOUGHTS, MarkedRendering
 
 QUOTED = 40
 
 
-class Cause(StrEnum):
+class BreakCause(StrEnum):
     """Why a prefix broke."""
 
     TEMPLATE_REWROTE = "TemplateRewrote"
@@ -35,13 +35,13 @@ class Cause(StrEnum):
 class Break:
     turn: int
     """Number of the turn that the new segment opens for, from 0."""
-    cause: Cause
+    cause: BreakCause
     why: str = field(default="", compare=False)
     """For people: which turn, and where the texts differ."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTurn:
     """A sampled turn in a segment: by its ids, from the `first` of them on."""
 
     number: int
@@ -54,14 +54,14 @@ class Placed:
 
 
 @dataclass
-class Track:
+class SegmentBuilder:
     """Everything up to the last sampled token."""
 
     text: str = ""
     """Text that the template wrote when the last turn was sampled: what the ids say that stand before it."""
-    said: tuple[str, ...] = ("",)
+    sampled_text: tuple[str, ...] = ("",)
     """How that turn reads, with its end."""
-    turns: list[Placed] = field(default_factory=list)
+    turns: list[PlacedTurn] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     weights_version: list[str | None] = field(default_factory=list)
@@ -88,17 +88,19 @@ class Track:
             extras=extras,
         )
 
-    def new_in(self, rendered: str) -> str | None:
+    def text_after(self, rendered: str) -> str | None:
         """Return what a rendering has behind all that stands here already; None where it has something else in its place."""
         if rendered.startswith(self.text):
-            for said in self.said:
+            for said in self.sampled_text:
                 if rendered.startswith(said, len(self.text)):
                     return rendered[len(self.text) + len(said) :]
         return None
 
-    def difference(self, rendered: str, marked: Marked | None, sampled: Sequence[SampledTurn]) -> tuple[Cause, str]:
+    def difference(
+        self, rendered: str, marked: MarkedRendering | None, sampled: Sequence[SampledTurn]
+    ) -> tuple[BreakCause, str]:
         """Reason that keeps a rendering from continuing this segment: the cause, and for people the turn and the place."""
-        then = self.text + "".join(self.said[:1])
+        then = self.text + "".join(self.sampled_text[:1])
         pairs = enumerate(zip(then, rendered, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(then), len(rendered)))
         place = next((placed for placed in self.turns if same < placed.end), self.turns[-1])
@@ -112,13 +114,15 @@ class Track:
             had, shown = [placed.number for placed in self.turns], [seen.number for seen in marked.turns]
             parts = {seen.number: seen.parts for seen in marked.turns}.get(number, THOUGHTS)
             if shown == had and place.first == 0 and sampled[number].thinks and THOUGHTS not in parts:
-                return Cause.THOUGHTS_DROPPED, f"the template leaves out the thoughts of turn {number}: {where}"
+                return BreakCause.THOUGHTS_DROPPED, f"the template leaves out the thoughts of turn {number}: {where}"
             if shown != had and not marked.mangled and (set(had) - set(shown) or shown != sorted(set(shown))):
-                return Cause.TURN_DROPPED, f"the template shows the sampled turns {shown}, before {had}: {where}"
-        return Cause.TURN_REWRITTEN if inside else Cause.TEMPLATE_REWROTE, where
+                return BreakCause.TURN_DROPPED, f"the template shows the sampled turns {shown}, before {had}: {where}"
+        return BreakCause.TURN_REWRITTEN if inside else BreakCause.TEMPLATE_REWROTE, where
 
 
-def located(rendered: str, marked: Marked, sampled: Sequence[SampledTurn], template: ChatTemplate) -> Iterator[Placed]:
+def locate_turns(
+    rendered: str, marked: MarkedRendering, sampled: Sequence[SampledTurn], template: ChatTemplate
+) -> Iterator[PlacedTurn]:
     """The sampled turns that stand in a rendering word for word, in their order.
 
     `marked` says where to look. A turn of which the rendering has another text is left out: it stays text.
@@ -130,7 +134,7 @@ def located(rendered: str, marked: Marked, sampled: Sequence[SampledTurn], templ
             return
         position = found + len(before)
         turn = sampled[seen.number]
-        for first, text in turn.remainders(template):
+        for first, text in turn.possible_remainders(template):
             # the turn may have sampled the end of what stands before its placeholder: an opening tag, a header;
             # never the token that ended the turn before it, which stands there by its id
             start = rendered.rfind(text, max(found, free), position + len(text)) if text else -1
@@ -138,5 +142,5 @@ def located(rendered: str, marked: Marked, sampled: Sequence[SampledTurn], templ
                 position = start + len(text)
                 ended = bool(turn.end) and rendered.startswith(turn.end, position)
                 free = position + len(turn.end) * ended
-                yield Placed(seen.number, first, start, free, ended)
+                yield PlacedTurn(seen.number, first, start, free, ended)
                 break

@@ -10,7 +10,7 @@ from rollyard.kinds.rollout import Sampling
 
 PATH = "/generate"
 RENAMED = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
-ALIKE = (
+SAME_NAMES = (
     "temperature",
     "top_p",
     "top_k",
@@ -30,7 +30,7 @@ def body(
     for name in UNKNOWN:
         if getattr(sampling, name) is not None:
             raise EndpointRefused(f"SGLang has no `{name}`; leave it out of `sampling`, or use a pool of vLLM")
-    given = {name: value for name in (*ALIKE, *RENAMED) if (value := getattr(sampling, name)) not in (None, [])}
+    given = {name: value for name in (*SAME_NAMES, *RENAMED) if (value := getattr(sampling, name)) not in (None, [])}
     params: dict[str, Any] = {RENAMED.get(name, name): value for name, value in given.items()}
     if sampling.logit_bias:
         params["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias.items()}
@@ -39,7 +39,7 @@ def body(
     return {"input_ids": list(prompt_ids), "sampling_params": params, "return_logprob": True, "stream": True}
 
 
-class Chunks:
+class SglangChunks:
     """Its events tell all tokens so far, or, as the server was started, only the new ones; here always the new ones."""
 
     def __init__(self) -> None:

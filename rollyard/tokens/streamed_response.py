@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from pydantic_core import from_json
 
 from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointRefused
-from rollyard.tokens.endpoint_dialects import Chunk, Dialect
+from rollyard.tokens.endpoint_dialects import Dialect, StreamChunk
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.wire.endpoint import Endpoint
 
@@ -33,14 +33,14 @@ LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
 """What engines call the end for want of room."""
 ROUNDING = 1e-4
 """Logprobs are float32 in engines: a certain token may come out a hair above 0."""
-UNNAMED = "default"
+UNNAMED_TOKEN = "default"
 """vLLM's version of weights to which nobody has given a name."""
-NO_LOGPROB = -9999.0
+MISSING_LOGPROB = -9999.0
 """What vLLM sends in place of minus infinity, for JSON has none."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class SentRequest:
     """What the answer is checked against."""
 
     prompt_ids: Sequence[int]
@@ -48,7 +48,7 @@ class Asked:
     stop_ids: frozenset[int]
 
 
-class TooLong(ContextExceeded):
+class PromptTooLong(ContextExceeded):
     """An endpoint said so, and perhaps how many fit."""
 
     def __init__(self, message: str) -> None:
@@ -56,25 +56,27 @@ class TooLong(ContextExceeded):
         super().__init__(message, context=int(limit[1]) if limit else None)
 
 
-class Answer:
+class StreamedResponse:
     """One answer on its way."""
 
-    def __init__(self, endpoint: Endpoint, dialect: Dialect, asked: Asked, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, dialect: Dialect, asked: SentRequest, on_progress: OnProgress | None
+    ) -> None:
         self._endpoint = endpoint
         self._dialect = dialect
         self._read = dialect.reader()
-        self._asked = asked
+        self._sent = asked
         self._on_progress = on_progress
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[str] = []
         self._version = endpoint.weights_version
-        self._told_version = False
+        self._event_version = False
         self._echoed = False
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
 
-    def take(self, event: Any) -> None:
+    def add_event(self, event: Any) -> None:
         """One event: a chunk, the weights from here on, an error in the middle of the stream, or usage alone."""
         event = self._read(event)
         if not isinstance(event, dict):
@@ -82,27 +84,27 @@ class Answer:
         if isinstance(event.get("error"), dict):
             self.fail(int(event["error"].get("code") or 500), str(event["error"].get("message", "")))
         if event.get("object") == "rollyard.weights":
-            self._version, self._told_version = str(event["weights_version"]), True
+            self._version, self._event_version = str(event["weights_version"]), True
         elif event.get("choices"):
             self._add(self._dialect.chunk(event))
 
-    def _add(self, chunk: Chunk) -> None:
+    def _add(self, chunk: StreamChunk) -> None:
         self._check_echo(chunk)
         ids = chunk.ids
         if ids is None or len(ids) != len(chunk.logprobs) or (chunk.named is not None and chunk.named != ids):
-            self._refuse(
+            self._refuse_answer(
                 "does not send token ids with their logprobs",
                 "use an engine that supports `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
             )
         for logprob in chunk.logprobs:
-            if not isinstance(logprob, int | float) or not NO_LOGPROB < logprob <= ROUNDING:  # NaN compares false
-                self._refuse(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
+            if not isinstance(logprob, int | float) or not MISSING_LOGPROB < logprob <= ROUNDING:  # NaN compares false
+                self._refuse_answer(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
         self._ids += ids
         self._logprobs += chunk.logprobs
         self._versions += [self._version] * len(ids)
-        if len(self._ids) > self._asked.max_tokens:
-            self._refuse(
-                f"sent more than the {self._asked.max_tokens} tokens asked for",
+        if len(self._ids) > self._sent.max_tokens:
+            self._refuse_answer(
+                f"sent more than the {self._sent.max_tokens} tokens asked for",
                 "use an engine that supports `max_tokens`",
             )
         if chunk.finish_reason is not None:
@@ -110,43 +112,45 @@ class Answer:
         if ids and self._on_progress:
             self._on_progress(ids)
 
-    def _end(self, chunk: Chunk) -> None:
+    def _end(self, chunk: StreamChunk) -> None:
         reason, self._stop_reason = chunk.finish_reason, chunk.stop_reason
         if isinstance(reason, dict):  # SGLang's own shape
             if TOO_LONG.search(str(reason.get("message", ""))):
-                raise TooLong(self._plain(str(reason["message"])))
+                raise PromptTooLong(self._plain(str(reason["message"])))
             reason = reason.get("type", "abort")
         self._finish_reason = "length" if reason in LENGTH else str(reason)
-        if chunk.weight_versions and not self._told_version:
-            self._versions = self._by_spans(chunk.weight_versions)
+        if chunk.weight_versions and not self._event_version:
+            self._versions = self._versions_from_spans(chunk.weight_versions)
 
-    def _by_spans(self, spans: list[dict[str, Any]]) -> list[str]:
+    def _versions_from_spans(self, spans: list[dict[str, Any]]) -> list[str]:
         versions: list[str] = []
         for span in spans:
             if span["start"] != len(versions):
                 break
-            version = self._endpoint.weights_version if span["version"] == UNNAMED else str(span["version"])
+            version = self._endpoint.weights_version if span["version"] == UNNAMED_TOKEN else str(span["version"])
             versions += [version] * (span["end"] - span["start"])
         if len(versions) != len(self._ids):
-            self._refuse(f"sent weight_versions that do not cover its {len(self._ids)} tokens", "correct the server")
+            self._refuse_answer(
+                f"sent weight_versions that do not cover its {len(self._ids)} tokens", "correct the server"
+            )
         return versions
 
-    def _check_echo(self, chunk: Chunk) -> None:
+    def _check_echo(self, chunk: StreamChunk) -> None:
         told = chunk.prompt_ids if self._dialect.echoes else chunk.prompt_tokens
         if told is not None and not self._echoed:
             self._echoed = True
-            asked = self._asked.prompt_ids
+            asked = self._sent.prompt_ids
             if told != (asked if self._dialect.echoes else len(asked)):
-                self._refuse(
+                self._refuse_answer(
                     "answered another prompt than Rollyard sent",
                     "use an engine that accepts ids unchanged, without truncation and without tokens before them",
                 )
 
     def fail(self, status: int, text: str) -> NoReturn:
         """An HTTP status, or the code in an error event."""
-        message = self._plain(_sentence(text))
+        message = self._plain(_error_sentence(text))
         if status in (400, 413, 422) and TOO_LONG.search(message):
-            raise TooLong(message)
+            raise PromptTooLong(message)
         if 400 <= status < 500 and status not in (408, 429):
             raise EndpointRefused(f"endpoint {self._endpoint.id} refused the request ({status}): {message}")
         raise self.lost(f"{status}: {message}")
@@ -169,21 +173,21 @@ class Answer:
 
     def _check_end(self) -> None:
         if not self._ids and self._finish_reason == "length":
-            raise ContextExceeded(f"no token fits after the {len(self._asked.prompt_ids)} tokens of the prompt")
+            raise ContextExceeded(f"no token fits after the {len(self._sent.prompt_ids)} tokens of the prompt")
         if not self._ids:
-            self._refuse("finished without a token", "use an engine that also sends the token that ends a turn")
+            self._refuse_answer("finished without a token", "use an engine that also sends the token that ends a turn")
         if not self._echoed:
-            self._refuse("did not return the prompt's ids", "use an engine that supports `return_token_ids`")
+            self._refuse_answer("did not return the prompt's ids", "use an engine that supports `return_token_ids`")
         if self._finish_reason != "stop":
             return
         last, why = self._ids[-1], self._stop_reason
-        if (isinstance(why, int) and why != last) or (why is None and last not in self._asked.stop_ids):
-            self._refuse(
+        if (isinstance(why, int) and why != last) or (why is None and last not in self._sent.stop_ids):
+            self._refuse_answer(
                 f"stopped at token {last}, which does not end a turn in this tokenizer",
                 "set the pool's `tokenizer` to that of the served model",
             )
 
-    def _refuse(self, what: str, remedy: str) -> NoReturn:
+    def _refuse_answer(self, what: str, remedy: str) -> NoReturn:
         raise AnswerRefused(f"endpoint {self._endpoint.id} {what}; {remedy}")
 
     def _sampled(self, finish_reason: str) -> Sampled:
@@ -196,7 +200,7 @@ class Answer:
         return " ".join(text.split())[:MAX_MESSAGE]
 
 
-def _sentence(text: str) -> str:
+def _error_sentence(text: str) -> str:
     """Return the sentence of an engine's error, out of the JSON that it comes in."""
     try:
         body = from_json(text)

@@ -15,7 +15,7 @@ FILES = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-class Templates:
+class TemplateCache:
     """Each is loaded once, in a thread: it takes seconds, the import of transformers with it.
 
     One that was refused is loaded again only when its files have changed.

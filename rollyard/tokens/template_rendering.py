@@ -27,7 +27,7 @@ CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 @dataclass
-class Answer:
+class SampledMessage:
     """A sampled turn among the messages."""
 
     number: int
@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenTurn:
     """A sampled turn as the template shows it."""
 
     number: int
@@ -53,11 +53,11 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedRendering:
     """Rendering with placeholders. `texts[i]` stands before `turns[i]`, `texts[-1]` behind them all."""
 
     texts: list[str]
-    turns: list[Seen]
+    turns: list[SeenTurn]
     mangled: bool
     """Whether the template cut, wrote otherwise or split some of the placeholders."""
 
@@ -76,12 +76,12 @@ class Renderer:
         self._placeholder = re.compile(rf"{self._nonce}(\d+)([{THOUGHTS}{BODY}{CALL}])end")
         self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
 
-    def whole(self, messages: Sequence[Message | Answer]) -> str:
+    def whole(self, messages: Sequence[Message | SampledMessage]) -> str:
         """Return the text that the model is to be shown. Raises TaskError and TemplateUnusable as the template does."""
         try:
             return self._text(messages, real=True)
         except (TaskError, TemplateUnusable):
-            if self._structured or not any(isinstance(m, Answer) and m.calls for m in messages):
+            if self._structured or not any(isinstance(m, SampledMessage) and m.calls for m in messages):
                 raise
         self._structured = True
         try:
@@ -90,7 +90,7 @@ class Renderer:
             self._structured = False
             raise
 
-    def marked(self, messages: Sequence[Message | Answer]) -> Marked | None:
+    def marked(self, messages: Sequence[Message | SampledMessage]) -> MarkedRendering | None:
         """The same with placeholders; None where the template takes none."""
         try:
             return self._read(self._text(messages, real=False))
@@ -106,34 +106,36 @@ class Renderer:
             raise ValueError("a placeholder is no text for a model")
         return self._template.encode_behind(behind, text)
 
-    def _text(self, messages: Sequence[Message | Answer], *, real: bool) -> str:
-        show = self._real if real else self._message
-        return self._template.render([show(m) if isinstance(m, Answer) else m for m in messages], self._tools, True)
+    def _text(self, messages: Sequence[Message | SampledMessage], *, real: bool) -> str:
+        show = self._full_message if real else self._message
+        return self._template.render(
+            [show(m) if isinstance(m, SampledMessage) else m for m in messages], self._tools, True
+        )
 
-    def _real(self, answer: Answer) -> Message:
+    def _full_message(self, answer: SampledMessage) -> Message:
         """The turn as any caller of a template would give it."""
         turn, calls = answer.turn, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
         if not self._harmony:
             message["content"] = answer.content if calls else turn.text
         else:
-            thoughts, rest = turn.split()
+            thoughts, rest = turn.split_thoughts()
             if turn.thinks:  # the template writes the channels, and refuses texts that have some
-                message["thinking"] = _bare(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
+                message["thinking"] = _without_marks(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
             if not calls:
-                message["content"] = _bare(rest.rpartition(MESSAGE)[2])
+                message["content"] = _without_marks(rest.rpartition(MESSAGE)[2])
         if calls:
             arguments = [call.arguments for call in answer.calls]
             message["tool_calls"] = [self._call(answer, k, arguments[k]) for k in range(len(arguments))]
         return message
 
-    def _message(self, answer: Answer) -> Message:
+    def _message(self, answer: SampledMessage) -> Message:
         """The turn as a message with placeholders."""
         thinks, calls = answer.turn.thinks, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
         body = answer.content if calls else self._mark(answer, BODY)
         if not self._harmony:
-            rest = answer.turn.split()[1]
+            rest = answer.turn.split_thoughts()[1]
             space = rest[: len(rest) - len(rest.lstrip())]
             thoughts = f"{self._mark(answer, THOUGHTS)}\n{THINK_ENDS}{space}" if thinks and not calls else ""
             message["content"] = thoughts + body
@@ -147,14 +149,14 @@ class Renderer:
             message["tool_calls"] = [self._call(answer, k, marks[k]) for k in range(len(marks))]
         return message
 
-    def _call(self, answer: Answer, k: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, answer: SampledMessage, k: int, arguments: dict[str, Any]) -> dict[str, Any]:
         function = {"name": answer.calls[k].name, "arguments": arguments}
         return {"id": answer.call_ids()[k], "type": "function", "function": function}
 
-    def _mark(self, answer: Answer, part: str) -> str:
+    def _mark(self, answer: SampledMessage, part: str) -> str:
         return f"{self._nonce}{answer.number}{part}end"
 
-    def _read(self, text: str) -> Marked:
+    def _read(self, text: str) -> MarkedRendering:
         texts, turns, start = [], [], 0
         for first, last, seen in self._turns(text):
             texts.append(text[start:first])
@@ -162,9 +164,9 @@ class Renderer:
             start = self._end_of_calls(text, last) if seen.parts.endswith(CALL) else last
         texts.append(text[start:])
         rest = self._placeholder.sub("", text).lower()
-        return Marked(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
+        return MarkedRendering(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
-    def _turns(self, text: str) -> Iterator[tuple[int, int, Seen]]:
+    def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
         """Where each turn begins and ends. Its thoughts and what follows them are one turn, whatever stands between."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
@@ -173,7 +175,7 @@ class Renderer:
                 joined = False
                 continue
             joined = this[2] == then[2] and this[3] == THOUGHTS != then[3]
-            yield this[0], (then if joined else this)[1], Seen(this[2], this[3] + (then[3] if joined else ""))
+            yield this[0], (then if joined else this)[1], SeenTurn(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
         """Find the end of the calls. What the template writes of them is the turn's: the rest begins with the turn's end."""
@@ -181,5 +183,5 @@ class Renderer:
         return end.start() if end is not None else position
 
 
-def _bare(text: str) -> str:
+def _without_marks(text: str) -> str:
     return text.replace(CHANNEL, "")

@@ -16,7 +16,7 @@ Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], st
 
 WORDS = {"user": "quvo", "assistant": "zemi", "system": "wyfa", "tool": "jexo"}
 """Short, so that no template cuts them, and lower case: they are looked for whatever their case is then."""
-AGAIN = "hupi"
+SECOND_USER_WORD = "hupi"
 FINAL = "<|channel|>final<|message|>"
 CALL_ID = "aaaaaaaaa"
 TOOLS = [
@@ -73,7 +73,7 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
     """Whether the template writes one of these behind what an assistant says."""
     for messages, tools in (
         (_conversation("assistant")[0], []),
-        ([*_conversation("assistant")[0], _message("user", AGAIN)], []),
+        ([*_conversation("assistant")[0], _message("user", SECOND_USER_WORD)], []),
         (_conversation("tool")[1][:2], TOOLS),
         (_conversation("tool")[1], TOOLS),
     ):
@@ -86,7 +86,7 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
             if behind < 0 and tools:
                 continue
             behind = max(behind, 0)  # written in other letters: anywhere will do
-            upto = text.lower().find(AGAIN, behind)
+            upto = text.lower().find(SECOND_USER_WORD, behind)
             if any(end in text[behind : upto if upto >= 0 else None] for end in ends):
                 return True
     return False
@@ -129,7 +129,7 @@ def _shows(
             if WORDS[role] in shown.lower():
                 return True
             # written backwards, or in other letters: it depends on the word, and on nothing else
-            if text(messages, AGAIN) != shown == text(messages, WORDS[role]):
+            if text(messages, SECOND_USER_WORD) != shown == text(messages, WORDS[role]):
                 return True
         except (TaskError, TemplateUnusable) as error:
             errors.append(error)
@@ -147,7 +147,7 @@ def _conversation(role: str) -> list[list[dict[str, Any]]]:
         case "user":
             return [[user]]
         case "assistant":
-            return [[user, said], [user, said, _message("user", AGAIN)]]
+            return [[user, said], [user, said, _message("user", SECOND_USER_WORD)]]
         case "system":
             return [[_message("system", WORDS["system"]), user]]
         case _:

@@ -15,11 +15,11 @@ from pydantic_core import to_json
 
 from rollyard.core.errors import ContextExceeded, EndpointRefused
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens.endpoint_routes import Way, Ways
-from rollyard.tokens.requests_in_flight import InFlight, Request
+from rollyard.tokens.endpoint_routes import Route, Routes
+from rollyard.tokens.requests_in_flight import InFlightRequest, InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.tokens.server_sent_events import events
-from rollyard.tokens.streamed_response import Answer, Asked, OnProgress, TooLong
+from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentRequest, StreamedResponse
 from rollyard.wire.endpoint import Endpoint
 
 Checkout = Callable[[str | None], Awaitable[Endpoint]]
@@ -29,7 +29,7 @@ MAX_ERROR_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Patience:
+class StreamTimeouts:
     """Longest waits, in seconds."""
 
     connect: float = 10.0
@@ -38,7 +38,7 @@ class Patience:
     next_token: float = 60.0
 
     @classmethod
-    def of(cls, endpoint: Endpoint) -> Patience:
+    def of(cls, endpoint: Endpoint) -> StreamTimeouts:
         """As its pool says."""
         said = endpoint.patience
         return cls(said.connect_seconds, said.first_token_seconds, said.idle_seconds)
@@ -60,10 +60,10 @@ class TokenClient:
     `patience`: with all endpoints alike; each one's own where it is left out.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, patience: Patience | None = None) -> None:
+    def __init__(self, http: aiohttp.ClientSession, patience: StreamTimeouts | None = None) -> None:
         self._http = http
         self._patience = patience
-        self._ways = Ways(http)
+        self._routes = Routes(http)
 
     async def complete(
         self,
@@ -73,7 +73,7 @@ class TokenClient:
         max_tokens: int,
         stop_ids: Sequence[int],
         on_progress: OnProgress | None = None,
-        in_flight: InFlight | None = None,
+        in_flight: InFlightRequests | None = None,
     ) -> Sampled:
         """One turn from one endpoint. Whoever has `in_flight` may end it, which is a StreamLost.
 
@@ -86,7 +86,7 @@ class TokenClient:
                 f"endpoint {endpoint.id} returns {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
                 f"{endpoint.logprobs}`, or set the pool's `engine.vllm.logprobsMode: {sampling.logprobs}`"
             )
-        way = await self._ways.of(endpoint)
+        way = await self._routes.of(endpoint)
         if way.context is not None:
             max_tokens = min(max_tokens, way.context - len(prompt_ids))
             if max_tokens < 1:
@@ -95,7 +95,7 @@ class TokenClient:
                 )
         try:
             return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
-        except TooLong as error:
+        except PromptTooLong as error:
             # some engines refuse a prompt that fits when what may be sampled behind it does not
             room = error.context - len(prompt_ids) if error.context is not None else 0
             if not 0 < room < max_tokens:
@@ -105,31 +105,31 @@ class TokenClient:
     async def _ask(
         self,
         endpoint: Endpoint,
-        way: Way,
+        way: Route,
         prompt_ids: Sequence[int],
         sampling: Sampling,
         max_tokens: int,
         stop_ids: Sequence[int],
         on_progress: OnProgress | None,
-        in_flight: InFlight | None,
+        in_flight: InFlightRequests | None,
     ) -> Sampled:
-        asked = Asked(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
-        request = Request(endpoint.id, on_progress)
-        answer = Answer(endpoint, way.dialect, asked, request)
+        asked = SentRequest(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
+        request = InFlightRequest(endpoint.id, on_progress)
+        answer = StreamedResponse(endpoint, way.dialect, asked, request)
         body = way.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
         try:
-            async with (in_flight or InFlight()).during(request):
+            async with (in_flight or InFlightRequests()).during(request):
                 await self._stream(endpoint, way, body, answer)
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
             if not answer.finished:
                 raise answer.lost(type(error).__name__) from error
         return answer.result()
 
-    async def _stream(self, endpoint: Endpoint, way: Way, body: dict[str, Any], answer: Answer) -> None:
+    async def _stream(self, endpoint: Endpoint, way: Route, body: dict[str, Any], answer: StreamedResponse) -> None:
         headers = {"Content-Type": "application/json"}
         if endpoint.token:
             headers["Authorization"] = f"Bearer {endpoint.token}"
-        patience = self._patience or Patience.of(endpoint)
+        patience = self._patience or StreamTimeouts.of(endpoint)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
         url = endpoint.url.rstrip("/") + way.dialect.path
         async with asyncio.timeout(patience.first_token):
@@ -142,7 +142,7 @@ class TokenClient:
                     text = await response.content.read(MAX_ERROR_BYTES)
                 answer.fail(response.status, text.decode(errors="replace"))
             async for event in events(response.content, patience.first_token, patience.next_token):
-                answer.take(event)
+                answer.add_event(event)
 
     async def complete_with_failover(
         self,
@@ -153,7 +153,7 @@ class TokenClient:
         stop_ids: Sequence[int],
         on_progress: OnProgress | None = None,
         max_moves: int = 4,
-        in_flight: InFlight | None = None,
+        in_flight: InFlightRequests | None = None,
     ) -> Sampled:
         """One turn, from as many endpoints as it takes; each goes on with the ids sampled so far.
 
@@ -167,7 +167,7 @@ class TokenClient:
                 rest = await self.complete(
                     endpoint,
                     [*prompt_ids, *so_far.token_ids],
-                    _moved(sampling, n),
+                    _sampling_for_rest(sampling, n),
                     max_tokens - n,
                     stop_ids,
                     on_progress,
@@ -187,7 +187,7 @@ class TokenClient:
                 moves, failed = moves + 1, endpoint.id
 
 
-def _moved(sampling: Sampling, drawn: int) -> Sampling:
+def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
     """For the rest of a turn: another seed, and as many fewer of the least tokens."""
     if not drawn:
         return sampling

@@ -13,16 +13,16 @@ from pydantic import BaseModel, ConfigDict
 PROTOCOL = 1
 
 
-class Message(BaseModel):
+class WireMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     @classmethod
-    def arrived(cls, data: dict[str, Any]) -> Self:
+    def from_wire(cls, data: dict[str, Any]) -> Self:
         """Read from the wire. Raises ValueError."""
         return cls.model_validate(data)
 
 
-class Identity(Message):
+class Identity(WireMessage):
     """Who speaks: one process in one run of one job of one allocation. The first that registers is the one."""
 
     allocation: str

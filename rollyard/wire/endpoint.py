@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from rollyard.kinds.engine_spec import Patience
-from rollyard.wire.base import Message
+from rollyard.wire.base import WireMessage
 
 
-class Endpoint(Message):
+class Endpoint(WireMessage):
     """A model server as a node agent reaches it."""
 
     id: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rollyard.wire.base import Identity, Message
+from rollyard.wire.base import Identity, WireMessage
 
 
-class EngineHello(Message):
+class EngineHello(WireMessage):
     """POST /v1/engine/register, answered by `EngineWelcome`; again after each reconnect."""
 
     identity: Identity
@@ -16,7 +16,7 @@ class EngineHello(Message):
     """PEM; null when the certificate at hand is still good."""
 
 
-class WeightsOrder(Message):
+class WeightsTarget(WireMessage):
     """What an engine should serve; it holds until another one comes."""
 
     version: str
@@ -35,17 +35,17 @@ class WeightsOrder(Message):
     """A trainer waits to move them into the running engine; who offers that not, or knows it not, reads `path`."""
 
 
-class EngineWelcome(Message):
+class EngineWelcome(WireMessage):
     certificate: str | None = None
     """PEM of the door's certificate with its chain."""
     heartbeat_seconds: float
     token: str
     """What node agents will show at the door."""
-    weights: WeightsOrder | None = None
+    weights: WeightsTarget | None = None
     """What to serve from the start; null for the model of the pool's spec."""
 
 
-class EngineLoad(Message):
+class EngineLoad(WireMessage):
     """Totals since the engine's start; null is what it does not say. What they say together is in
     `server/routing/endpoint_rates.py`."""
 
@@ -68,7 +68,7 @@ class EngineLoad(Message):
     """From arrival to first token, of all of them together."""
 
 
-class EngineHeartbeat(Message):
+class EngineHeartbeat(WireMessage):
     """POST /v1/engine/heartbeat, answered by `EngineOrders`."""
 
     identity: Identity
@@ -97,8 +97,8 @@ class EngineHeartbeat(Message):
     """What it has done; null when it does not say so."""
 
 
-class EngineOrders(Message):
+class EngineOrders(WireMessage):
     known: bool = True
     """False: register again."""
     drain: bool = False
-    weights: WeightsOrder | None = None
+    weights: WeightsTarget | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.wire.base import Message
+from rollyard.wire.base import WireMessage
 
 
-class AllocationFile(Message):
+class AllocationFile(WireMessage):
     """`allocation.json` in an allocation's folder (0700): all that a batch job is told. `token` lies beside it, 0600."""
 
     allocation: str
@@ -26,7 +26,7 @@ class AllocationFile(Message):
     """The pool's spec, for an allocation of an InferencePool."""
 
 
-class EndpointFile(Message):
+class EndpointFile(WireMessage):
     """`endpoint.json` in the server's data folder (0600), replaced atomically."""
 
     url: str

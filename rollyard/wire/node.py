@@ -9,19 +9,19 @@ from pydantic_core import from_json
 
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
 from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
-from rollyard.wire.base import PROTOCOL, Identity, Message
+from rollyard.wire.base import PROTOCOL, Identity, WireMessage
 from rollyard.wire.endpoint import Endpoint
 
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
 """Reason of a hand-back that may be the rollout's own doing: it broke the node agent's code."""
-UNREADABLE_LEASE = "UnreadableLease"
+UNREADABLE_LEASE_REASON = "UnreadableLease"
 """Reason of a hand-back of what asks for something that the node agent is too old to know."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 
 
-class LeaseRef(Message):
+class LeaseRef(WireMessage):
     """Names one lease; a higher fence of the same rollout makes it void."""
 
     namespace: str
@@ -43,7 +43,7 @@ class Lease(LeaseRef):
     """Role -> model server."""
 
     @field_serializer("agent", "sampling", "budgets")
-    def _without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
+    def _dump_without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
         """What a user may ask is read strictly: a node agent that is older than a field gets it only if it was set."""
         return asked.model_dump(mode="json", exclude_defaults=True)
 
@@ -51,7 +51,7 @@ class Lease(LeaseRef):
 # node agent -> server, over one WebSocket
 
 
-class Hello(Message):
+class Hello(WireMessage):
     type: Literal["hello"] = "hello"
     identity: Identity
     held: list[LeaseRef] = []
@@ -61,12 +61,12 @@ class Hello(Message):
     places: int = 0
     """Sandboxes that fit into the allocation, by its first `Welcome`; 0 before that, and where it does not say so."""
     kinds: list[str] = []
-    """Task kinds this node agent has handlers for; empty from one that says it in `Want` alone."""
+    """Task kinds this node agent has handlers for; empty from one that says it in `CapacityRequest` alone."""
     failed_kinds: dict[str, str] = {}
     """Task kind -> why its handler cannot be loaded here."""
 
 
-class Want(Message):
+class CapacityRequest(WireMessage):
     """How many more leases there is room for right now; replaces what was said before."""
 
     type: Literal["want"] = "want"
@@ -78,7 +78,7 @@ class Want(Message):
     """How many Grants have arrived on this connection; one that is still on its way makes this word void."""
 
 
-class Heartbeat(Message):
+class Heartbeat(WireMessage):
     """Renews every lease named; one that is not named may still be on its way in a Grant, and only runs out."""
 
     type: Literal["heartbeat"] = "heartbeat"
@@ -89,7 +89,7 @@ class Heartbeat(Message):
     """The sender's monotonic clock, echoed in `Renewed`."""
 
 
-class HandBack(Message):
+class HandBack(WireMessage):
     """Not done and not at fault: preempted, drained, or out of time. Costs no attempt."""
 
     type: Literal["hand_back"] = "hand_back"
@@ -102,7 +102,7 @@ class HandBack(Message):
 # server -> node agent
 
 
-class Welcome(Message):
+class Welcome(WireMessage):
     type: Literal["welcome"] = "welcome"
     protocol: int = PROTOCOL
     epoch: int
@@ -116,7 +116,7 @@ class Welcome(Message):
     """Of what `hello` named: no longer the caller's; stop."""
 
 
-class Unread(Message):
+class UnreadableLease(WireMessage):
     """A lease that has arrived and cannot be read."""
 
     lease: LeaseRef | None
@@ -124,40 +124,40 @@ class Unread(Message):
     why: str
 
 
-class Grant(Message):
+class Grant(WireMessage):
     type: Literal["grant"] = "grant"
     leases: list[Lease]
-    unread: list[Unread] = Field(default=[], exclude=True)
+    unread: list[UnreadableLease] = Field(default=[], exclude=True)
     """Never sent: found on arrival."""
 
     @classmethod
-    def arrived(cls, data: dict[str, Any]) -> Self:
+    def from_wire(cls, data: dict[str, Any]) -> Self:
         """Lease by lease: what users ask is read strictly, and one that asks for something newer hides no other."""
         found = data.get("leases")
         if not isinstance(found, list):
             return cls.model_validate(data)
         leases: list[Lease] = []
-        unread: list[Unread] = []
+        unread: list[UnreadableLease] = []
         for one in found:
             try:
                 leases.append(Lease.model_validate(one))
             except ValidationError as error:
-                unread.append(Unread(lease=_ref(one), why=str(error)))
+                unread.append(UnreadableLease(lease=_ref(one), why=str(error)))
         return cls(leases=leases, unread=unread)
 
 
-class Renewed(Message):
+class Renewed(WireMessage):
     type: Literal["renewed"] = "renewed"
     sent_at: float
     lost: list[LeaseRef] = []
 
 
-class Cancel(Message):
+class Cancel(WireMessage):
     type: Literal["cancel"] = "cancel"
     lease: LeaseRef
 
 
-class Repin(Message):
+class RechooseEndpoint(WireMessage):
     """Ask for the endpoint of this role again before the next turn: there may be a better one by now.
 
     A hint: the choice is made, and written down, when it is asked for (`NewEndpoint` without `failed`).
@@ -170,11 +170,11 @@ class Repin(Message):
     """The endpoint does not answer: ask at once. A request that waits there goes on at the other with the ids it has."""
 
 
-class Drain(Message):
+class Drain(WireMessage):
     type: Literal["drain"] = "drain"
 
 
-class Resize(Message):
+class Resize(WireMessage):
     """How wide the stages should be from now on; heartbeats tell how wide they are."""
 
     type: Literal["resize"] = "resize"
@@ -187,8 +187,8 @@ class Resize(Message):
 # over plain HTTP, so that heartbeats never queue behind them
 
 
-class NewEndpoint(Message):
-    """POST /v1/node/endpoint: the one in use failed, or a `Repin` came; answers an `Endpoint`."""
+class NewEndpoint(WireMessage):
+    """POST /v1/node/endpoint: the one in use failed, or a `RechooseEndpoint` came; answers an `Endpoint`."""
 
     lease: LeaseRef
     role: str
@@ -199,7 +199,7 @@ class NewEndpoint(Message):
     """Asked for the same failure before, and there was none: no further complaint of it."""
 
 
-class ResultHeader(Message):
+class ResultHeader(WireMessage):
     """First line of an uploaded result; the compressed JSON body follows."""
 
     lease: LeaseRef
@@ -219,24 +219,29 @@ class ResultHeader(Message):
     """All that sampled tokens have; empty from a node agent that does not say it."""
 
 
-FromNode = Hello | Want | Heartbeat | HandBack
-ToNode = Welcome | Grant | Renewed | Cancel | Repin | Drain | Resize
-_FROM_NODE: dict[str, type[Message]] = {"hello": Hello, "want": Want, "heartbeat": Heartbeat, "hand_back": HandBack}
-_TO_NODE: dict[str, type[Message]] = {
+FromNode = Hello | CapacityRequest | Heartbeat | HandBack
+ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize
+_FROM_NODE: dict[str, type[WireMessage]] = {
+    "hello": Hello,
+    "want": CapacityRequest,
+    "heartbeat": Heartbeat,
+    "hand_back": HandBack,
+}
+_TO_NODE: dict[str, type[WireMessage]] = {
     "welcome": Welcome,
     "grant": Grant,
     "renewed": Renewed,
     "cancel": Cancel,
-    "repin": Repin,
+    "repin": RechooseEndpoint,
     "drain": Drain,
     "resize": Resize,
 }
 
 
-def _decode(text: str, known: dict[str, type[Message]]) -> Any:
+def _decode(text: str, known: dict[str, type[WireMessage]]) -> Any:
     data = from_json(text, allow_inf_nan=False)
     model = known.get(str(data.get("type"))) if isinstance(data, dict) else None
-    return model.arrived(data) if model else None
+    return model.from_wire(data) if model else None
 
 
 def _ref(lease: Any) -> LeaseRef | None:

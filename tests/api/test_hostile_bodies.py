@@ -231,7 +231,7 @@ async def listening(folder: Path, app: web.Application) -> AsyncIterator[tuple[i
 def greeting() -> web.Application:
     async def hello(request: web.Request) -> web.Response:
         if "known" in request.query:
-            listener.known(request)
+            listener.mark_trusted(request)
         return web.Response(text="hello")
 
     app = web.Application()
@@ -256,7 +256,7 @@ async def test_connections_that_say_nothing_are_closed(tmp_path: Path, monkeypat
 
 
 async def test_the_oldest_of_too_many_unknown_connections_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(listener, "MAX_UNTRUSTED", 3)
     async with listening(tmp_path, greeting()) as (port, trust), asyncio.timeout(60):
 
         async def connected(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -58,7 +58,7 @@ async def post(opened: dict[str, Any], body: bytes, **headers: str) -> tuple[int
 async def test_a_caller_that_stops_reading_does_not_keep_its_session(
     serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "STUCK_SECONDS", 0.3)
+    monkeypatch.setattr(app, "WRITE_STALL_SECONDS", 0.3)
     async with serving() as api, saying("word " * 3000).serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open(sampling={"max_tokens": 10_000})
@@ -118,16 +118,16 @@ async def test_the_requests_in_memory_are_bounded_and_who_waits_is_answered(
     async with serving() as api, saying("Hi.", pace=0.05).serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
-        bodies = api.sessions.get(opened["id"]).session.bodies
+        bodies = api.sessions.get(opened["id"]).session.byte_budget
         body = json.dumps(BODY).encode() + b" " * 300_000
         calls = [asyncio.create_task(post(opened, body)) for _ in range(9)]
         most = 0
         while not all(call.done() for call in calls):
-            most = max(most, bodies._held)
+            most = max(most, bodies._reserved)
             await asyncio.sleep(0)
         assert {status for status, _ in await asyncio.gather(*calls)} == {200}
         assert 2 * len(body) < most <= 1 << 20
-        assert bodies._held == 0
+        assert bodies._reserved == 0
 
 
 async def test_no_more_calls_at_once_than_a_server_has_connections_for(
@@ -158,9 +158,9 @@ async def test_callers_that_give_up_in_line_free_their_place(
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
-        bodies = api.sessions.get(opened["id"]).session.bodies
+        bodies = api.sessions.get(opened["id"]).session.byte_budget
         with caller(api, opened, b"{", "Content-Length: 900"):
-            await until(lambda: bodies._held == 900)
+            await until(lambda: bodies._reserved == 900)
             body = json.dumps(BODY).encode() + b" " * 300
             impatient = [asyncio.create_task(post(opened, body)) for _ in range(3)]
             await until(lambda: bodies._line.locked())
@@ -170,7 +170,7 @@ async def test_callers_that_give_up_in_line_free_their_place(
             patient = asyncio.create_task(post(opened, body))
         async with asyncio.timeout(60):  # whoever held the place has gone
             assert (await patient)[0] == 200
-        assert bodies._held == 0
+        assert bodies._reserved == 0
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving:
         saying("Hi.").serving() as old,
         saying("Hi.").serving() as new,
     ):
-        api.endpoints.follow(POOL, WeightsStatus(current=history[-1], history=history))
+        api.endpoints.follow_weights(POOL, WeightsStatus(current=history[-1], history=history))
         api.serve("old", old.url, "v1")
         for least, word in (
             ("v2", "that serves 'v2' or a later version is ready; it serves v2"),

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.api.metrics import endpoint_metrics
 from rollyard.core.clock import ManualClock
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, EngineLoad
@@ -16,7 +16,7 @@ from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 KEY = ("default", "policy")
 
 
-def read(endpoints: Endpoints, sessions: Mapping[str, int]) -> dict[tuple[str, str], float]:
+def read(endpoints: EndpointRegistry, sessions: Mapping[str, int]) -> dict[tuple[str, str], float]:
     """(name without our prefix, endpoint) -> value."""
     families = list(text_string_to_metric_families(endpoint_metrics(endpoints.all(), sessions)))
     assert all(family.documentation for family in families)
@@ -26,12 +26,12 @@ def read(endpoints: Endpoints, sessions: Mapping[str, int]) -> dict[tuple[str, s
 
 
 def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -> None:
-    endpoints = Endpoints(ManualClock(), lambda endpoint: 0)
+    endpoints = EndpointRegistry(ManualClock(), lambda endpoint: 0)
     engine = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n1")
     made = Endpoint(id="default/a", url="https://a", model="policy", weights_version="", tokenizer="/m")
     endpoints.register(KEY, engine, made)
     strange = made.model_copy(update={"id": 'default/policy/http://n"1\\2\n3'})
-    endpoints.listed(KEY, strange, 1.0)
+    endpoints.add_external(KEY, strange, 1.0)
     endpoints.probed(strange.id, "")
     for at in (0, 2, 4):
         load = EngineLoad(at=at, generated_tokens=1 + 10 * at, first_tokens=at, first_token_seconds=at / 4)
@@ -55,5 +55,5 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     others = {name for name, id in found if id == strange.id}
     assert others == {"weights_info", "ready", "sessions"}
     endpoints.forget("u")
-    endpoints.unlisted(KEY, set())
+    endpoints.remove_unlisted(KEY, set())
     assert read(endpoints, {"default/a": 5}) == {}

@@ -9,7 +9,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.wire.base import Identity
 from tests.support.outside_api import Api, Serve
 
@@ -61,9 +61,9 @@ async def _stored(api: Api) -> RolloutPool:
     return found
 
 
-def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> NodeAgent:
+def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> ConnectedAgent:
     identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
-    agent = NodeAgent(
+    agent = ConnectedAgent(
         identity, KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed, expel=lambda: None
     )
     api.agents.connect(agent)

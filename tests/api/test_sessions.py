@@ -275,7 +275,7 @@ async def test_sessions_spread_stay_and_leave_what_takes_no_more_work(serving: S
             for _ in range(3):
                 await ai.chat.completions.create(model="m", messages=QUESTION)
         assert (await api.record(opened[0]["id"])).session.endpoint == opened[0]["endpoint"]
-        api.endpoints.unlisted(POOL, {"b"})
+        api.endpoints.remove_unlisted(POOL, {"b"})
         await until(lambda: api.open_sessions.by_endpoint() == {"b": 6})
 
 
@@ -287,7 +287,7 @@ async def test_the_loop_serves_others_while_a_long_conversation_is_tokenised(ser
         async with client(opened) as ai:
             call = asyncio.create_task(ai.chat.completions.create(model="m", messages=messages))
             session = api.sessions.get(opened["id"]).session
-            await until(lambda: session._apart.busy)
+            await until(lambda: session._executor.busy)
             looks = 0
             while not upstream.prompts:
                 await asyncio.sleep(0.001)

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from rollyard.cli.options import kind_and_names, named
-from rollyard.cli.weights import _update
+from rollyard.cli.weights import _parse_update
 from rollyard.core.errors import Invalid
 
 
@@ -25,6 +25,6 @@ def test_a_name_that_is_not_of_the_first_kind_is_neither_dropped_nor_looked_for_
 
 def test_a_wrong_order_of_weights_is_told_without_the_words_of_a_library() -> None:
     with pytest.raises(Invalid, match=r"^set exactly one of `path`"):
-        _update({"version": "v1"})
+        _parse_update({"version": "v1"})
     with pytest.raises(Invalid, match=r"^--path: write an absolute path"):
-        _update({"version": "v1", "path": "weights"})
+        _parse_update({"version": "v1", "path": "weights"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard.cli.progress import commonest
+from rollyard.cli.progress import most_common_reason
 
 
 def queued(before: int) -> str:
@@ -14,11 +14,11 @@ def pending(reason: str, second: int) -> str:
 
 
 def test_a_queue_that_moves_is_no_new_reason_and_a_job_that_waits_for_something_else_is() -> None:
-    assert commonest([]) == ("", "")
-    reason, line = commonest([queued(5), queued(6), pending("Priority", 1)])
+    assert most_common_reason([]) == ("", "")
+    reason, line = most_common_reason([queued(5), queued(6), pending("Priority", 1)])
     assert line == f"2 queued: {queued(5)}"
-    assert commonest([queued(4), queued(3)])[0] == reason
-    first = commonest([pending("Priority", 1), pending("Priority", 2)])
+    assert most_common_reason([queued(4), queued(3)])[0] == reason
+    first = most_common_reason([pending("Priority", 1), pending("Priority", 2)])
     assert first[1] == f"2 queued: {pending('Priority', 1)}"
-    assert commonest([pending("Priority", 9)])[0] == first[0], "not for the time alone"
-    assert commonest([pending("AssocMaxJobsLimit", 1)])[0] != first[0]
+    assert most_common_reason([pending("Priority", 9)])[0] == first[0], "not for the time alone"
+    assert most_common_reason([pending("AssocMaxJobsLimit", 1)])[0] != first[0]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollyard.cli.top import chosen
+from rollyard.cli.top import select_pools
 from rollyard.cli.top_table import lines
 from rollyard.core.errors import NotFound
-from rollyard.kinds.top import Top
+from rollyard.kinds.top import TopView
 
 BUSY: dict[str, Any] = {
     "tokensPerSecond": 1234.0,
@@ -41,11 +41,11 @@ def running(**more: Any) -> dict[str, Any]:
     return {**given, "stages": stages, "endedPerMinute": ended, **more}
 
 
-def top(*inference: dict[str, Any], rollouts: tuple[dict[str, Any], ...] = ()) -> Top:
-    return Top.model_validate({"inferencePools": inference, "rolloutPools": rollouts})
+def top(*inference: dict[str, Any], rollouts: tuple[dict[str, Any], ...] = ()) -> TopView:
+    return TopView.model_validate({"inferencePools": inference, "rolloutPools": rollouts})
 
 
-def cells(found: Top, height: int | None = None) -> list[list[str]]:
+def cells(found: TopView, height: int | None = None) -> list[list[str]]:
     return [line.text.split() for line in lines(found, height)]
 
 
@@ -107,14 +107,14 @@ def test_namespaces_are_named_where_there_are_several() -> None:
 
 
 def test_nothing_is_no_table() -> None:
-    assert lines(Top()) == []
+    assert lines(TopView()) == []
 
 
 def test_words_choose() -> None:
     found = top(serving(), rollouts=(running(), running(name="swe")))
 
     def names(*words: str) -> list[str]:
-        picked = chosen(found, words)
+        picked = select_pools(found, words)
         return [pool.name for pool in (*picked.inference_pools, *picked.rollout_pools)]
 
     assert names() == ["policy", "demo", "swe"]
@@ -123,4 +123,4 @@ def test_words_choose() -> None:
     with pytest.raises(NotFound, match="no pool 'swee'; write inference or rollouts, or one of: demo, policy, swe"):
         names("swee")
     with pytest.raises(NotFound, match="or one of: no pools"):
-        chosen(Top(), ("swe",))
+        select_pools(TopView(), ("swe",))

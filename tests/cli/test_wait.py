@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollyard.cli.objects import condition_holds, what_it_waits_for
-from rollyard.core.errors import NotFound, Standstill
+from rollyard.cli.objects import condition_holds, waiting_text
+from rollyard.core.errors import NoProgress, NotFound
 from rollyard.kinds.rollout_pool import RolloutPool
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ def test_a_generation_that_nobody_has_looked_at_is_waited_for(type: str) -> None
 
 @pytest.mark.parametrize("type", ["Ready", "Updated"])
 def test_a_change_that_fails_again_and_again_ends_the_wait_though_the_old_ones_serve(type: str) -> None:
-    with pytest.raises(Standstill, match="rolloutpool/demo: Updated is False: CrashLoop: words"):
+    with pytest.raises(NoProgress, match="rolloutpool/demo: Updated is False: CrashLoop: words"):
         condition_holds(pool(2, Ready="True 2 AllReady", Updated="False 2 CrashLoop"), type=type, status="True")
 
 
@@ -54,7 +54,7 @@ def test_other_conditions_and_other_states_are_waited_for_as_they_are() -> None:
 
 def test_a_wait_says_what_it_waits_for() -> None:
     going = pool(2, Ready="True 2 AllReady", Updated="False 2 Updating", Suspended="False 2 NotSuspended")
-    assert what_it_waits_for(going, ["Ready"]) == "Updated is False: Updating: words"
-    assert what_it_waits_for(going, ["suspended"]) == "Suspended is False: NotSuspended: words"
-    assert what_it_waits_for(going, ["Redy"]) == "it has no condition Redy; it has Ready, Updated, Suspended"
-    assert "not processed it yet" in what_it_waits_for(pool(3, Ready="True 2 AllReady"), ["Ready"])
+    assert waiting_text(going, ["Ready"]) == "Updated is False: Updating: words"
+    assert waiting_text(going, ["suspended"]) == "Suspended is False: NotSuspended: words"
+    assert waiting_text(going, ["Redy"]) == "it has no condition Redy; it has Ready, Updated, Suspended"
+    assert "not processed it yet" in waiting_text(pool(3, Ready="True 2 AllReady"), ["Ready"])

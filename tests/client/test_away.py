@@ -204,7 +204,7 @@ LASTING: dict[str, tuple[Callable[[AsyncClient], Any], bytes, bytes, dict[str, s
 async def test_what_lasts_goes_on_at_the_next_server_when_one_freezes(
     name: str, spoken: bool, servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_link, "MOVED_SECONDS", 0.05)
+    monkeypatch.setattr(server_link, "ADDRESS_POLL_SECONDS", 0.05)
     read, first, second, resumed = LASTING[name]
     await servers.start(freezes(*[first] if spoken else [], **{LOG_OFFSET: "0"}))
     found = read(client)
@@ -236,7 +236,7 @@ async def test_a_stream_in_which_the_server_falls_silent_is_asked_for_again(
 async def test_what_a_reader_does_meanwhile_is_left_alone_when_the_server_moves(
     servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_link, "MOVED_SECONDS", 0.01)
+    monkeypatch.setattr(server_link, "ADDRESS_POLL_SECONDS", 0.01)
     await servers.start(freezes(an_end(7)))
     found: Any = client.stream()
     await soon(anext(found))

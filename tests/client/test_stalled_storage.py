@@ -15,10 +15,10 @@ import pytest
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import Context
-from rollyard.client.node_connection import NodeLine
-from rollyard.client.server_link import Link
+from rollyard.client.node_connection import NodeConnection
+from rollyard.client.server_link import ServerLink
 from rollyard.kinds.rollout import Outcome, Stage, Status
-from rollyard.node.result_uploads import Uploads
+from rollyard.node.result_uploads import ResultUploads
 from rollyard.wire.files import AllocationFile
 from rollyard.wire.node import Hello, LeaseRef, ToNode
 
@@ -54,12 +54,12 @@ def stalled(tmp_path: Path) -> Iterator[StalledFile]:
     timer.join()
 
 
-def a_link(file: Path) -> Link:
+def a_link(file: Path) -> ServerLink:
     allocation = AllocationFile(
         allocation="a", namespace="default", uid="u", pool_kind="RolloutPool", pool="demo", endpoint_file=str(file),
         ca_file="", scratch="",
     )  # fmt: skip
-    return Link(allocation, file.parent, "token", ssl.create_default_context())
+    return ServerLink(allocation, file.parent, "token", ssl.create_default_context())
 
 
 async def heartbeat(file: Path) -> None:
@@ -74,19 +74,19 @@ async def connect(file: Path) -> None:
     async def hear(_: ToNode) -> None: ...
 
     async with link.session() as http:
-        await NodeLine(link, http, lambda: Hello(identity=link.identity(), held=[], widths={}), hear).run()
+        await NodeConnection(link, http, lambda: Hello(identity=link.identity(), held=[], widths={}), hear).run()
 
 
 async def upload(file: Path) -> None:
     link = a_link(file)
     async with link.session() as http:
-        await Uploads(link, http).result(REF, Outcome(status=Status.COMPLETED))
+        await ResultUploads(link, http).result(REF, Outcome(status=Status.COMPLETED))
 
 
 async def fetch(file: Path) -> None:
     link = a_link(file)
     async with link.session() as http:
-        await Uploads(link, http).stored_run(REF)
+        await ResultUploads(link, http).stored_run(REF)
 
 
 async def ask(file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.controller.event_recorder import MAX_MESSAGE, Recorder
+from rollyard.controller.event_recorder import MAX_MESSAGE, EventRecorder
 from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.kinds.event import Event
 from rollyard.server.store.sqlite_store import SqliteStore
@@ -16,10 +16,10 @@ async def events(store: SqliteStore) -> list[Event]:
 
 async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore, make_pool) -> None:
     clock = ManualClock()
-    recorder, pool = Recorder(store, clock), await store.create(make_pool("swe"))
-    await recorder.say(pool, "Scaled", "from 0 to 2")
+    recorder, pool = EventRecorder(store, clock), await store.create(make_pool("swe"))
+    await recorder.record_event(pool, "Scaled", "from 0 to 2")
     clock.turn(60)
-    await recorder.say(pool, "Scaled", "from 0 to 2")
+    await recorder.record_event(pool, "Scaled", "from 0 to 2")
     (event,) = await events(store)
     assert (event.count, event.reason, event.type) == (2, "Scaled", "Normal")
     assert event.first_timestamp == as_datetime(clock.time() - 60)
@@ -29,7 +29,7 @@ async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore, m
 
 
 async def test_another_reason_message_or_object_is_another_event(store: SqliteStore, make_pool) -> None:
-    recorder = Recorder(store, ManualClock())
+    recorder = EventRecorder(store, ManualClock())
     one, two = await store.create(make_pool("one")), await store.create(make_pool("x" * 48))
     for obj, reason, message, type in (
         (one, "A", "m", "Normal"),
@@ -38,7 +38,7 @@ async def test_another_reason_message_or_object_is_another_event(store: SqliteSt
         (one, "A", "m", "Warning"),
         (two, "A", "m", "Normal"),
     ):
-        await recorder.say(obj, reason, message, type)  # type: ignore[arg-type]
+        await recorder.record_event(obj, reason, message, type)  # type: ignore[arg-type]
     found = await events(store)
     assert len(found) == 5
     assert {e.count for e in found} == {1}
@@ -46,7 +46,7 @@ async def test_another_reason_message_or_object_is_another_event(store: SqliteSt
 
 async def test_a_long_message_is_cut(store: SqliteStore, make_pool) -> None:
     pool = await store.create(make_pool("swe"))
-    await Recorder(store, ManualClock()).say(pool, "JobEnded", "x" * 5000, "Warning")
+    await EventRecorder(store, ManualClock()).record_event(pool, "JobEnded", "x" * 5000, "Warning")
     assert len((await events(store))[0].message) == MAX_MESSAGE
 
 
@@ -54,4 +54,4 @@ async def test_an_event_that_cannot_be_written_stops_nothing(tmp_path: Path, mak
     store = await SqliteStore.open(tmp_path / "other")
     pool = await store.create(make_pool("swe"))
     await store.close()
-    await Recorder(store, ManualClock()).say(pool, "Scaled", "from 0 to 2")
+    await EventRecorder(store, ManualClock()).record_event(pool, "Scaled", "from 0 to 2")

@@ -11,20 +11,20 @@ def test_an_owner_waits_until_everything_was_seen() -> None:
     assert open.remaining("pool") == 0
     open.expect("pool", ("created", "a"))
     open.expect("pool", ("deleted", "b"))
-    open.met("pool", ("created", "a"))
+    open.observed("pool", ("created", "a"))
     assert open.remaining("pool") == 30
-    open.met("pool", ("created", "b"))
-    open.met("other", ("deleted", "b"))
+    open.observed("pool", ("created", "b"))
+    open.observed("other", ("deleted", "b"))
     assert open.remaining("pool") == 30, "neither another change nor another owner's counts"
-    open.met("pool", ("deleted", "b"))
+    open.observed("pool", ("deleted", "b"))
     assert open.remaining("pool") == 0
 
 
 def test_one_that_is_seen_before_the_call_answers_is_met() -> None:
     open = Expectations(ManualClock())
     open.expect("pool", ("created", "a"))
-    open.met("pool", ("created", "a"))
-    open.met("pool", ("created", "a"))
+    open.observed("pool", ("created", "a"))
+    open.observed("pool", ("created", "a"))
     assert open.remaining("pool") == 0
 
 
@@ -38,7 +38,7 @@ def test_a_missed_event_stops_an_owner_only_until_the_time_is_up() -> None:
     clock.turn(30)
     assert open.remaining("pool") == 0
     open.expect("pool", ("created", "c"))
-    open.met("pool", ("created", "c"))
+    open.observed("pool", ("created", "c"))
     assert open.remaining("pool") == 0, "what lapsed is not waited for again"
 
 

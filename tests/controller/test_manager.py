@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollyard.controller.informer import Informer
-from rollyard.controller.manager import Again, Controller, Done, Manager
+from rollyard.controller.manager import Controller, Done, Manager, RequeueAfter
 from rollyard.controller.work_queue import WorkQueue
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable
 from rollyard.core.telemetry import RECONCILES
@@ -23,12 +23,12 @@ class Scripted:
     """Answers for each key what it was told to, one after the other; then Done."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, list[Done | Again | BaseException]] = {}
+        self.answers: dict[str, list[Done | RequeueAfter | BaseException]] = {}
         self.seen: Counter[str] = Counter()
         self.gave: dict[str, str] = {}
         self.at: dict[str, list[float]] = {}
 
-    async def reconcile(self, key: ObjectKey) -> Done | Again:
+    async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         self.seen[key.name] += 1
         self.at.setdefault(key.name, []).append(asyncio.get_running_loop().time())
         answers = self.answers.get(key.name)
@@ -117,7 +117,7 @@ async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
 async def test_again_comes_back_after_its_time(
     store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
 ) -> None:
-    scripted.answers["p"] = [Again(0.1)]
+    scripted.answers["p"] = [RequeueAfter(0.1)]
     async with beside(manager.run()):
         await store.create(make_pool("p"))
         await until(lambda: scripted.seen["p"] == 2)
@@ -138,7 +138,7 @@ async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteSt
     class Slow(Scripted):
         inside = 0
 
-        async def reconcile(self, key: ObjectKey) -> Done | Again:
+        async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
             self.inside += 1
             assert self.inside == 1
             await asyncio.sleep(0.01)

@@ -19,14 +19,14 @@ import pytest
 import pytest_asyncio
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, from_reason
+from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, error_from_reason
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from tests.support.yard import MODEL, ROOT, Yard, requests
 
@@ -137,7 +137,7 @@ async def test_an_agents_own_hog_and_loop_are_tool_results() -> None:
     """The policy cannot be told to misbehave, so the tools are called as its loop calls them."""
     limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
     runtime, spec = await asyncio.to_thread(find_runtime), SandboxSpec(image=None, limits=limits)
-    async with Sandboxes(runtime) as sandboxes, await sandboxes.start(spec) as sandbox:
+    async with SandboxFactory(runtime) as sandboxes, await sandboxes.start(spec) as sandbox:
         tools = Tools(["bash", "ipython"], sandbox, 2.0)
         assert "MemoryError" in await tools.call("ipython", {"code": "x = bytearray(8 << 30)"})
         assert "timed out" in await tools.call("bash", {"command": "while :; do :; done"})
@@ -249,7 +249,7 @@ async def test_a_token_reaches_no_further_than_its_role(served: tuple[Yard, Asyn
             async with http.get(url + path) as answer:
                 body = await answer.json()
                 with pytest.raises(Forbidden):
-                    raise from_reason(answer.status, body["reason"], body["message"])
+                    raise error_from_reason(answer.status, body["reason"], body["message"])
 
 
 async def test_an_expired_token_is_told_apart(served: tuple[Yard, AsyncClient]) -> None:

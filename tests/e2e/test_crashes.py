@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.controller.failpoints import CRASH_POINTS
+from rollyard.controller.failpoints import FAILPOINTS
 from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Status, Trajectory
@@ -135,7 +135,7 @@ async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(yard:
         assert trajectory.error.reason in ("SandboxLost", "SandboxStartFailed")
 
 
-@pytest.mark.parametrize("point", CRASH_POINTS)
+@pytest.mark.parametrize("point", FAILPOINTS)
 async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_no_orphan(
     point: str, yard: Yard
 ) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from rollyard.doctor import compute_node
-from rollyard.doctor.compute_node import Question, ask
+from rollyard.doctor.compute_node import NodeProbeRequest, probe_node
 from rollyard.doctor.data_folder import clocks
 from rollyard.doctor.finding import Finding, findings
+from rollyard.doctor.slurm_cluster import check_config
 from rollyard.doctor.slurm_cluster import cluster as look_at_cluster
-from rollyard.doctor.slurm_cluster import judge
 from rollyard.kinds.allocation import AllocationTemplate
 from tests.support.cluster import Cluster, NewCluster
 
@@ -81,7 +81,7 @@ def test_it_names_slurmrestd_where_there_are_no_commands(
     (found,) = look_at_cluster()
     assert (found.level, found.what) == ("OK", "cluster")
     assert " by the driver slurmrestd; partitions low, main are up" in found.detail
-    answers = [f for f in ask(question(tmp_path)) if f.what.endswith(": network")]
+    answers = [f for f in probe_node(question(tmp_path)) if f.what.endswith(": network")]
     assert [f.level for f in answers] == ["OK"]
     cluster.stop_daemon("slurmrestd")
     (found,) = look_at_cluster()
@@ -89,8 +89,8 @@ def test_it_names_slurmrestd_where_there_are_no_commands(
     assert cluster.env["SLURMRESTD_SOCKET"] in found.detail
 
 
-def question(data: Path) -> Question:
-    return Question(data, data, AllocationTemplate(time_limit="00:05:00"), advertise=None, wait_seconds=60)
+def question(data: Path) -> NodeProbeRequest:
+    return NodeProbeRequest(data, data, AllocationTemplate(time_limit="00:05:00"), advertise=None, wait_seconds=60)
 
 
 def test_a_job_that_ends_at_once_is_waited_for_until_its_report_must_be_seen(
@@ -109,11 +109,11 @@ def test_a_job_that_ends_at_once_is_waited_for_until_its_report_must_be_seen(
 
     late = threading.Thread(target=report_late)
     late.start()
-    assert list(ask(question(tmp_path))) == [Finding("OK", "n1: network", "fine")]
+    assert list(probe_node(question(tmp_path))) == [Finding("OK", "n1: network", "fine")]
     late.join()
 
-    monkeypatch.setattr(compute_node, "LATE_SECONDS", 0.5)
-    (silent,) = ask(question(tmp_path))
+    monkeypatch.setattr(compute_node, "REPORT_GRACE_SECONDS", 0.5)
+    (silent,) = probe_node(question(tmp_path))
     assert silent.level == "FAIL"
     assert "ended COMPLETED without a report" in silent.detail
 
@@ -140,7 +140,7 @@ def test_a_probe_that_hangs_is_a_failure_of_what_it_asks_about() -> None:
     ],
 )
 def test_settings_that_matter_are_warned_of(config: dict[str, str], warned: set[str]) -> None:
-    assert {found.what for found in judge(config) if found.level == "WARN"} == warned
+    assert {found.what for found in check_config(config) if found.level == "WARN"} == warned
 
 
 def test_a_clock_that_is_off_is_a_failure() -> None:

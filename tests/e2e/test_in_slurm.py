@@ -17,7 +17,7 @@ import pytest
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
-from rollyard.server.job.job_folder import Place
+from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.store.folder_lock import FolderLock, JobRun
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.standstill import freeze
@@ -48,8 +48,8 @@ class JobYard(Yard):
         return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=90)
 
     @property
-    def place(self) -> Place:
-        return Place(self.data)
+    def place(self) -> ServerJobFolder:
+        return ServerJobFolder(self.data)
 
     def endpoint(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.data / "endpoint.json").read_text())
@@ -189,7 +189,7 @@ async def test_a_successor_that_a_broken_node_ends_at_once_has_one_behind_it(yar
 async def test_a_start_after_a_stop_that_was_interrupted_is_followed_again(yard: JobYard) -> None:
     first = await asyncio.to_thread(yard.serve)
     successors = await yard.until_followed()
-    yard.place.unwant()
+    yard.place.remove_script()
     yard.slurm.run("scancel", *successors)
     assert await asyncio.to_thread(yard.serve) == first
     assert not {*successors} & {*await yard.until_followed()}
@@ -236,7 +236,7 @@ async def test_a_folder_that_a_given_up_node_still_holds_is_served_by_a_new_job(
     first = await asyncio.to_thread(yard.serve)
     await asyncio.to_thread(yard.serve, "--stop")
     lock = FolderLock(yard.data, JobRun(yard.place.name, int(first["job"])))
-    assert lock.take_within(10)
+    assert lock.acquire_within(10)
     try:
         again = await asyncio.to_thread(yard.serve)
         assert int(again["job"]) > int(first["job"])

@@ -167,7 +167,7 @@ async def test_a_walltime_that_is_cut_short_ends_a_job_and_no_rollout(field: Fie
     async def over() -> bool:
         now = {a.metadata.name: a for a in await field.yard.allocations(field.client)}
         found = now.get(old.metadata.name)
-        return found is None or found.status.ended
+        return found is None or found.status.is_ended
 
     await field.yard.until(over, 150)
     await field.all_is_well()

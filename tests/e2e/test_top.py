@@ -22,7 +22,7 @@ import pytest
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.top import Top
+from rollyard.kinds.top import TopView
 from tests.support.yard import ROOT, Yard, requests
 
 
@@ -79,8 +79,8 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
     async with served.client() as client:
         more = itertools.count()
 
-        async def busy() -> Top | None:
-            found = Top.model_validate(json.loads(await asyncio.to_thread(command, served, "-o", "json")))
+        async def busy() -> TopView | None:
+            found = TopView.model_validate(json.loads(await asyncio.to_thread(command, served, "-o", "json")))
             load = found.inference_pools[0].load
             if load.tokens_per_second and load.prefix_hit_rate and load.first_token_seconds:
                 return found

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.client.sync_client import BlockingReceiver, Client
-from rollyard.client.weights_receiver import Receiver
+from rollyard.client.sync_client import BlockingWeightsReceiver, Client
+from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.errors import Conflict, NotFound
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
@@ -107,9 +107,9 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
             return (await client.counts(pool="demo"))["Completed"] >= 4
 
         await yard.until(under_way)
-        folder, groups = other_weights(MODEL, yard.folder / "v2", amount=0.02), list[Sequence[Receiver]]()
+        folder, groups = other_weights(MODEL, yard.folder / "v2", amount=0.02), list[Sequence[WeightsReceiver]]()
 
-        async def send(receivers: Sequence[Receiver]) -> None:
+        async def send(receivers: Sequence[WeightsReceiver]) -> None:
             groups.append(receivers)
             for receiver in receivers:
                 await receiver.call("start_weight_update")
@@ -147,7 +147,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
 def move_back(kubeconfig: Path) -> None:
     """By a trainer without an event loop."""
 
-    def send(receivers: Sequence[BlockingReceiver]) -> None:
+    def send(receivers: Sequence[BlockingWeightsReceiver]) -> None:
         for receiver in receivers:
             receiver.call("start_weight_update")
             for half in halves(MODEL):

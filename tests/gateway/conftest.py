@@ -14,8 +14,8 @@ from aiohttp import web
 
 from rollyard.gateway.app import build
 from rollyard.gateway.requests.call_errors import no_session
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
@@ -46,15 +46,15 @@ class Gateway:
 
     template: ChatTemplate
     policy: EndpointPolicy
-    terms: Terms
+    terms: SessionConfig
     url: str = ""
-    sessions: dict[str, Session] = field(default_factory=dict)
+    sessions: dict[str, GatewaySession] = field(default_factory=dict)
 
-    async def find(self, request: web.Request, named: str | None) -> Session:
+    async def find(self, request: web.Request, named: str | None) -> GatewaySession:
         if named is None:
             raise no_session("name a session")
         if named not in self.sessions:
-            self.sessions[named] = Session(named, self.template, self.policy, self.terms)
+            self.sessions[named] = GatewaySession(named, self.template, self.policy, self.terms)
         return self.sessions[named]
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ async def tiny(engine: Any, template: ChatTemplate) -> AsyncIterator[Gateway]:
     async with aiohttp.ClientSession(connector=connector) as http:
         endpoint = Endpoint(id="e", url="http://engine", model="policy", weights_version="v1", tokenizer="")
         policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
-        terms = Terms("policy", Sampling(max_tokens=256), fixed=False)
+        terms = SessionConfig("policy", Sampling(max_tokens=256), fixed=False)
         async with Gateway(template, policy, terms).serving() as gateway:
             yield gateway
 
@@ -102,7 +102,7 @@ def scripted(template: ChatTemplate) -> Any:
 
     @asynccontextmanager
     async def start(
-        texts: Sequence[str], terms: Terms | None = None, **pace: Any
+        texts: Sequence[str], terms: SessionConfig | None = None, **pace: Any
     ) -> AsyncIterator[tuple[Gateway, Upstream]]:
         def script(number: int, prompt: Sequence[int]) -> list[int]:
             return [*template.encode(texts[number % len(texts)]), template.stop_ids[0]]
@@ -111,7 +111,7 @@ def scripted(template: ChatTemplate) -> Any:
         async with Upstream(script, **pace).serving() as upstream, aiohttp.ClientSession(connector=connector) as http:
             endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
             policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
-            made = Gateway(template, policy, terms or Terms("policy", Sampling(), fixed=False))
+            made = Gateway(template, policy, terms or SessionConfig("policy", Sampling(), fixed=False))
             async with made.serving() as gateway:
                 yield gateway, upstream
 

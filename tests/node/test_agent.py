@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.client.server_link import Link
+from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate
 from rollyard.node.agent import NodeAgent
 from rollyard.node.agents.tasks import installed_handlers
-from rollyard.server.main import Options, Server
-from rollyard.server.rollouts.connected_agents import NodeAgent as Connected
+from rollyard.server.main import RollyardServer, ServeOptions
+from rollyard.server.rollouts.connected_agents import ConnectedAgent as Connected
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.files import AllocationFile
 from rollyard.wire.node import Grant, Hello, Lease
@@ -36,11 +36,11 @@ class Yard:
         self.job.mkdir()
 
     @contextlib.asynccontextmanager
-    async def server(self) -> AsyncIterator[Server]:
+    async def server(self) -> AsyncIterator[RollyardServer]:
         async with contextlib.AsyncExitStack() as stack:
-            yield await Server.start(Options(self.data, cluster="local"), stack)
+            yield await RollyardServer.start(ServeOptions(self.data, cluster="local"), stack)
 
-    async def allocate(self, server: Server) -> Link:
+    async def allocate(self, server: RollyardServer) -> ServerLink:
         """What its batch job would find."""
         pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": SPEC})
         spec = {
@@ -63,10 +63,10 @@ class Yard:
         )
         (self.job / "allocation.json").write_text(told.model_dump_json())
         (self.job / "token").write_text(server.parts.signer.issue(Role.NODE, meta.uid))
-        return Link.open(self.job)
+        return ServerLink.open(self.job)
 
 
-async def change_sandbox(server: Server) -> None:
+async def change_sandbox(server: RollyardServer) -> None:
     """Now four times as many would fit."""
     pool = await server.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
     assert isinstance(pool, RolloutPool)
@@ -74,7 +74,7 @@ async def change_sandbox(server: Server) -> None:
     await server.store.update(pool.model_copy(update={"spec": spec}), "spec")
 
 
-async def connected(server: Server) -> Connected:
+async def connected(server: RollyardServer) -> Connected:
     async with asyncio.timeout(60):
         while not (found := [agent for agent in server.parts.agents.all() if agent.widths]):
             await asyncio.sleep(0.01)
@@ -89,7 +89,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
 
 @contextlib.asynccontextmanager
-async def at_work(link: Link) -> AsyncIterator[None]:
+async def at_work(link: ServerLink) -> AsyncIterator[None]:
     stop = asyncio.Event()
     async with link.session() as http:
         running = asyncio.create_task(NodeAgent(link, http, http).run(stop))
@@ -104,10 +104,10 @@ async def test_a_changed_sandbox_makes_no_more_places_in_what_works_with_the_old
     async with contextlib.AsyncExitStack() as stack:
         async with yard.server() as first:
             await stack.enter_async_context(at_work(await yard.allocate(first)))
-            assert (await connected(first)).places == CORES * PER_CORE
+            assert (await connected(first)).capacity == CORES * PER_CORE
             await change_sandbox(first)
         async with yard.server() as second:
-            assert (await connected(second)).places == CORES * PER_CORE
+            assert (await connected(second)).capacity == CORES * PER_CORE
             await stack.aclose()
 
 
@@ -118,7 +118,7 @@ async def test_a_node_agent_that_does_not_say_its_places_has_those_that_it_uses(
         hello = Hello(identity=link.identity(), widths={"INIT": 2, "RUN": 5, "EVAL": 2})
         async with link.session() as http, http.ws_connect(f"{await link.url()}/v1/node/connect") as socket:
             await socket.send_str(hello.model_dump_json(exclude={"places"}))
-            assert (await connected(server)).places == 9
+            assert (await connected(server)).capacity == 9
 
 
 class NewerSpec(AgentSpec):
@@ -136,7 +136,7 @@ async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on
         agent = await connected(server)
         async with asyncio.timeout(60):
             await wants(agent)
-            agent.want_init = 0
+            agent.free_init = 0
             agent.grants += 1
             agent.send(Grant(leases=[lease]))
             await wants(agent)
@@ -146,7 +146,7 @@ async def test_what_asks_for_something_newer_is_handed_back_and_the_line_goes_on
 
 
 async def wants(agent: Connected) -> None:
-    while not agent.want_init:
+    while not agent.free_init:
         await asyncio.sleep(0.01)
 
 

@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 
 from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointLost, EndpointRefused, TaskError
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.harness import Harness
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
@@ -75,13 +75,13 @@ def template(model_dir: Path) -> ChatTemplate:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandboxes() -> AsyncIterator[Sandboxes]:
-    async with Sandboxes(await asyncio.to_thread(find_runtime)) as factory:
+async def sandboxes() -> AsyncIterator[SandboxFactory]:
+    async with SandboxFactory(await asyncio.to_thread(find_runtime)) as factory:
         yield factory
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def sandbox(sandboxes: Sandboxes) -> AsyncIterator[Sandbox]:
+async def sandbox(sandboxes: SandboxFactory) -> AsyncIterator[Sandbox]:
     async with await sandboxes.start(SPEC) as made:
         yield made
 
@@ -89,13 +89,13 @@ async def sandbox(sandboxes: Sandboxes) -> AsyncIterator[Sandbox]:
 @asynccontextmanager
 async def session(
     template: ChatTemplate, name: str = "mine", pace: float = 0.0, **terms: int
-) -> AsyncIterator[tuple[Session, Upstream]]:
+) -> AsyncIterator[tuple[GatewaySession, Upstream]]:
     def script(number: int, prompt: Sequence[int]) -> list[int]:
         return [*template.encode(f"Answer {number}."), template.stop_ids[0]]
 
     async with Upstream(script, pace).serving() as upstream, aiohttp.ClientSession() as http:
         policy = OnePolicy(TokenClient(http), upstream, template.stop_ids)
-        yield Session(name, template, policy, Terms("policy", Sampling(), **terms)), upstream
+        yield GatewaySession(name, template, policy, SessionConfig("policy", Sampling(), **terms)), upstream
 
 
 def command(text: str, **more: object) -> AgentSpec:
@@ -132,19 +132,25 @@ async def test_a_command_that_never_gets_to_a_call_is_a_wrong_request(sandbox: S
 
 
 async def test_a_first_prompt_that_does_not_fit_fails(sandbox: Sandbox, template: ChatTemplate) -> None:
-    full = Session("x", template, FailingPolicy(ContextExceeded("9 tokens of 4")), Terms("policy", Sampling()))
+    full = GatewaySession(
+        "x", template, FailingPolicy(ContextExceeded("9 tokens of 4")), SessionConfig("policy", Sampling())
+    )
     with pytest.raises(ContextExceeded, match="9 tokens of 4"):
         await Harness(sandbox, full).run(command(PYTHON), PROMPT)
 
 
 async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, template: ChatTemplate) -> None:
-    lost = Session("x", template, FailingPolicy(EndpointLost("gone")), Terms("policy", Sampling()))
+    lost = GatewaySession("x", template, FailingPolicy(EndpointLost("gone")), SessionConfig("policy", Sampling()))
     with pytest.raises(EndpointLost, match="gone"):
         await Harness(sandbox, lost).run(command(f"while true\ndo {PYTHON}\ndone"), PROMPT)
-    unfit = Session("x", template, FailingPolicy(AnswerRefused("two logprobs")), Terms("policy", Sampling()))
+    unfit = GatewaySession(
+        "x", template, FailingPolicy(AnswerRefused("two logprobs")), SessionConfig("policy", Sampling())
+    )
     with pytest.raises(AnswerRefused, match="two logprobs"):
         await Harness(sandbox, unfit).run(command(f"{PYTHON} || true"), PROMPT)
-    refused = Session("x", template, FailingPolicy(EndpointRefused("no (401)")), Terms("policy", Sampling()))
+    refused = GatewaySession(
+        "x", template, FailingPolicy(EndpointRefused("no (401)")), SessionConfig("policy", Sampling())
+    )
     with pytest.raises(EndpointRefused, match="401"):
         await Harness(sandbox, refused).run(command(f"{PYTHON}"), PROMPT)
 
@@ -186,7 +192,7 @@ async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
 
 
 async def test_one_sandbox_does_not_reach_anothers_session(
-    sandboxes: Sandboxes, sandbox: Sandbox, template: ChatTemplate
+    sandboxes: SandboxFactory, sandbox: Sandbox, template: ChatTemplate
 ) -> None:
     async with (
         await sandboxes.start(SPEC) as other,

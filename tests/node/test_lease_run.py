@@ -13,8 +13,8 @@ from rollyard.node.agents.tasks.base import TaskHandler
 from rollyard.node.agents.tasks.guarded_handler import GuardedHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
 from rollyard.node.agents.tasks.math import MathHandler
-from rollyard.node.failure_status import unsampled, verdict
-from rollyard.node.lease_run import TERM_SECONDS, Work, Workshop
+from rollyard.node.failure_status import error_outcome, why_nothing_sampled
+from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
 from rollyard.wire.node import Lease, LeaseRef
 
 LEASE = Lease.model_validate(
@@ -41,37 +41,37 @@ class Full:
         self.told.append(outcome)
 
 
-class Ran(Work):
+class Ran(LeaseRun):
     async def _run(self, handler: TaskHandler) -> RunResult:
         return RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
 
 
 async def test_a_run_above_the_limit_fails_and_is_not_repeated() -> None:
     uploads = Full()
-    await work(Ran, uploads).pursue()
+    await work(Ran, uploads).run()
     (told,) = uploads.told
     assert told.status is Status.FAILED
     assert told.error is not None
     assert (told.error.reason, "at most 268435456 bytes" in told.error.message) == ("TaskError", True)
 
 
-class Lost(Work):
+class Lost(LeaseRun):
     """Its sandbox dies in INIT."""
 
     async def _run(self, handler: TaskHandler) -> RunResult:
         raise SandboxLost("sandbox s: its socket was closed")
 
 
-def work(kind: type[Work], uploads: Full) -> Work:
+def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
     nothing = cast(Any, None)
-    shop = Workshop(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
+    shop = NodeContext(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
     return kind(shop, LEASE, lambda: None)
 
 
 async def test_a_sandbox_that_dies_with_its_job_is_no_attempts_fault() -> None:
     """TERM goes to all processes of a job: the node agent reads it a moment after its sandboxes have died."""
     uploads = Full()
-    running = asyncio.create_task(work(Lost, uploads).pursue())
+    running = asyncio.create_task(work(Lost, uploads).run())
     done, _ = await asyncio.wait([running], timeout=TERM_SECONDS / 10)
     assert not done
     running.cancel()
@@ -82,13 +82,13 @@ async def test_a_sandbox_that_dies_with_its_job_is_no_attempts_fault() -> None:
 
 async def test_a_lost_sandbox_is_told_as_what_it_is() -> None:
     uploads = Full()
-    await work(Lost, uploads).pursue()
+    await work(Lost, uploads).run()
     (told,) = uploads.told
     assert told.error is not None
     assert (told.status, told.error.reason) == (Status.INFRA_FAILED, "SandboxLost")
 
 
-class Untemplated(Work):
+class Untemplated(LeaseRun):
     """Its model's chat template will not do."""
 
     async def _run(self, handler: TaskHandler) -> RunResult:
@@ -97,13 +97,13 @@ class Untemplated(Work):
 
 async def test_a_template_that_will_not_do_ends_a_rollout_at_once_with_its_name() -> None:
     uploads = Full()
-    await work(Untemplated, uploads).pursue()
+    await work(Untemplated, uploads).run()
     (told,) = uploads.told
     assert told.error is not None
     assert (told.status, told.error.reason) == (Status.FAILED, "TemplateUnusable")
 
 
-class Swallowed(Work):
+class Swallowed(LeaseRun):
     """A task group that is cancelled while one of its tasks fails raises the group, and the cancellation is gone."""
 
     async def _run(self, handler: TaskHandler) -> RunResult:
@@ -123,7 +123,7 @@ class Swallowed(Work):
 
 async def test_what_was_stopped_uploads_nothing_whatever_came_of_it() -> None:
     uploads = Full()
-    running = asyncio.create_task(work(Swallowed, uploads).pursue())
+    running = asyncio.create_task(work(Swallowed, uploads).run())
     for _ in range(3):
         await asyncio.sleep(0)
     running.cancel()
@@ -144,5 +144,5 @@ async def test_what_was_stopped_uploads_nothing_whatever_came_of_it() -> None:
 def test_why_nothing_was_sampled_and_whose_doing_it_is(
     overdue: bool, calls: int, tokens: int, status: Status, words: str
 ) -> None:
-    error = unsampled(overdue, calls, tokens, 60.0)
-    assert (verdict(error), words in str(error)) == (status, True)
+    error = why_nothing_sampled(overdue, calls, tokens, 60.0)
+    assert (error_outcome(error), words in str(error)) == (status, True)

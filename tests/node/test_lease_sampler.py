@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rollyard.client.server_link import Link
+from rollyard.client.server_link import ServerLink
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.rollout import Sampling
-from rollyard.node.lease_sampler import LeasedPolicy
+from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.tokens import requests_in_flight
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
@@ -97,7 +97,7 @@ class Yard:
 
 
 @contextlib.asynccontextmanager
-async def policy(yard: Yard, first: Endpoint, folder: Path) -> AsyncIterator[LeasedPolicy]:
+async def policy(yard: Yard, first: Endpoint, folder: Path) -> AsyncIterator[LeaseSampler]:
     async with listening(yard.app()) as url, aiohttp.ClientSession() as http:
         (folder / "endpoint.json").write_text(EndpointFile(url=url, epoch=1).model_dump_json())
         told = AllocationFile(
@@ -110,8 +110,8 @@ async def policy(yard: Yard, first: Endpoint, folder: Path) -> AsyncIterator[Lea
             ca_file="",
             scratch="",
         )
-        link = Link(told, folder, "token", ssl.create_default_context())
-        yield LeasedPolicy(link, http, TokenClient(http), REF, first, [], None)
+        link = ServerLink(told, folder, "token", ssl.create_default_context())
+        yield LeaseSampler(link, http, TokenClient(http), REF, first, [], None)
 
 
 def endpoint(name: str, url: str) -> Endpoint:
@@ -191,11 +191,11 @@ async def test_told_to_it_asks_again_once_before_its_next_turn(tmp_path: Path) -
         policy(yard, endpoint("first", one), tmp_path) as leased,
     ):
         await leased.sample([1], Sampling(max_tokens=9))
-        leased.repin()
+        leased.rechoose()
         await leased.sample([1, 2], Sampling(max_tokens=9))
         assert (len(here), leased.endpoint.id) == (2, "first"), "nobody knows a better one: it stays"
         yard.next = [endpoint("second", two)]
-        leased.repin()
+        leased.rechoose()
         for prompt in ([1, 2, 3], [1, 2, 3, 4]):
             await leased.sample(prompt, Sampling(max_tokens=9))
     assert (len(here), there) == (2, [[1, 2, 3], [1, 2, 3, 4]])
@@ -213,13 +213,13 @@ async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_t
             streamed = asyncio.Event()
             turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))
             await streamed.wait()
-            leased.repin(now=True)
+            leased.rechoose(now=True)
             async with asyncio.timeout(60):
-                while leased._leaving is None or not leased._leaving.done():
+                while leased._leave_task is None or not leased._leave_task.done():
                     await asyncio.sleep(0.01)
             assert not turn.done(), "nobody knows a better one: it waits where it is"
             yard.next = [endpoint("second", two)]
-            leased.repin(now=True)
+            leased.rechoose(now=True)
             async with asyncio.timeout(60):
                 sampled = await turn
     assert (sampled.token_ids, sampled.weights_versions) == ([1, 2, 3, 4, 5], ["first"] * 2 + ["second"] * 3)
@@ -240,7 +240,7 @@ async def test_a_turn_that_still_streams_ends_where_it_began_whatever_the_server
         turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))
         await streamed.wait()
         yard.next = [endpoint("second", two)]
-        leased.repin(now=True)
+        leased.rechoose(now=True)
         assert set((await turn).weights_versions) == {"first"}
         await leased.sample([7, 8], Sampling(max_tokens=50))
     assert (here, there) == ([[7]], [[7, 8]])

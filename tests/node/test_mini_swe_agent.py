@@ -10,13 +10,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.harness import Harness
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
@@ -74,11 +74,11 @@ async def test_mini_swe_agent_becomes_one_segment(model_dir: Path) -> None:
     async with (
         Upstream(script).serving() as upstream,
         aiohttp.ClientSession() as http,
-        Sandboxes(runtime) as sandboxes,
+        SandboxFactory(runtime) as sandboxes,
         await sandboxes.start(spec) as sandbox,
     ):
         policy = OnePolicy(TokenClient(http), upstream, template.stop_ids)
-        session = Session("mini", template, policy, Terms("policy", Sampling()))
+        session = GatewaySession("mini", template, policy, SessionConfig("policy", Sampling()))
         ended = await Harness(sandbox, session).run(agent, prompt)
         assert await sandbox.read_file("answer", 10) == b"12\n"
     assert ended == (Status.COMPLETED, 0)

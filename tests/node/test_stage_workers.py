@@ -110,38 +110,38 @@ def pools(init: int = 2, run: int = 4, eval: int = 2) -> StagePools:
 
 def test_a_stage_that_is_not_named_stays_and_none_goes_below_its_start() -> None:
     made = pools()
-    made.ask({RUN: 8, EVAL: 1}, 16)
-    made.settle(0)
+    made.request({RUN: 8, EVAL: 1}, 16)
+    made.apply_requested(0)
     assert made.widths == {INIT: 2, RUN: 8, EVAL: 2}
 
 
 async def test_places_are_given_back_before_they_are_given_away(crew: Crew) -> None:
     made = pools()
-    made.ask({INIT: 2, RUN: 10, EVAL: 2}, 14)
-    made.settle(0)
+    made.request({INIT: 2, RUN: 10, EVAL: 2}, 14)
+    made.apply_requested(0)
     await crew.start(made[RUN], *"abcdefghij")
-    made.ask({INIT: 2, RUN: 4, EVAL: 8}, 14)
-    made.settle(10)
+    made.request({INIT: 2, RUN: 4, EVAL: 8}, 14)
+    made.apply_requested(10)
     assert made.widths == {INIT: 2, RUN: 10, EVAL: 2}
     await crew.end("a", "b", "c")
-    made.settle(7)
+    made.apply_requested(7)
     assert made.widths == {INIT: 2, RUN: 7, EVAL: 5}
-    assert made.room(7) == 0, "nothing new is begun on the way"
+    assert made.free_capacity(7) == 0, "nothing new is begun on the way"
     await crew.end(*"defghij")
-    made.settle(0)
+    made.apply_requested(0)
     assert made.widths == {INIT: 2, RUN: 4, EVAL: 8}
 
 
 async def test_a_sandbox_between_init_and_run_keeps_its_place(crew: Crew) -> None:
     """In no stage worker, and yet there."""
     made = pools()
-    made.ask({INIT: 8, RUN: 4, EVAL: 2}, 14)
-    made.settle(0)
-    assert made.room(0) == 12
-    made.ask({INIT: 2, RUN: 4, EVAL: 8}, 14)
-    made.settle(12)
+    made.request({INIT: 8, RUN: 4, EVAL: 2}, 14)
+    made.apply_requested(0)
+    assert made.free_capacity(0) == 12
+    made.request({INIT: 2, RUN: 4, EVAL: 8}, 14)
+    made.apply_requested(12)
     assert made.widths == {INIT: 2, RUN: 4, EVAL: 2}
-    made.settle(9)
+    made.apply_requested(9)
     assert made.widths[EVAL] == 5
 
 
@@ -175,14 +175,14 @@ class Line:
                 await ended.wait()
 
     def grant(self, tasks: asyncio.TaskGroup) -> None:
-        for _ in range(self.pools.room(self.sandboxes)):
+        for _ in range(self.pools.free_capacity(self.sandboxes)):
             self.at.append(INIT)
             tasks.create_task(self.rollout(len(self.at) - 1))
 
     async def settle(self) -> None:
         await Crew.rest()
         busy = {stage: self.pools[stage].in_flight for stage in Stage}
-        self.pools.settle(self.sandboxes)
+        self.pools.apply_requested(self.sandboxes)
         await Crew.rest()
         assert all(self.pools[stage].in_flight >= n for stage, n in busy.items()), "no work is stopped"
         assert sum(self.pools.widths.values()) <= self.places
@@ -194,7 +194,7 @@ class Line:
                 match step:
                     case (dict(widths), more):
                         self.places = max(self.places, sum(widths.values()) + more)
-                        self.pools.ask(widths, self.places)
+                        self.pools.request(widths, self.places)
                     case int(which) if self.working:
                         self.working.pop(which % len(self.working)).set()
                     case _:

@@ -14,12 +14,12 @@ from rollyard.reconcilers.autoscaler import (
     FLAP_BUDGET,
     FLAP_WINDOW_SECONDS,
     PANIC_SECONDS,
-    Memory,
     Metric,
-    Scale,
+    ScaleDecision,
+    ScalerMemory,
     autoscale,
 )
-from rollyard.reconcilers.sliding_max import Peaks
+from rollyard.reconcilers.sliding_max import SlidingMax
 
 START = 1_700_000_000.0
 EACH = 4
@@ -31,9 +31,9 @@ class Scaled:
     def __init__(self, *, size: int = 0, restarted: bool = False, **bounds: Any) -> None:
         self.bounds = Autoscaling.model_validate({"maxReplicas": 20, "idleTimeoutSeconds": 0, **bounds})
         self.now, self.size = START, size
-        self.memory = Memory.begin(self.now, new=not restarted)
+        self.memory = ScalerMemory.begin(self.now, new=not restarted)
         self.record = ScalingRecord()
-        self.last: Scale | None = None
+        self.last: ScaleDecision | None = None
 
     def look(self, demand: float | None, *more: Metric, after: float = 0.0) -> int:
         """The size, `after` seconds later, with so much demand; each replica takes four."""
@@ -46,7 +46,7 @@ class Scaled:
 
     def restart(self) -> None:
         """Of the server: what is in memory is lost, what is in the status stays."""
-        self.memory = Memory.begin(self.now, new=False)
+        self.memory = ScalerMemory.begin(self.now, new=False)
 
     @property
     def reason(self) -> str | None:
@@ -300,11 +300,11 @@ def test_whatever_happens_the_rules_hold(
 @pytest.mark.parametrize("seconds", [1, 10, 100])
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(-9, 9)), min_size=1, max_size=50))
 def test_peaks_remember_what_a_list_of_all_samples_would(seconds: int, samples: list[tuple[int, int]]) -> None:
-    peaks, now, everything = Peaks(), 0.0, []
+    peaks, now, everything = SlidingMax(), 0.0, []
     for wait, value in samples:
         now += wait
         peaks = peaks.add(now, value, 100)
         everything.append((now, value))
         known = [v for at, v in everything if at > now - seconds]
-        assert peaks.highest(now - seconds, -99) == max(known)
-    assert peaks.highest(math.inf, -99) == -99
+        assert peaks.max_since(now - seconds, -99) == max(known)
+    assert peaks.max_since(math.inf, -99) == -99

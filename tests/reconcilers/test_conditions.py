@@ -11,20 +11,20 @@ from rollyard.kinds.base import Condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
-from rollyard.reconcilers.autoscaler import Scale
+from rollyard.reconcilers.autoscaler import ScaleDecision
 from rollyard.reconcilers.conditions import (
-    ANSWER_SECONDS,
     CRASH_LOOP,
-    PATIENCE_SECONDS,
+    SHORT_WAIT_SECONDS,
+    SUBMIT_ANSWER_SECONDS,
     PoolView,
     ready,
     renewal_blocked,
     replicas,
     updated,
 )
-from rollyard.reconcilers.failure_backoff import Ends
+from rollyard.reconcilers.failure_backoff import EndCounts
 from rollyard.reconcilers.plan import Member, template_hash
-from rollyard.reconcilers.pool_observation import Look
+from rollyard.reconcilers.pool_observation import PoolObservation
 
 NOW = 1_700_000_000.0
 
@@ -68,7 +68,7 @@ def one(index: int, *, serving: bool = False, of: str = "new", **more: Any) -> M
 
 
 def view(
-    *members: Member, pool: Pool | None = None, desired: int = 2, ends: Ends | None = None, **look: Any
+    *members: Member, pool: Pool | None = None, desired: int = 2, ends: EndCounts | None = None, **look: Any
 ) -> PoolView:
     pool = pool or engines()
     hash = template_hash(pool)
@@ -85,16 +85,22 @@ def view(
         )
         for m in members
     ]
-    ends = ends or Ends()
-    counted = Ends(
-        hash, ends.failures, ends.last_failure, ends.interruptions, ends.last_interruption, ends.failing, ends.cap
+    ends = ends or EndCounts()
+    counted = EndCounts(
+        hash,
+        ends.failures,
+        ends.last_failure,
+        ends.interruptions,
+        ends.last_interruption,
+        ends.failing,
+        ends.backoff_cap,
     )
-    seen = Look(named, [], {}, look.pop("problem", None), **look)
-    return PoolView(pool, seen, Scale(desired, "as declared"), counted, NOW)
+    seen = PoolObservation(named, [], {}, look.pop("problem", None), **look)
+    return PoolView(pool, seen, ScaleDecision(desired, "as declared"), counted, NOW)
 
 
-def failing(times: int) -> Ends:
-    return Ends(failures=times, last_failure=NOW - 100, failing=True)
+def failing(times: int) -> EndCounts:
+    return EndCounts(failures=times, last_failure=NOW - 100, failing=True)
 
 
 FAILED = {"jobState": "FAILED", "exitCode": 3, "endTime": -100, "reason": "ModelMissing: /nowhere is not a folder"}
@@ -117,7 +123,7 @@ def test_an_engine_that_drains_says_nothing_about_a_pool_whose_desired_number_se
     """Ready flapped at each renewal: `Loading: 1 of 3 engines: Draining`."""
     serving = [one(1, serving=True), one(2, serving=True)]
     for gone in (one(0, drain=True), one(0, serving=True, drain=True), one(3, successorOf="p-1")):
-        found = view(*serving, gone, trouble=("Loading", "1 of 3 engines: Draining"))
+        found = view(*serving, gone, not_ready_reasons=("Loading", "1 of 3 engines: Draining"))
         assert said(ready(found)) == (True, "AllReady")
         assert replicas(found).ready == 2
 
@@ -173,7 +179,7 @@ def test_a_job_that_waits_for_a_moment_does_not_make_a_crash_loop_flap() -> None
         return ready(view(one(2, **FAILED), waits, ends=failing(5))).reason
 
     assert [reason(of, 1) for of in ("", "None", "Priority", "Resources")] == ["CrashLoop"] * 4
-    assert reason("Resources", PATIENCE_SECONDS + 1) == "WaitingForSlurm"
+    assert reason("Resources", SHORT_WAIT_SECONDS + 1) == "WaitingForSlurm"
     assert reason("ReqNodeNotAvail, UnavailableNodes:n[1-4]", 1) == "WaitingForSlurm"
     assert ready(view(one(2, **FAILED), one(3), ends=failing(5))).reason == "CrashLoop", "it starts, once more"
 
@@ -186,10 +192,10 @@ def test_a_start_that_slurm_has_just_heard_of_is_no_wait_for_slurm() -> None:
 
 
 def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
-    asked = one(3, jobId=None, jobState=None, intendedAt=-ANSWER_SECONDS - 1)
+    asked = one(3, jobId=None, jobState=None, intendedAt=-SUBMIT_ANSWER_SECONDS - 1)
     fact = ready(view(one(2, **FAILED), asked, ends=failing(5)))
     assert said(fact) == (False, "WaitingForSlurm")
-    since = time_of_day(NOW - ANSWER_SECONDS - 1)
+    since = time_of_day(NOW - SUBMIT_ANSWER_SECONDS - 1)
     assert f"the submit of p-3 is unfinished: Slurm has not answered since {since}" in fact.message
     told = {
         "type": "Submitted",
@@ -209,10 +215,12 @@ def test_a_submit_that_is_not_answered_is_told_before_an_old_failure() -> None:
 
 def test_a_persons_scancel_and_a_lost_node_are_told_as_what_they_are() -> None:
     gone = one(0, jobState="CANCELLED", endTime=-3, reason="cancelled by uid 0", readyAt=-400)
-    fact = ready(view(gone, one(1, serving=True, readyAt=-400), ends=Ends(interruptions=1, last_interruption=NOW - 3)))
+    fact = ready(
+        view(gone, one(1, serving=True, readyAt=-400), ends=EndCounts(interruptions=1, last_interruption=NOW - 3))
+    )
     assert said(fact) == (False, "WaitingForAllocations")
     assert fact.message == "1 of 2 allocations ready; p-0 ended CANCELLED: cancelled by uid 0; it is replaced"
-    often = Ends(interruptions=4, last_interruption=NOW - 1)
+    often = EndCounts(interruptions=4, last_interruption=NOW - 1)
     fact = ready(view(gone, one(1, serving=True, readyAt=-400), ends=often))
     assert "ended from outside 4 times in a row; the last: p-0 ended CANCELLED" in fact.message
     assert f"the next one is created at {time_of_day(NOW + 3)}" in fact.message
@@ -233,7 +241,7 @@ def test_what_slurm_refuses_is_a_refusal_and_one_by_a_limit_may_pass() -> None:
 
 def test_what_an_engine_says_of_itself_and_what_has_not_dialled_in_is_told() -> None:
     trouble = ("Ejected", "default/p-1: no heartbeat for 8 s")
-    assert said(ready(view(one(0, serving=True), one(1), trouble=trouble))) == (False, "Ejected")
+    assert said(ready(view(one(0, serving=True), one(1), not_ready_reasons=trouble))) == (False, "Ejected")
     fact = ready(view(one(0, serving=True), one(1)))
     assert fact.message == "1 of 2 allocations ready; p-1 has not connected yet (job 11 on n1)"
 

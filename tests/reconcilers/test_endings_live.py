@@ -17,7 +17,7 @@ async def ended(site: Site, allocation: Allocation) -> str:
 
     async def over() -> bool:
         found[:] = [a for a in await site.allocations() if a.metadata.uid == allocation.metadata.uid]
-        return found[0].status.ended
+        return found[0].status.is_ended
 
     await site.until(over)
     condition = get_condition(found[0].status.conditions, "Ready")

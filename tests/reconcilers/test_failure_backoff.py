@@ -12,11 +12,11 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolStatus
 from rollyard.reconcilers.failure_backoff import (
     BACKOFF_CAP_SECONDS,
-    CALM_SECONDS,
+    FORGET_INTERRUPTIONS_SECONDS,
     GONE,
     LAUNCH_SECONDS,
     STEADY_SECONDS,
-    Ends,
+    EndCounts,
     count_ends,
 )
 
@@ -53,7 +53,7 @@ class Pool:
 
     status: PoolStatus = field(default_factory=PoolStatus)
 
-    def look(self, now: float, *allocations: Allocation, template: str = "t", serves: bool = True) -> Ends:
+    def look(self, now: float, *allocations: Allocation, template: str = "t", serves: bool = True) -> EndCounts:
         ends = count_ends(self.status, template, allocations, NOW + now, serves=serves, all_ready=False)
         unix = {"last_failure_time": ends.last_failure, "last_interruption_time": ends.last_interruption}
         self.status = self.status.model_copy(
@@ -86,7 +86,7 @@ def test_only_what_the_template_has_to_answer_for_counts_against_it(
 ) -> None:
     ends = Pool().look(6, one(0, 0, state, 5))
     assert (ends.failures, ends.interruptions) == (failures, interruptions)
-    assert Pool().look(6, one(0, 0, state, 5, drain=True)) == Ends("t"), "it was to end"
+    assert Pool().look(6, one(0, 0, state, 5, drain=True)) == EndCounts("t"), "it was to end"
 
 
 def test_a_persons_scancel_of_all_jobs_is_no_crash_loop_and_all_are_replaced_at_once() -> None:
@@ -103,7 +103,7 @@ def test_what_is_ended_from_outside_again_and_again_is_replaced_ever_more_slowly
         ends = pool.look(100 * n + 50, *gone)
         waits.append(max(0.0, ends.next_at - NOW - 100 * n - 50))
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, BACKOFF_CAP_SECONDS, BACKOFF_CAP_SECONDS]
-    assert ends.interrupted
+    assert ends.is_interrupted
     assert not ends.failing
 
 
@@ -165,7 +165,7 @@ def test_failures_of_an_earlier_template_do_not_count() -> None:
 
 def test_failures_are_forgotten_when_all_has_been_calm() -> None:
     known = PoolStatus(template_hash="t", failures=4, last_failure_time=at(0))
-    later = NOW + CALM_SECONDS + 1
+    later = NOW + FORGET_INTERRUPTIONS_SECONDS + 1
     assert count_ends(known, "t", [], later, serves=True, all_ready=True).failures == 0
     assert count_ends(known, "t", [], later, serves=True, all_ready=False).failures == 4
     assert count_ends(known, "t", [], NOW + 1, serves=True, all_ready=True).failures == 4

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.values.slurm_reasons import is_limit, meaning
-from rollyard.reconcilers.pending_jobs import waiting
+from rollyard.kinds.values.slurm_reasons import is_limit, reason_text
+from rollyard.reconcilers.pending_jobs import pending_reason
 
 
 def allocation(index: int, state: str, reason: str = "", start: datetime | None = None) -> Allocation:
@@ -28,12 +28,12 @@ def allocation(index: int, state: str, reason: str = "", start: datetime | None 
 
 
 def test_nothing_waits_when_all_run() -> None:
-    assert waiting([allocation(0, "RUNNING"), allocation(1, "FAILED", "NonZeroExitCode")]) is None
+    assert pending_reason([allocation(0, "RUNNING"), allocation(1, "FAILED", "NonZeroExitCode")]) is None
 
 
 def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> None:
     first = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
-    found = waiting(
+    found = pending_reason(
         [
             allocation(0, "RUNNING"),
             allocation(1, "PENDING", "QOSMaxGRESPerUser"),
@@ -68,8 +68,10 @@ def test_limits_are_told_from_the_order_of_the_queue(reason: str, limit: bool) -
 
 
 def test_a_word_that_nobody_knows_stands_for_itself() -> None:
-    assert meaning("SomethingNew") == ""
-    assert meaning("ReqNodeNotAvail, UnavailableNodes:n[1-4]") == "nodes that it needs are down, drained or reserved"
+    assert reason_text("SomethingNew") == ""
+    assert (
+        reason_text("ReqNodeNotAvail, UnavailableNodes:n[1-4]") == "nodes that it needs are down, drained or reserved"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,4 +90,4 @@ def test_a_word_that_nobody_knows_stands_for_itself() -> None:
     ],
 )
 def test_limits_are_said_in_words(reason: str, words: str) -> None:
-    assert meaning(reason) == words
+    assert reason_text(reason) == words

@@ -13,9 +13,9 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.failure_backoff import BACKOFF_CAP_SECONDS, GONE, IDLE_CAP_SECONDS
 from rollyard.reconcilers.plan import (
-    EMPTY_SECONDS,
-    HISTORY,
-    MISSES,
+    EMPTY_GRACE_SECONDS,
+    KEPT_ENDED,
+    MIN_MISSES,
     STAND_IN_SECONDS,
     SUBMIT_MARGIN_SECONDS,
     Member,
@@ -118,8 +118,8 @@ def told(index: int, seconds_ago: float, **more: Any) -> Member:
 def test_what_is_ready_drains_even_where_it_looks_idle() -> None:
     assert (plan([member(0)], 0).drain, plan([member(0)], 0).delete) == (("swe-0",), ())
     first = plan([told(0, 1.0)], 0)
-    assert (first.delete, first.again_after) == ((), EMPTY_SECONDS - 1.0), "a lease may be on its way to it"
-    assert plan([told(0, EMPTY_SECONDS)], 0).delete == ("swe-0",), "it should have ended by itself"
+    assert (first.delete, first.again_after) == ((), EMPTY_GRACE_SECONDS - 1.0), "a lease may be on its way to it"
+    assert plan([told(0, EMPTY_GRACE_SECONDS)], 0).delete == ("swe-0",), "it should have ended by itself"
     assert plan([told(0, 999.0, load=1)], 0).delete == ()
     assert plan([member(0, drain=True)], 0).delete == (), "nobody has told it yet"
 
@@ -134,9 +134,9 @@ def test_what_drains_counts_no_more_and_is_told_once() -> None:
 def test_an_outdated_one_goes_only_when_its_successor_is_ready() -> None:
     old = [member(0, hash="old"), member(1, hash="old")]
     first = plan(old, 2)
-    assert (first.create, first.renew, first.drain, first.delete) == ((), (Successor(2, "swe-1"),), (), ())
+    assert (first.create, first.successors, first.drain, first.delete) == ((), (Successor(2, "swe-1"),), (), ())
     waiting = plan([*old, member(2, ready=False, of="swe-1")], 2)
-    assert (waiting.create, waiting.renew, waiting.drain, waiting.delete) == ((), (), (), ())
+    assert (waiting.create, waiting.successors, waiting.drain, waiting.delete) == ((), (), (), ())
     assert plan([*old, member(2, of="swe-1")], 2).drain == ("swe-1",)
     busy = [member(0, hash="old", load=1), member(1, hash="old", load=1), member(2, of="swe-1")]
     assert plan(busy, 2).drain == ("swe-1",)
@@ -223,7 +223,7 @@ def test_the_back_off_doubles_up_to_its_cap_and_stays_there() -> None:
 
 
 def test_a_few_ended_ones_are_kept_to_look_at() -> None:
-    ends = [member(n, state="FAILED") for n in range(HISTORY + 2)]
+    ends = [member(n, state="FAILED") for n in range(KEPT_ENDED + 2)]
     assert plan(ends, 0).delete == ("swe-0", "swe-1")
     assert plan([member(9, state="COMPLETED", drain=True)], 0).delete == ("swe-9",)
 
@@ -243,7 +243,7 @@ class World:
     def follow(self, desired: int) -> bool:
         """Plan and do it; whether there was anything to do."""
         found = plan_pool(self.pool, self.members, desired, self.now, slurm_known=True)
-        made = len(found.create) + len(found.renew)
+        made = len(found.create) + len(found.successors)
         self.largest = max(self.largest, made + sum(m.active for m in self.members))
         last = at(found.ends.last_failure) if found.ends.last_failure is not None else None
         status = {
@@ -255,8 +255,8 @@ class World:
         self.pool = self.pool.model_copy(update={"status": self.pool.status.model_copy(update=status)})
         self.members = [self._told(m, found) for m in self.members]
         self.members += [member(index, ready=False, state=None) for index in found.create]
-        self.members += [member(s.index, ready=False, state=None, of=s.of) for s in found.renew]
-        return bool(found.create or found.renew or found.drain or found.delete)
+        self.members += [member(s.index, ready=False, state=None, of=s.of) for s in found.successors]
+        return bool(found.create or found.successors or found.drain or found.delete)
 
     def _told(self, m: Member, found: PoolPlan) -> Member:
         if m.name in found.delete:
@@ -347,7 +347,7 @@ def test_nothing_busy_is_ended_and_no_one_goes_before_a_better_victim(
 ) -> None:
     members = [
         replace(m, allocation=_changed(m.allocation, "spec", template_hash=FRESH))
-        if not m.started or m.allocation.status.ended
+        if not m.started or m.allocation.status.is_ended
         else replace(
             m,
             allocation=_changed(
@@ -397,8 +397,8 @@ def test_after_an_intent_only_a_later_complete_snapshot_lets_it_be_repeated() ->
         found = plan_allocation(pending, COMMENT, view, 0)
         assert (found.submit, found.wait) == (False, True)
     later = snapshot(job("9", comment="rollyard:server:other"), taken_at=NOW + SUBMIT_MARGIN_SECONDS)
-    assert plan_allocation(pending, COMMENT, later, MISSES - 1).wait, "one look-up may be wrong"
-    assert plan_allocation(pending, COMMENT, later, MISSES).submit
+    assert plan_allocation(pending, COMMENT, later, MIN_MISSES - 1).wait, "one look-up may be wrong"
+    assert plan_allocation(pending, COMMENT, later, MIN_MISSES).submit
 
 
 @given(
@@ -414,7 +414,7 @@ def test_nothing_is_ever_submitted_where_a_job_may_be(
     status: dict[str, Any] = {"intents": intents, "intended_at": at(NOW) if intents else None}
     one = allocation(0, deleted=deleted, **status, job_id=recorded if intents else None)
     view = None if taken is None else snapshot(*(job(id) for id in jobs if intents), taken_at=taken)
-    found = plan_allocation(one, COMMENT, view, MISSES)
+    found = plan_allocation(one, COMMENT, view, MIN_MISSES)
     if found.submit:
         assert view is not None
         assert not deleted
@@ -452,7 +452,7 @@ def test_a_deleted_one_ends_its_jobs_before_it_goes() -> None:
     assert plan_allocation(allocation(0, deleted=True), COMMENT, None, 0).remove, "nothing was ever submitted"
     unsure = plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(taken_at=NOW), 0)
     assert (unsure.remove, unsure.wait) == (False, True)
-    assert plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(), MISSES).remove
+    assert plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(), MIN_MISSES).remove
 
 
 def test_what_has_ended_is_left_alone() -> None:

@@ -13,8 +13,8 @@ from rollyard.kinds.base import FINALIZER
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import StageStatus
 from rollyard.reconcilers.conditions import CRASH_LOOP
-from rollyard.reconcilers.pool_observation import Look
-from rollyard.reconcilers.rollout_pool import RolloutTrade
+from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
 from rollyard.slurm.base import BatchScript
 from rollyard.slurm.batch_script import batch_script
 from tests.support.reconciler_site import Site
@@ -77,15 +77,15 @@ async def test_numbers_that_move_all_the_time_are_written_at_their_own_pace(
     await site.apply(replicas=1)
     await site.running(1)
     looks = 0
-    look = RolloutTrade.look
+    look = RolloutPoolObserver.observe
 
-    async def moving(self: RolloutTrade, pool: Pool, allocations: Sequence[Allocation]) -> Look:
+    async def moving(self: RolloutPoolObserver, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         nonlocal looks
         looks += 1
         found = await look(self, pool, allocations)
-        return replace(found, details={"stages": {"RUN": StageStatus(queued=looks)}})
+        return replace(found, status_update={"stages": {"RUN": StageStatus(queued=looks)}})
 
-    monkeypatch.setattr(RolloutTrade, "look", moving)
+    monkeypatch.setattr(RolloutPoolObserver, "observe", moving)
     begun = site.store._feed.version
     await site.until(lambda: is_true(looks > 1))  # by itself
     await asyncio.sleep(1.0)

@@ -14,7 +14,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import STUCK_SECONDS, Member, PoolPlan, Successor, blocked, plan_pool, template_hash
-from rollyard.reconcilers.renewal import before_expiry, due_times, learn, startup
+from rollyard.reconcilers.renewal import before_expiry, due_times, learn_startup, startup_seconds
 
 NOW = 1_700_000_000.0
 LIMIT = 3600.0
@@ -73,16 +73,16 @@ def plan(of: InferencePool, members: list[Member], desired: int = 1) -> PoolPlan
 
 
 def test_a_successor_is_submitted_as_much_earlier_as_starting_took() -> None:
-    assert plan(pool(), [member(0, 401)]).renew == ()
-    assert plan(pool(), [member(0, 399)]).renew == (Successor(1, "policy-0"),)
-    assert plan(pool(startup=None), [member(0, 399)]).renew == (), "a guess until it was measured"
+    assert plan(pool(), [member(0, 401)]).successors == ()
+    assert plan(pool(), [member(0, 399)]).successors == (Successor(1, "policy-0"),)
+    assert plan(pool(startup=None), [member(0, 399)]).successors == (), "a guess until it was measured"
 
 
 def test_the_old_one_goes_when_the_successor_is_ready_and_not_before() -> None:
     old = member(0, 200, load=3)
     for successor in (member(1, None, of="policy-0"), member(1, of="policy-0", ready=False)):
         waiting = plan(pool(), [old, successor])
-        assert (waiting.create, waiting.renew, waiting.drain, waiting.delete) == ((), (), (), ())
+        assert (waiting.create, waiting.successors, waiting.drain, waiting.delete) == ((), (), (), ())
     assert plan(pool(), [old, member(1, of="policy-0")]).drain == ("policy-0",)
     last_moment = plan(pool(), [member(0, 5, load=3), member(1, of="policy-0", ready=False)])
     assert (last_moment.drain, last_moment.delete) == ((), ()), "the successor starts without that"
@@ -91,7 +91,7 @@ def test_the_old_one_goes_when_the_successor_is_ready_and_not_before() -> None:
 def test_a_successor_that_is_ready_early_works_beside_the_old_one_until_its_time_has_come() -> None:
     successor = member(1, 4 * LIMIT, of="policy-0")
     early, late = plan(pool(), [member(0, 301), successor]), plan(pool(), [member(0, 299), successor])
-    assert (early.create, early.renew, early.drain, early.delete) == ((), (), (), ())
+    assert (early.create, early.successors, early.drain, early.delete) == ((), (), (), ())
     assert late.drain == ("policy-0",)
     assert plan(pool(), [member(0, 3000, hash="old"), successor]).drain == ("policy-0",), "out of date: at once"
     wrong = member(1, 4 * LIMIT, of="policy-0", hash="taken back")
@@ -107,9 +107,11 @@ def test_the_old_one_goes_before_its_time_only_where_its_place_is_wanted() -> No
 
 def test_one_long_wait_in_the_queue_does_not_renew_what_has_just_begun() -> None:
     of = pool(startup=3 * LIMIT)
-    assert plan(of, [member(0, 1201)]).renew == ()
-    assert plan(of, [member(0, 1199)]).renew == (Successor(1, "policy-0"),), "a quarter of the walltime earlier at most"
-    assert plan(of, [member(i, LIMIT - 5) for i in range(9)], 9).renew == (), "however many end together"
+    assert plan(of, [member(0, 1201)]).successors == ()
+    assert plan(of, [member(0, 1199)]).successors == (Successor(1, "policy-0"),), (
+        "a quarter of the walltime earlier at most"
+    )
+    assert plan(of, [member(i, LIMIT - 5) for i in range(9)], 9).successors == (), "however many end together"
 
 
 STEP, BOOT = 20.0, 40.0
@@ -134,9 +136,9 @@ def test_none_goes_long_before_its_end_and_none_ends_before_another_is_there(
         for name in found.drain:
             left = (members.pop(name).ends or 0.0) - now
             rounds = max(0.0, len(members) / surge - 1)
-            assert left <= before_expiry(of) + (rounds and (rounds + 1) * startup(of))
+            assert left <= before_expiry(of) + (rounds and (rounds + 1) * startup_seconds(of))
         assert min((m.ends or 0.0) for m in members.values()) > now, "it went before it had to"
-        for made in found.renew:
+        for made in found.successors:
             new = member(made.index, now + LIMIT - NOW, of=made.of, ready=False)
             members[new.name], booting[new.name] = new, now + BOOT
         assert len(members) <= len(ends) + surge
@@ -148,13 +150,13 @@ def test_none_goes_long_before_its_end_and_none_ends_before_another_is_there(
 
 def test_no_more_successors_than_the_surge_stand_beside_the_others() -> None:
     members = [member(i, 100 + i) for i in range(4)]
-    assert [s.of for s in plan(pool(surge=2), members, 4).renew] == ["policy-0", "policy-1"]
-    assert plan(pool(surge=1), [*members, member(4, None, of="policy-0")], 4).renew == ()
+    assert [s.of for s in plan(pool(surge=2), members, 4).successors] == ["policy-0", "policy-1"]
+    assert plan(pool(surge=1), [*members, member(4, None, of="policy-0")], 4).successors == ()
 
 
 def test_in_replace_the_successor_waits_for_the_job_to_end() -> None:
     of = pool("Replace")
-    assert plan(of, [member(0, 399)]).renew == (Successor(1, "policy-0", after_job="0"),)
+    assert plan(of, [member(0, 399)]).successors == (Successor(1, "policy-0", after_job="0"),)
     successor = member(1, None, of="policy-0", after="0", reason="Dependency")
     assert plan(of, [member(0, 200, load=1), successor]).drain == (), "it serves to the last"
     assert plan(of, [member(0, 10, load=1), successor]).drain == ("policy-0",)
@@ -211,7 +213,7 @@ def test_a_rollout_pool_is_renewed_before_its_budgets_no_longer_fit() -> None:
 
     def renewed(ends_in: float) -> bool:
         old = member(0, ends_in, hash=template_hash(of))
-        return bool(plan_pool(of, [old], 1, NOW, slurm_known=True).renew)
+        return bool(plan_pool(of, [old], 1, NOW, slurm_known=True).successors)
 
     assert (renewed(361), renewed(359)) == (False, True)
 
@@ -230,8 +232,8 @@ def test_with_so_many_places_each_can_be_renewed_in_time(
 
 
 def test_the_start_up_time_rises_at_once_and_falls_slowly() -> None:
-    assert learn(None, None, []) == (None, None)
-    assert learn(None, None, [(1.0, 20.0)]) == (20.0, 1.0)
-    assert learn(20.0, 1.0, [(1.0, 20.0), (2.0, 60.0)]) == (60.0, 2.0)
-    assert learn(60.0, 2.0, [(3.0, 20.0)]) == (40.0, 3.0)
-    assert learn(60.0, 2.0, [(2.0, 600.0)]) == (60.0, 2.0), "counted once"
+    assert learn_startup(None, None, []) == (None, None)
+    assert learn_startup(None, None, [(1.0, 20.0)]) == (20.0, 1.0)
+    assert learn_startup(20.0, 1.0, [(1.0, 20.0), (2.0, 60.0)]) == (60.0, 2.0)
+    assert learn_startup(60.0, 2.0, [(3.0, 20.0)]) == (40.0, 3.0)
+    assert learn_startup(60.0, 2.0, [(2.0, 600.0)]) == (60.0, 2.0), "counted once"

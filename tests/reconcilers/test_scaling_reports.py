@@ -8,9 +8,9 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.inference_pool import InferenceTrade
-from rollyard.reconcilers.pool_observation import Look
-from rollyard.server.routing.endpoint_registry import STALE_SECONDS, Endpoints
+from rollyard.reconcilers.inference_pool import InferencePoolObserver
+from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
@@ -44,26 +44,26 @@ def identity(name: str) -> Identity:
     return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
 
 
-def register(endpoints: Endpoints, name: str) -> None:
+def register(endpoints: EndpointRegistry, name: str) -> None:
     endpoint = Endpoint(id=f"default/{name}", url=f"https://{name}", model="policy", weights_version="", tokenizer="/m")
     endpoints.register(KEY, identity(name), endpoint)
 
 
-def beat(endpoints: Endpoints, name: str, **load: Any) -> None:
+def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> None:
     words = EngineHeartbeat(identity=identity(name), url=f"https://{name}", ready=True, weights_version="1", **load)
     assert endpoints.heartbeat(f"default/{name}", words)
 
 
 async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> None:
     clock = ManualClock()
-    endpoints = Endpoints(clock, lambda endpoint: 0)
-    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
+    endpoints = EndpointRegistry(clock, lambda endpoint: 0)
+    trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
     loading = allocation("c", readyAt=None)
 
-    async def look() -> Look:
-        return await trade.look(pool(), [allocation("a"), allocation("b"), loading])
+    async def look() -> PoolObservation:
+        return await trade.observe(pool(), [allocation("a"), allocation("b"), loading])
 
-    def said(found: Look) -> list[str]:
+    def said(found: PoolObservation) -> list[str]:
         return [m.describe() for m in found.metrics[1:]]
 
     assert said(await look()) == ["requests waiting unknown", "KV use unknown"], "the server has just started"
@@ -81,7 +81,7 @@ async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> 
     endpoints.expire()
     assert said(await look()) == ["requests waiting at least 1, target 5 each", "KV use at least 0.5, target 0.8 each"]
     drained = allocation("b").model_copy(update={"spec": allocation("b").spec.model_copy(update={"drain": True})})
-    assert said(await trade.look(pool(), [allocation("a"), drained])) == [
+    assert said(await trade.observe(pool(), [allocation("a"), drained])) == [
         "requests waiting 1, target 5 each",
         "KV use 0.5, target 0.8 each",
     ]
@@ -96,9 +96,9 @@ async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None
     await site.submit(50, "swe")
     await site.submit(5, "math")
     clock = ManualClock()
-    endpoints = Endpoints(clock, lambda endpoint: 0)
-    trade = InferenceTrade(endpoints, site.rollouts, lambda: users, lambda pool: 0, clock)
-    found = (await trade.look(pool(), [])).metrics[0]
+    endpoints = EndpointRegistry(clock, lambda endpoint: 0)
+    trade = InferencePoolObserver(endpoints, site.rollouts, lambda: users, lambda pool: 0, clock)
+    found = (await trade.observe(pool(), [])).metrics[0]
     assert found.describe() == "sessions 13, target 48 each", (
         "three on the one small allocation of swe, and two times five"
     )

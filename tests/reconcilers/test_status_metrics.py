@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rollyard.core.clock import ManualClock
-from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.reconcilers.inference_pool import InferenceTrade
-from rollyard.reconcilers.status_metrics import COARSE_SECONDS
-from rollyard.server.routing.endpoint_registry import STALE_SECONDS, Endpoints
+from rollyard.reconcilers.inference_pool import InferencePoolObserver
+from rollyard.reconcilers.status_metrics import STATUS_METRICS_SECONDS
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, EngineLoad
@@ -24,7 +24,7 @@ POOL = InferencePool.model_validate(
 class Server:
     """An engine that samples ten tokens more a second with each second."""
 
-    def __init__(self, endpoints: Endpoints, clock: ManualClock, name: str) -> None:
+    def __init__(self, endpoints: EndpointRegistry, clock: ManualClock, name: str) -> None:
         self._endpoints, self._clock = endpoints, clock
         self._identity = Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
         self._began = clock.now
@@ -44,20 +44,20 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
     site: Site,
 ) -> None:
     clock = ManualClock()
-    endpoints = Endpoints(clock, lambda endpoint: 0)
-    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
+    endpoints = EndpointRegistry(clock, lambda endpoint: 0)
+    trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
 
     async def details() -> dict[str, Any]:
-        found = (await trade.look(POOL, [])).details
+        found = (await trade.observe(POOL, [])).status_update
         return {name: found[name] for name in ("endpoints", "load")}
 
-    assert await details() == {"endpoints": [], "load": Figures()}
+    assert await details() == {"endpoints": [], "load": EndpointMetrics()}
     a = Server(endpoints, clock, "a")
-    assert (await details())["load"] == Figures(), "it has said nothing yet"
+    assert (await details())["load"] == EndpointMetrics(), "it has said nothing yet"
     a.beat()
     first = await details()
     assert first["endpoints"][0].waiting == 0
-    for _ in range(int(COARSE_SECONDS / 2) - 1):
+    for _ in range(int(STATUS_METRICS_SECONDS / 2) - 1):
         clock.turn(2)
         a.beat()
         assert await details() == first
@@ -84,14 +84,14 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
 
 async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -> None:
     clock = ManualClock()
-    endpoints = Endpoints(clock, lambda endpoint: 3)
-    trade = InferenceTrade(endpoints, site.rollouts, list, lambda pool: 0, clock)
+    endpoints = EndpointRegistry(clock, lambda endpoint: 3)
+    trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
     server = Server(endpoints, clock, "a")
 
     async def shown() -> tuple[int | None, str, str]:
-        look = await trade.look(POOL, [])
-        (endpoint,) = look.details["endpoints"]
-        return endpoint.max_sessions, endpoint.full, look.full
+        look = await trade.observe(POOL, [])
+        (endpoint,) = look.status_update["endpoints"]
+        return endpoint.max_sessions, endpoint.full, look.why_full
 
     server.beat(kv_usage=0.5)
     assert await shown() == (None, "", "")
@@ -101,6 +101,6 @@ async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -
     clock.turn(2)
     server.beat(kv_usage=0.97)
     assert await shown() == (3, full, "")
-    clock.turn(COARSE_SECONDS)
+    clock.turn(STATUS_METRICS_SECONDS)
     server.beat(kv_usage=0.98)
     assert await shown() == (3, "its cache is 98% full", "")

@@ -281,7 +281,7 @@ async def test_another_model_in_the_spec_begins_anew(yard: WeightsYard) -> None:
         return found is not None and (found.version, found.path) == ("bbbbbbbbbbbb", "/models/other")
 
     await yard.until(current)
-    assert "/models/other now" in (await yard.event("WeightsReset")).message
+    assert "spec.model.path is now /models/other" in (await yard.event("WeightsReset")).message
 
 
 async def test_a_rollout_that_waits_for_a_version_says_so(yard: WeightsYard) -> None:

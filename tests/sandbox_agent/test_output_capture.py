@@ -4,30 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.sandbox_agent.output_capture import Capture
+from rollyard.sandbox_agent.output_capture import OutputCapture
 
 
 def test_short_output_is_whole_and_taken_once() -> None:
-    capture = Capture(limit=10)
+    capture = OutputCapture(limit=10)
     capture.feed(b"abc")
     capture.feed(b"defg")
-    assert capture.take() == b"abcdefg"
-    assert capture.take() == b""
+    assert capture.pop() == b"abcdefg"
+    assert capture.pop() == b""
 
 
 def test_head_and_tail_of_long_output() -> None:
-    capture = Capture(limit=10)
+    capture = OutputCapture(limit=10)
     for letter in b"abcdefghijklmnopqrstuvwxyz":
         capture.feed(bytes([letter]))
-    assert capture.take() == b"abcde\n[16 bytes left out]\nvwxyz"
+    assert capture.pop() == b"abcde\n[16 bytes left out]\nvwxyz"
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(min_value=2, max_value=30))
 def test_nothing_is_lost_or_made_up(chunks: list[bytes], limit: int) -> None:
-    capture, whole, half = Capture(limit), b"".join(chunks), limit // 2
+    capture, whole, half = OutputCapture(limit), b"".join(chunks), limit // 2
     for chunk in chunks:
         capture.feed(chunk)
-    taken = capture.take()
+    taken = capture.pop()
     if len(whole) <= 2 * half:
         assert taken == whole
     else:
@@ -36,7 +36,7 @@ def test_nothing_is_lost_or_made_up(chunks: list[bytes], limit: int) -> None:
 
 @pytest.mark.parametrize("size", [1 << 16, 1 << 12])
 def test_memory_stays_bounded(size: int) -> None:
-    capture = Capture(limit=1 << 20)
+    capture = OutputCapture(limit=1 << 20)
     for _ in range(2000):
         capture.feed(b"y" * size)
         assert len(capture._tail) <= (1 << 20) + size

@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
-from rollyard.slurm.call_budget import Budgeted
+from rollyard.slurm.call_budget import BudgetedDriver
 
 SCRIPT = BatchScript("rollyard-x", "c", "#!/bin/bash\n", "/")
 
@@ -54,7 +54,7 @@ class Answers:
 async def test_after_one_failure_nothing_but_the_look_up_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollyard.slurm.call_budget.FIRST_PAUSE_SECONDS", 0.01)
     slurm = Answers()
-    driver = Budgeted(slurm)
+    driver = BudgetedDriver(slurm)
     slurm.down = True
     with pytest.raises(SlurmUnreachable, match="Unable to contact"):
         await driver.submit(SCRIPT)
@@ -72,7 +72,7 @@ async def test_after_one_failure_nothing_but_the_look_up_is_tried(monkeypatch: p
 
 async def test_accounting_that_is_down_keeps_nobody_from_submitting() -> None:
     slurm = Answers()
-    driver = Budgeted(slurm)
+    driver = BudgetedDriver(slurm)
     slurm.down = True
     with pytest.raises(SlurmUnreachable):
         await driver.accounting(["1"])
@@ -81,7 +81,7 @@ async def test_accounting_that_is_down_keeps_nobody_from_submitting() -> None:
 
 
 async def test_the_bucket_spreads_calls_out_and_loses_none() -> None:
-    driver = Budgeted(Answers(), calls_per_second=200.0, burst=5)
+    driver = BudgetedDriver(Answers(), calls_per_second=200.0, burst=5)
     loop = asyncio.get_running_loop()
     began = loop.time()
     await asyncio.gather(*(driver.submit(SCRIPT) for _ in range(25)))

@@ -261,7 +261,7 @@ async def test_a_stranger_with_a_pid_of_ours_is_left_alone(driver: LocalDriver, 
         await ended(driver, id)
         folder = tmp_path / "slurm" / "jobs" / id
         (folder / "end.json").unlink()
-        forged = {**local_step.proof(stranger.pid), "start": 1, "start_time": time.time()}
+        forged = {**local_step.process_proof(stranger.pid), "start": 1, "start_time": time.time()}
         for name in ("step", "run"):
             local_step.write(folder / f"{name}.json", forged)
         fresh = LocalDriver(tmp_path / "slurm")

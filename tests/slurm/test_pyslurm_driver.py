@@ -17,7 +17,7 @@ from rollyard.core.errors import Invalid, SlurmUnreachable
 from rollyard.slurm import pyslurm_child
 from rollyard.slurm.base import JobState
 from rollyard.slurm.choose_driver import choose_driver, slurm_driver
-from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, unfit
+from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, why_unfit
 from rollyard.slurm.pyslurm_process import PyslurmProcess
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import open_cli, open_pyslurm
@@ -261,10 +261,10 @@ async def test_accounting_is_read_as_sacct_shows_it(new_cluster: NewCluster) -> 
 
 @pytest.mark.heavy
 async def test_it_fits_where_it_says_what_scontrol_says(driver: PyslurmDriver, sid: Cluster) -> None:
-    assert await unfit(driver, open_cli(sid, 30.0)) == ""
+    assert await why_unfit(driver, open_cli(sid, 30.0)) == ""
     assert await driver.site() == await open_cli(sid, 30.0).site()
     without = PyslurmDriver({**os.environ, **sid.env}, python=(*sid.wrapper, "python3"), limit_seconds=LIMIT_SECONDS)
-    assert "No module named 'pyslurm'" in await unfit(without, open_cli(sid, 30.0))
+    assert "No module named 'pyslurm'" in await why_unfit(without, open_cli(sid, 30.0))
     await without.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.batch_script import batch_script
-from rollyard.slurm.python_archive import STAGE, Runtime
+from rollyard.slurm.python_archive import STAGE, PythonArchive
 
 ALWAYS = AllocationTemplate(stage_python="Always")
 PRINT = "import json, sys, pydantic, rollyard, aiohttp; print(json.dumps([m.__file__ for m in (pydantic, rollyard, aiohttp)]))"
@@ -21,7 +21,7 @@ PRINT = "import json, sys, pydantic, rollyard, aiohttp; print(json.dumps([m.__fi
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runtime = Runtime(tmp_path_factory.mktemp("runtime"))
+    runtime = PythonArchive(tmp_path_factory.mktemp("runtime"))
     runtime.pack(ALWAYS)
     found = runtime.archive(ALWAYS)
     assert found is not None
@@ -82,7 +82,7 @@ def test_where_it_cannot_be_the_job_says_so_and_imports_as_before(archive: Path,
 
 def test_it_is_packed_again_only_when_it_is_another(archive: Path) -> None:
     before = archive.stat()
-    again = Runtime(archive.parent)
+    again = PythonArchive(archive.parent)
     again.pack(ALWAYS)
     assert again.archive(ALWAYS) == archive
     assert (archive.stat().st_ino, archive.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -9,7 +9,7 @@ import pytest
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.base import Node, Partition, Site
 from rollyard.slurm.scontrol_text import read_site
-from rollyard.slurm.site_check import check, doubts
+from rollyard.slurm.site_check import check, find_doubts
 
 GIB = 1 << 30
 NODES = {
@@ -92,7 +92,7 @@ def test_what_can_never_start_is_refused(fields: dict[str, Any], message: str) -
     ],
 )
 def test_what_has_to_wait_or_may_be_refused_is_a_warning(fields: dict[str, Any], words: list[str]) -> None:
-    assert doubts(AllocationTemplate.model_validate(fields), SITE) == words
+    assert find_doubts(AllocationTemplate.model_validate(fields), SITE) == words
 
 
 def test_where_nothing_is_known_nothing_is_refused() -> None:

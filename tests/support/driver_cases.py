@@ -17,7 +17,7 @@ from rollyard.slurm.batch_script import batch_script
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.pyslurm_driver import PyslurmDriver
-from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.rest_driver import RestDriver
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.until import until
@@ -54,8 +54,8 @@ def open_pyslurm(cluster: Cluster, limit_seconds: float) -> PyslurmDriver:
 
 def open_rest(cluster: Cluster, limit_seconds: float) -> RestDriver:
     """On its socket; since 26.05 it runs as nobody's and wants a token there too."""
-    address = Address.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
-    identity = Identity(cluster.token()) if cluster.wrapper else Identity()
+    address = SlurmrestdAddress.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
+    identity = SlurmCredentials(cluster.token()) if cluster.wrapper else SlurmCredentials()
     return RestDriver(address, identity, {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
 
 

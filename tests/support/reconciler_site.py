@@ -19,7 +19,7 @@ from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutFilter, Transaction
 from rollyard.server.store.sqlite_store import SqliteStore
@@ -164,7 +164,7 @@ class Site:
 
     # peers
 
-    async def connect(self, allocation: Allocation) -> NodeAgent:
+    async def connect(self, allocation: Allocation) -> ConnectedAgent:
         status = allocation.status
         identity = Identity(
             allocation=allocation.metadata.name,
@@ -174,11 +174,13 @@ class Site:
             instance="i",
             node=status.node,
         )
-        agent = NodeAgent(identity, ("default", allocation.spec.pool.name), lambda message: None, expel=lambda: None)
+        agent = ConnectedAgent(
+            identity, ("default", allocation.spec.pool.name), lambda message: None, expel=lambda: None
+        )
         self.agents.connect(agent)
         return agent
 
-    async def connect_again(self, *agents: NodeAgent) -> None:
+    async def connect_again(self, *agents: ConnectedAgent) -> None:
         """As node agents do when the server has come back."""
         for agent in agents:
             agent.draining = False
@@ -191,7 +193,7 @@ class Site:
     async def cancel_queued(self, pool: str = "swe") -> None:
         await self.rollouts.cancel_queued(("default", pool), "Test", "not wanted any more")
 
-    async def lease(self, agent: NodeAgent) -> None:
+    async def lease(self, agent: ConnectedAgent) -> None:
         """Give this node agent a rollout to work on."""
         request = RolloutRequest(pool=agent.pool[1], task=Task(kind="null"))
         ((record, _),) = await self.rollouts.submit("default", [request])
@@ -204,7 +206,7 @@ class Site:
 
         self.leases.add(await self.store.transact(grant))
 
-    async def finish(self, agent: NodeAgent) -> None:
+    async def finish(self, agent: ConnectedAgent) -> None:
         for record in await self.rollouts.find(RolloutFilter(namespace="default", pool=agent.pool[1])):
             if record.holder == agent.holder:
                 await self.rollouts.cancel("default", record.id)

@@ -78,7 +78,7 @@ class Field:
         async def settled() -> bool:
             live = {j.id for j in await self.yard.jobs() if j.id != self.stranger}
             allocations = await self.yard.allocations(self.client)
-            active = {a.status.job_id for a in allocations if not a.status.ended}
+            active = {a.status.job_id for a in allocations if not a.status.is_ended}
             seen[:] = [live, [(a.metadata.name, a.status) for a in allocations]]
             return live == active and len(live) == jobs
 

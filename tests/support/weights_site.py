@@ -1,6 +1,6 @@
 """The API and the controllers over one store, and engines that speak the real wire but hold no model.
 
-An engine here obeys a `WeightsOrder` as a real one would, as far as the server can see: phases, versions, checksums.
+An engine here obeys a `WeightsTarget` as a real one would, as far as the server can see: phases, versions, checksums.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.wire.base import Identity
-from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsOrder
+from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
 from tests.support.reconciler_site import WAIT_SECONDS, Site
 from tests.support.until import until
 
@@ -55,7 +55,7 @@ class SimulatedEngine:
         self.id = f"default/{self.identity.allocation}"
         self.url = f"https://127.0.0.1:1{allocation.spec.index:04d}"
         self.version = self.checksum = self.phase = self.error = ""
-        self.order: WeightsOrder | None = None
+        self.order: WeightsTarget | None = None
         self.orders: list[str] = []
         """Versions that it was told, as they came."""
         self.hold = asyncio.Event()
@@ -115,7 +115,7 @@ class SimulatedEngine:
             answer.raise_for_status()
             return await answer.json()
 
-    def _take(self, order: WeightsOrder | None) -> None:
+    def _take(self, order: WeightsTarget | None) -> None:
         if self._work is not None:
             self._work.cancel()
         self.order = order
@@ -127,7 +127,7 @@ class SimulatedEngine:
         self.phase = "" if order is None else "Draining"
         self._work = asyncio.create_task(self._load(order))
 
-    async def _load(self, order: WeightsOrder | None) -> None:
+    async def _load(self, order: WeightsTarget | None) -> None:
         await self.hold.wait()
         folder = MODEL if order is None else order.path or order.adapter or ""
         found = None if self.disk_fails else self.disk.folders.get(folder)

@@ -20,18 +20,18 @@ from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
-from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.engine_supervisor import Supervisor
-from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
-from rollyard.engine.weights.source import Source, serving
-from rollyard.engine.weights.updater import Weights
+from rollyard.engine.weights.source import WeightsSource, with_weights
+from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
 from tests.support.until import until
 
@@ -52,7 +52,7 @@ class Answer:
     finish_reason: str | None = None
     said: str = ""
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def add_event(self, event: Mapping[str, Any]) -> None:
         if event.get("object") == "rollyard.weights":
             self.said = event["weights_version"]
         elif event.get("choices"):
@@ -70,7 +70,7 @@ class Answer:
 
 @dataclass
 class Yard:
-    weights: Weights
+    weights: WeightsUpdater
     supervisor: Supervisor
     client: aiohttp.ClientSession
     uds: Path
@@ -81,9 +81,9 @@ class Yard:
     async def until(self, done: Callable[[], bool]) -> None:
         await until(done, self.patience, every=0.005)
 
-    async def order(self, order: WeightsOrder, phase: str = "") -> None:
+    async def order(self, order: WeightsTarget, phase: str = "") -> None:
         """Until it is done, or has failed."""
-        self.weights.obey(order)
+        self.weights.set_target(order)
         await self.until(
             lambda: self.weights.phase == phase and (phase == "Failed" or self.weights.version == order.version)
         )
@@ -104,7 +104,7 @@ class Yard:
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     if line.startswith(b"data: {"):
-                        answer.take(json.loads(line[6:]))
+                        answer.add_event(json.loads(line[6:]))
                 if after is not None and len(answer.ids) - answer.boundary >= after:
                     break
         return answer
@@ -114,7 +114,7 @@ class Yard:
             said = await response.json()
             assert response.status == 200, said
             answer = Answer(list(prompt), said=response.headers.get("X-Rollyard-Weights-Version", ""))
-            answer.take(said)
+            answer.add_event(said)
             return answer, response.headers, said
 
     async def under_way(self, count: int, tokens: int) -> None:
@@ -128,7 +128,7 @@ async def yard(
     folder: Path,
     certified: tuple[ssl.SSLContext, ssl.SSLContext],
     *,
-    order: WeightsOrder | None = None,
+    order: WeightsTarget | None = None,
     control: Control = EmbeddedControl,
     patience: float = WAIT_SECONDS,
 ) -> AsyncIterator[Yard]:
@@ -137,16 +137,16 @@ async def yard(
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-    supervisor = Supervisor(Preparation(pool, uds), uds)
+    supervisor = Supervisor(LaunchPlan(pool, uds), uds)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     connector = aiohttp.TCPConnector(ssl=certified[1], limit=0)
     async with supervisor.session() as http, aiohttp.ClientSession(url, connector=connector, headers=headers) as client:
-        door = Door(http, TOKEN, lambda: False)
+        door = EngineProxy(http, TOKEN, lambda: False)
 
-        def command(source: Source) -> Any:
-            return Preparation(serving(pool, str(source.folder)), uds)
+        def command(source: WeightsSource) -> Any:
+            return LaunchPlan(with_weights(pool, str(source.folder)), uds)
 
-        weights = Weights(pool.model, order, supervisor, door, control(http), command, http)
+        weights = WeightsUpdater(pool.model, order, supervisor, door, control(http), command, http)
         runner = await door.open(listener, certified[0])
         try:
             async with running(weights.run()) as task:

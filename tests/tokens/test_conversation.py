@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.errors import Invalid, TaskError
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.conversation import Break, Cause, Conversation
+from rollyard.tokens.conversation import Break, BreakCause, Conversation
 from tests.support.chat_templates import ALTERNATING, LAST_THREE, STABLE, TOOLS_BEFORE_LAST_USER
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
@@ -184,7 +184,7 @@ def test_a_template_that_rewrites_the_past_opens_a_segment(spy: Any) -> None:
     conversation.add_messages([{"role": "user", "content": "And 3 * 5?"}])
     third = conversation.prompt_ids()
     conversation.add_sampled([70, stop], [-6.0, -7.0], "v2", "stop")
-    assert conversation.breaks == [Break(2, Cause.TEMPLATE_REWROTE)]
+    assert conversation.breaks == [Break(2, BreakCause.TEMPLATE_REWROTE)]
     why = conversation.breaks[0].why
     assert why.startswith("before turn 0, behind ")
     assert "the template had '[TOOLS] [" in why
@@ -211,7 +211,7 @@ def test_a_template_that_forgets_a_turn_opens_a_segment_without_it(spy: Any) -> 
     conversation.add_sampled([50, 51], [-1.0, -2.0], "v1", "length")
     conversation.add_messages([{"role": "tool", "content": n} for n in "123"])
     prompt = conversation.prompt_ids()
-    assert conversation.breaks == [Break(1, Cause.TURN_DROPPED)]
+    assert conversation.breaks == [Break(1, BreakCause.TURN_DROPPED)]
     tools = [{"role": "tool", "content": n} for n in "123"]
     assert prompt == template.encode(template.render(tools, [], True))
     conversation.add_sampled([60], [-3.0], "v1", "length")

@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.core.errors import TemplateUnusable
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.conversation import Cause, Conversation
+from rollyard.tokens.conversation import BreakCause, Conversation
 from tests.support.odd_templates import ODD, UNUSABLE, chatml, of_assistants
 from tests.support.small_tokenizers import SHAPES, fitted
 from tests.support.template_families import CHATML_TOKENS, Family
@@ -77,7 +77,7 @@ def test_a_template_that_writes_turns_in_another_case_says_so(written: str) -> N
     )
     conversation.add_messages([{"role": "user", "content": "And?"}])
     assert getattr("One Two", written)() in template.decode(conversation.prompt_ids())
-    assert [broken.cause for broken in conversation.breaks] == [Cause.TURN_REWRITTEN]
+    assert [broken.cause for broken in conversation.breaks] == [BreakCause.TURN_REWRITTEN]
     assert conversation.breaks[0].why.startswith("in turn 0, behind ")
 
 
@@ -130,4 +130,4 @@ def test_the_ids_behind_dropped_thoughts_stay_as_they_were_sampled() -> None:
     conversation.add_messages([{"role": "user", "content": "And?"}])
     prompt = conversation.prompt_ids()
     assert any(prompt[i : i + len(answer)] == answer for i in range(len(prompt)))
-    assert [broken.cause for broken in conversation.breaks] == [Cause.THOUGHTS_DROPPED]
+    assert [broken.cause for broken in conversation.breaks] == [BreakCause.THOUGHTS_DROPPED]

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from rollyard.core.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
-from rollyard.tokens.token_client import Patience, TokenClient, seed_after
+from rollyard.tokens.token_client import StreamTimeouts, TokenClient, seed_after
 from rollyard.wire.endpoint import Endpoint
 
 TOKEN = "tok-5f0c1e"
@@ -85,7 +85,7 @@ def endpoint(server: Any) -> Endpoint:
 @pytest.fixture
 async def client() -> AsyncIterator[TokenClient]:
     async with aiohttp.ClientSession() as http:
-        yield TokenClient(http, Patience(connect=5, first_token=5, next_token=5))
+        yield TokenClient(http, StreamTimeouts(connect=5, first_token=5, next_token=5))
 
 
 async def failure(client: TokenClient, endpoint: Endpoint, kind: type[RollyardError]) -> Any:
@@ -148,7 +148,7 @@ async def test_a_lost_stream_keeps_what_had_arrived(
 async def test_silence_is_a_loss(endpoint: Endpoint, server: Server, script: Any, partial: list[int]) -> None:
     server.scripts = [script]
     async with aiohttp.ClientSession() as http:
-        hasty = TokenClient(http, Patience(first_token=0.05 if not partial else 5, next_token=0.05))
+        hasty = TokenClient(http, StreamTimeouts(first_token=0.05 if not partial else 5, next_token=0.05))
         assert (await failure(hasty, endpoint, StreamLost)).partial.token_ids == partial
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from rollyard.wire.base import Identity
-from rollyard.wire.node import Hello, Resize, Want, from_node, to_node
+from rollyard.wire.node import CapacityRequest, Hello, Resize, from_node, to_node
 
 IDENTITY = {"allocation": "a", "namespace": "default", "uid": "u", "job_id": "1", "instance": "i", "node": "n"}
 
@@ -23,4 +23,4 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
 def test_an_older_node_agent_leaves_out_what_it_does_not_know() -> None:
     assert from_node(json.dumps({"type": "hello", "identity": IDENTITY})) == Hello(identity=Identity(**IDENTITY))
     want = from_node(json.dumps({"type": "want", "init": 2, "eval": 1, "kinds": ["math"]}))
-    assert want == Want(init=2, eval=1, kinds=["math"], grants=None)
+    assert want == CapacityRequest(init=2, eval=1, kinds=["math"], grants=None)

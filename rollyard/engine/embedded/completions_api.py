@@ -13,9 +13,9 @@ from pydantic_core import ErrorDetails, from_json
 from tokenizers import Tokenizer
 
 from rollyard.core.errors import ApiError, BadRequest, NotFound
-from rollyard.engine.embedded.generation import Generation, Progress, Stops
+from rollyard.engine.embedded.generation import GenerationRequest, StepResult, StopTokens
 from rollyard.engine.embedded.sampling import Draw, SamplingParams
-from rollyard.engine.embedded.stop_strings import StopWatch, TextStream
+from rollyard.engine.embedded.stop_strings import StopStringMatcher, TextStream
 
 MAX_LOGPROBS = 20
 INT64 = 2**63
@@ -68,7 +68,7 @@ class CompletionRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _neutral(cls, data: Any) -> Any:
+    def _drop_neutral(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object")
         for name, values in NEUTRAL.items():
@@ -100,12 +100,12 @@ def read_request(body: bytes) -> CompletionRequest:
     try:
         return CompletionRequest.model_validate(from_json(body))
     except ValidationError as error:
-        raise BadRequest(_complaint(error.errors(include_url=False)[0])) from None
+        raise BadRequest(_error_message(error.errors(include_url=False)[0])) from None
     except ValueError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
-def _complaint(first: ErrorDetails) -> str:
+def _error_message(first: ErrorDetails) -> str:
     where = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "value_error":
@@ -117,7 +117,7 @@ def _complaint(first: ErrorDetails) -> str:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The model as requests see it."""
 
     name: str
@@ -128,11 +128,11 @@ class Served:
     started: int = field(default_factory=lambda: int(time.time()))
     _texts: dict[int, str] = field(default_factory=dict)
 
-    def generation(self, request: CompletionRequest, prompt: list[int]) -> Generation:
+    def generation(self, request: CompletionRequest, prompt: list[int]) -> GenerationRequest:
         """Raises NotFound or BadRequest when this model cannot do it."""
         self._check(request, prompt)
         eos = () if request.ignore_eos else self.eos_ids
-        return Generation(
+        return GenerationRequest(
             prompt=prompt,
             params=SamplingParams(
                 temperature=request.temperature,
@@ -142,8 +142,8 @@ class Served:
                 top_logprobs=request.logprobs or 0,
             ),
             max_tokens=min(request.max_tokens, self.max_model_len - len(prompt)),
-            stops=Stops(eos[0] if eos else None, frozenset((*eos[1:], *request.stop_token_ids))),
-            stop_strings=StopWatch(request.stop, self.text_stream(request)) if request.stop else None,
+            stops=StopTokens(eos[0] if eos else None, frozenset((*eos[1:], *request.stop_token_ids))),
+            stop_strings=StopStringMatcher(request.stop, self.text_stream(request)) if request.stop else None,
         )
 
     def _check(self, request: CompletionRequest, prompt: list[int]) -> None:
@@ -169,10 +169,10 @@ class Served:
         return text
 
 
-class Answer:
+class CompletionBuilder:
     """Builds the choice of one request, in one piece or in chunks."""
 
-    def __init__(self, served: Served, request: CompletionRequest, generation: Generation) -> None:
+    def __init__(self, served: ServedModel, request: CompletionRequest, generation: GenerationRequest) -> None:
         self._served = served
         self._request = request
         self._generation = generation
@@ -183,7 +183,7 @@ class Answer:
         self._first = True
         self._created = int(time.time())
 
-    def body(self, steps: Sequence[Progress]) -> dict[str, Any]:
+    def body(self, steps: Sequence[StepResult]) -> dict[str, Any]:
         """A chunk made of these steps."""
         draws = [step.draw for step in steps if step.draw]
         choice: dict[str, Any] = {
@@ -199,7 +199,7 @@ class Answer:
         self._first = False
         return self._envelope([choice])
 
-    def whole(self, steps: Sequence[Progress]) -> dict[str, Any]:
+    def whole(self, steps: Sequence[StepResult]) -> dict[str, Any]:
         """All steps as one answer; it says so when more than one version of the weights made it."""
         spans = version_spans(steps)
         mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
@@ -227,7 +227,7 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": self._generation.cached},
         }
 
-    def _text(self, steps: Sequence[Progress]) -> str:
+    def _text(self, steps: Sequence[StepResult]) -> str:
         """Return the text that can be sent. A token that stopped the generation is among the ids and not in the text;
         nor is a stop string, unless that is asked for, and what its last token says behind it."""
         last, asked = steps[-1], self._request
@@ -258,7 +258,7 @@ class Answer:
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 
-def version_spans(steps: Sequence[Progress]) -> list[dict[str, Any]]:
+def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
     """[{version, start, end}] over the sampled tokens; empty where the version has no name."""
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]

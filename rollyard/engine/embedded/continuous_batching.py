@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rollyard.engine.embedded.generation import Generation, Progress
+from rollyard.engine.embedded.generation import GenerationRequest, StepResult
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.sampling import sample
@@ -23,7 +23,7 @@ PROMPT_CHUNK = 256
 STEP_TOKENS = 512
 """A step takes up no further prompt once it has this many tokens."""
 
-Deliver = Callable[[Sequence[tuple[Generation, Progress]]], None]
+Deliver = Callable[[Sequence[tuple[GenerationRequest, StepResult]]], None]
 logger = logging.getLogger(__name__)
 
 
@@ -66,26 +66,26 @@ class Engine:
         self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
         self._deliver = deliver
         self._failed = failed
-        self._inbox: deque[tuple[Generation, bool]] = deque()
+        self._inbox: deque[tuple[GenerationRequest, bool]] = deque()
         self._wake = threading.Event()
         self._changes: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._frozen = False
         self._version = ""
         self._stopping = False
-        self._waiting: deque[Generation] = deque()
-        self._running: list[Generation] = []
+        self._waiting: deque[GenerationRequest] = deque()
+        self._running: list[GenerationRequest] = []
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: GenerationRequest) -> None:
         generation.submitted_at = time.monotonic()
-        self._tell(generation, abort=False)
+        self._finish_request(generation, abort=False)
 
-    def abort(self, generation: Generation) -> None:
+    def abort(self, generation: GenerationRequest) -> None:
         """Its last Progress has finish_reason "abort"; nothing happens when it has ended already."""
-        self._tell(generation, abort=True)
+        self._finish_request(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:
         """Done when no step runs, nor will one before `thaw`; what runs or waits is kept, or ended with "abort"."""
@@ -105,7 +105,7 @@ class Engine:
 
         return self._between_steps(change)
 
-    def name(self, version: str) -> Future[None]:
+    def set_version(self, version: str) -> Future[None]:
         """Done when every later draw carries this version of the weights."""
 
         def change() -> None:
@@ -131,7 +131,7 @@ class Engine:
         self._wake.set()
         self._thread.join(timeout)
 
-    def _tell(self, generation: Generation, *, abort: bool) -> None:
+    def _finish_request(self, generation: GenerationRequest, *, abort: bool) -> None:
         self._inbox.append((generation, abort))
         self._wake.set()
 
@@ -167,10 +167,10 @@ class Engine:
                 self._waiting.append(generation)
             elif generation in self._waiting:
                 self._waiting.remove(generation)
-                self._deliver([(generation, Progress(None, "abort"))])
+                self._deliver([(generation, StepResult(None, "abort"))])
             elif generation in self._running:
                 self._retire(generation)
-                self._deliver([(generation, Progress(None, "abort"))])
+                self._deliver([(generation, StepResult(None, "abort"))])
         self._count()
 
     def _make_changes(self) -> None:
@@ -210,7 +210,7 @@ class Engine:
             self._count()
             self._deliver(progress)
 
-    def _batch(self) -> list[tuple[Generation, Span]]:
+    def _batch(self) -> list[tuple[GenerationRequest, Span]]:
         """Every generation's next token, and chunks of prompts in order of arrival as far as the step has room."""
         batch, size = [], 0
         for generation in self._running:
@@ -220,7 +220,7 @@ class Engine:
                 size += len(todo)
         return batch
 
-    def _retire(self, generation: Generation) -> None:
+    def _retire(self, generation: GenerationRequest) -> None:
         self._running.remove(generation)
         self._cache.release(generation.slot)
 
@@ -230,9 +230,9 @@ class Engine:
             self._retire(generation)
         self._waiting.clear()
         self._count()
-        self._deliver([(generation, Progress(None, "abort")) for generation in gone])
+        self._deliver([(generation, StepResult(None, "abort")) for generation in gone])
 
-    def _count_first(self, ready: Sequence[Generation]) -> None:
+    def _count_first(self, ready: Sequence[GenerationRequest]) -> None:
         """Before they advance: whose first token is drawn in this step."""
         now = time.monotonic()
         for generation in ready:

@@ -19,7 +19,7 @@ from rollyard.engine.embedded.continuous_batching import Engine
 from rollyard.engine.embedded.model import Model
 from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
-from rollyard.engine.embedded.transfer_staging import Staging
+from rollyard.engine.embedded.transfer_staging import StagedTensors
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -27,13 +27,13 @@ CHANGE_SECONDS = 30.0
 """For the step that runs to end."""
 
 
-class Pause(BaseModel):
+class PauseRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["keep", "abort"]
 
 
-class Load(BaseModel):
+class LoadRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     path: Path
@@ -41,66 +41,66 @@ class Load(BaseModel):
     """LoRA adapter in PEFT's layout, merged into the weights of `path`."""
 
 
-class Name(BaseModel):
+class VersionRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: str
 
 
-class Control:
+class ControlRoutes:
     def __init__(self, engine: Engine, model: Model) -> None:
         self._engine = engine
         self._model = model
-        self._staging: Staging | None = None
+        self._staging: StagedTensors | None = None
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/control/pause", self._pause),
             web.post("/control/resume", self._resume),
             web.post("/control/load", self._load),
-            web.post("/control/version", self._name),
+            web.post("/control/version", self._set_version),
             web.post("/start_weight_update", self._start),
             web.post("/update_weights", self._receive),
             web.post("/finish_weight_update", self._finish),
         ]
 
     async def _pause(self, request: web.Request) -> web.Response:
-        asked = await _read(request, Pause)
+        asked = await _read(request, PauseRequest)
         return await _done(self._engine.freeze(abort=asked.mode == "abort"))
 
     async def _resume(self, request: web.Request) -> web.Response:
         return await _done(self._engine.thaw())
 
     async def _load(self, request: web.Request) -> web.Response:
-        asked, self._staging = await _read(request, Load), None
+        asked, self._staging = await _read(request, LoadRequest), None
         self._model = await asyncio.to_thread(self._read_model, asked)
         return await _done(self._engine.swap(self._model))
 
-    async def _name(self, request: web.Request) -> web.Response:
-        asked = await _read(request, Name)
-        return await _done(self._engine.name(asked.version))
+    async def _set_version(self, request: web.Request) -> web.Response:
+        asked = await _read(request, VersionRequest)
+        return await _done(self._engine.set_version(asked.version))
 
     async def _start(self, request: web.Request) -> web.Response:
         """What another transfer has left is forgotten."""
-        self._staging = Staging(self._model.config)
+        self._staging = StagedTensors(self._model.config)
         return web.json_response({"message": "Weight update started"})
 
     async def _receive(self, request: web.Request) -> web.Response:
-        await self._begun(request).receive(request.content)
+        await self._staged_transfer(request).receive(request.content)
         return web.json_response({"message": "Weights received"})
 
     async def _finish(self, request: web.Request) -> web.Response:
-        weights = await asyncio.to_thread(self._begun(request).weights)
+        weights = await asyncio.to_thread(self._staged_transfer(request).weights)
         self._model, self._staging = Model(self._model.config, weights, self._model.capacity), None
         await _done(self._engine.swap(self._model))
         return web.json_response({"message": "Weight update finished"})
 
-    def _begun(self, request: web.Request) -> Staging:
+    def _staged_transfer(self, request: web.Request) -> StagedTensors:
         if self._staging is None:
             raise Conflict(f"{request.path}: no transfer has started; call /start_weight_update first")
         return self._staging
 
-    def _read_model(self, asked: Load) -> Model:
+    def _read_model(self, asked: LoadRequest) -> Model:
         """Raises Invalid when the folder holds a model of another shape, or none."""
         config = read_config(asked.path)
         if config.shape != self._model.config.shape:

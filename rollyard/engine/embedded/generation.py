@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollyard.engine.embedded.sampling import Draw, SamplingParams
-from rollyard.engine.embedded.stop_strings import StopWatch
+from rollyard.engine.embedded.stop_strings import StopStringMatcher
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopTokens:
     """Which tokens end a generation. The ending token is part of the result."""
 
     eos: int | None = None
@@ -22,7 +22,7 @@ class Stops:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepResult:
     """What one step did for one generation; an abort has no draw."""
 
     draw: Draw | None
@@ -34,15 +34,15 @@ class Progress:
 
 
 @dataclass(eq=False)
-class Generation:
+class GenerationRequest:
     """Owned by the engine's thread from submit to its last Progress."""
 
     prompt: list[int]
     params: SamplingParams
     max_tokens: int
     """At least 1, and no more than fit the context behind the prompt."""
-    stops: Stops = Stops()
-    stop_strings: StopWatch | None = None
+    stops: StopTokens = StopTokens()
+    stop_strings: StopStringMatcher | None = None
     submitted_at: float = 0.0
     """Monotonic seconds."""
     slot: int = -1
@@ -61,13 +61,13 @@ class Generation:
     def drawn(self) -> int:
         return len(self.tokens) - len(self.prompt)
 
-    def advance(self, draw: Draw, version: str = "") -> Progress:
+    def advance(self, draw: Draw, version: str = "") -> StepResult:
         """Append a sampled token and say whether it is the last."""
         self.tokens.append(draw.token)
         if draw.token == self.stops.eos:
-            return Progress(draw, "stop", version=version)
+            return StepResult(draw, "stop", version=version)
         if draw.token in self.stops.others:
-            return Progress(draw, "stop", draw.token, version)
+            return StepResult(draw, "stop", draw.token, version)
         if self.stop_strings and (met := self.stop_strings.add(draw.token)):
-            return Progress(draw, "stop", met, version)
-        return Progress(draw, "length" if self.drawn >= self.max_tokens else None, version=version)
+            return StepResult(draw, "stop", met, version)
+        return StepResult(draw, "length" if self.drawn >= self.max_tokens else None, version=version)

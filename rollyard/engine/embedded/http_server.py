@@ -17,16 +17,16 @@ from pydantic_core import to_json
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.errors import ApiError, Unavailable
 from rollyard.engine.embedded.completions_api import (
-    Answer,
+    CompletionBuilder,
     CompletionRequest,
-    Served,
+    ServedModel,
     error_body,
     read_request,
     version_spans,
 )
 from rollyard.engine.embedded.continuous_batching import Engine
-from rollyard.engine.embedded.control_api import Control
-from rollyard.engine.embedded.generation import Generation, Progress
+from rollyard.engine.embedded.control_api import ControlRoutes
+from rollyard.engine.embedded.generation import GenerationRequest, StepResult
 from rollyard.engine.embedded.model import Model
 from rollyard.engine.embedded.prometheus_metrics import EngineMetrics
 
@@ -47,23 +47,23 @@ class _Inbox:
     """
 
     def __init__(self) -> None:
-        self._steps: list[Progress] = []
+        self._steps: list[StepResult] = []
         self._arrived = asyncio.Event()
         self._ended = asyncio.Event()
 
-    def put(self, step: Progress) -> None:
+    def put(self, step: StepResult) -> None:
         self._steps.append(step)
         self._arrived.set()
         if step.finish_reason is not None:
             self._ended.set()
 
-    async def take(self) -> list[Progress]:
+    async def take(self) -> list[StepResult]:
         await self._arrived.wait()
         self._arrived.clear()
         steps, self._steps = self._steps, []
         return steps
 
-    async def take_all(self) -> list[Progress]:
+    async def take_all(self) -> list[StepResult]:
         await self._ended.wait()
         return await self.take()
 
@@ -75,13 +75,13 @@ class _Inbox:
 class EngineServer:
     """One model behind HTTP. `failed` is set when the engine's thread has died."""
 
-    def __init__(self, model: Model, served: Served, *, max_sequences: int) -> None:
+    def __init__(self, model: Model, served: ServedModel, *, max_sequences: int) -> None:
         """Must be made inside the running loop."""
         self.failed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._served = served
         self._stopping = False
-        self._inboxes: dict[Generation, _Inbox] = {}
+        self._inboxes: dict[GenerationRequest, _Inbox] = {}
         self._engine = Engine(
             model,
             max_sequences=max_sequences,
@@ -90,7 +90,7 @@ class EngineServer:
             failed=lambda: self._call(self.failed.set),
         )
         self._metrics = EngineMetrics(self._engine.stats, served.name)
-        self._control = Control(self._engine, model)
+        self._control = ControlRoutes(self._engine, model)
 
     def start(self) -> None:
         self._engine.start()
@@ -113,7 +113,7 @@ class EngineServer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _deliver(self, progress: Sequence[tuple[Generation, Progress]]) -> None:
+    def _deliver(self, progress: Sequence[tuple[GenerationRequest, StepResult]]) -> None:
         for generation, step in progress:
             inbox = self._inboxes.get(generation)
             if inbox is not None:
@@ -140,7 +140,7 @@ class EngineServer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked = read_request(await request.read())
         generation = self._served.generation(asked, await self._prompt(asked))
-        answer = Answer(self._served, asked, generation)
+        answer = CompletionBuilder(self._served, asked, generation)
         async with self._running(generation) as inbox:
             if asked.stream:
                 return await _stream(request, asked, answer, inbox)
@@ -157,7 +157,7 @@ class EngineServer:
         return ids
 
     @asynccontextmanager
-    async def _running(self, generation: Generation) -> AsyncIterator[_Inbox]:
+    async def _running(self, generation: GenerationRequest) -> AsyncIterator[_Inbox]:
         """The generation runs inside the block and is aborted when the block is left before its end."""
         if self.failed.is_set() or self._stopping:
             raise Unavailable("the engine is not running")
@@ -170,7 +170,9 @@ class EngineServer:
             self._engine.abort(generation)
 
 
-async def _stream(request: web.Request, asked: CompletionRequest, answer: Answer, inbox: _Inbox) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, asked: CompletionRequest, answer: CompletionBuilder, inbox: _Inbox
+) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     ended, said = False, ""

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from rollyard.core.aio import running
 from rollyard.core.errors import Invalid, RollyardError
 from rollyard.core.telemetry import set_up_logging
-from rollyard.engine.embedded.completions_api import Served
+from rollyard.engine.embedded.completions_api import ServedModel
 from rollyard.engine.embedded.http_server import EngineServer
 from rollyard.engine.embedded.model import Model
 from rollyard.engine.embedded.model_config import read_config
@@ -74,7 +74,7 @@ async def _serve(options: argparse.Namespace) -> int:
     return 1 if server.failed.is_set() else 0
 
 
-def _load(options: argparse.Namespace) -> tuple[Model, Served]:
+def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
     """Raises Invalid when the folder or the limits cannot be served."""
     config = read_config(options.model)
     length = options.max_model_len or config.max_positions
@@ -86,7 +86,7 @@ def _load(options: argparse.Namespace) -> tuple[Model, Served]:
     if not path.exists():
         raise Invalid(f"{path} is missing; the embedded engine needs this file of a tokenizer")
     model = Model(config, load_weights(options.model, config), length)
-    served = Served(options.served_name, Tokenizer.from_file(str(path)), config.vocab_size, length, config.eos_ids)
+    served = ServedModel(options.served_name, Tokenizer.from_file(str(path)), config.vocab_size, length, config.eos_ids)
     return model, served
 
 

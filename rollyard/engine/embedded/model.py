@@ -15,7 +15,7 @@ import numpy as np
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.matrix_product import product
 from rollyard.engine.embedded.model_config import Config
-from rollyard.engine.embedded.model_weights import LayerWeights, Weights
+from rollyard.engine.embedded.model_weights import LayerWeights, ModelWeights
 from rollyard.engine.embedded.safetensors_files import Array
 
 
@@ -35,7 +35,7 @@ class Span:
 class Model:
     """A Qwen3 decoder in float32 on one core."""
 
-    def __init__(self, config: Config, weights: Weights, capacity: int) -> None:
+    def __init__(self, config: Config, weights: ModelWeights, capacity: int) -> None:
         """`capacity` is the number of positions to prepare rotations for."""
         self.config = config
         self.capacity = capacity

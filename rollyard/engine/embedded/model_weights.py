@@ -41,7 +41,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelWeights:
     embedding: Array
     """[vocab, hidden]"""
     layers: tuple[LayerWeights, ...]
@@ -49,12 +49,12 @@ class Weights:
     """[hidden, vocab]"""
 
 
-def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> Weights:
+def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> ModelWeights:
     """The folder's weights, with a LoRA adapter merged into them where one is given.
 
     Raises Invalid, naming the file or the tensor, when a folder does not hold what its config says.
     """
-    return lay_out(_Tensors(folder, config, read_adapter(adapter) if adapter else None).take, config)
+    return build_weights(_FolderTensors(folder, config, read_adapter(adapter) if adapter else None).read_tensor, config)
 
 
 def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
@@ -80,13 +80,13 @@ def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
     return {**ends, **head, **layers}
 
 
-def lay_out(take: Take, config: Config) -> Weights:
+def build_weights(take: Take, config: Config) -> ModelWeights:
     """Of the tensors of `tensor_shapes`. Raises what `take` raises."""
     embedding = take("model.embed_tokens.weight")
     head = embedding if config.tied else take(HEAD)
     norm = take("model.norm.weight")
     layers = tuple(_layer(take, f"model.layers.{i}", config) for i in range(config.layers))
-    return Weights(embedding, layers, _matrix(head * norm))
+    return ModelWeights(embedding, layers, _matrix(head * norm))
 
 
 def _layer(take: Take, at: str, config: Config) -> LayerWeights:
@@ -120,7 +120,7 @@ def _pairs(rows: Array, head_dim: int) -> Array:
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
-class _Tensors:
+class _FolderTensors:
     """The tensors of a folder by name, read from the files when asked for."""
 
     def __init__(self, folder: Path, config: Config, adapter: Adapter | None) -> None:
@@ -131,7 +131,7 @@ class _Tensors:
         if adapter and (alien := sorted(adapter.targets - self._found.keys())):
             raise Invalid(f"{adapter.folder} changes {alien[0]}, which {folder} does not have")
 
-    def take(self, name: str) -> Array:
+    def read_tensor(self, name: str) -> Array:
         entry, shape = self._found.get(name), self._shapes[name]
         if entry is None:
             raise Invalid(f"{self._folder} has no tensor {name}, which its config.json requires")

@@ -28,7 +28,7 @@ class TextStream:
             return self._decoding.step(self._tokenizer, token) or ""
 
 
-class StopWatch:
+class StopStringMatcher:
     """Looks for stop strings in a sequence's text."""
 
     def __init__(self, stops: Sequence[str], text: TextStream) -> None:

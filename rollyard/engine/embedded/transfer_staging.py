@@ -16,13 +16,13 @@ import numpy as np
 
 from rollyard.core.errors import BadRequest, Invalid
 from rollyard.engine.embedded.model_config import Config
-from rollyard.engine.embedded.model_weights import HEAD, Weights, lay_out, tensor_shapes
+from rollyard.engine.embedded.model_weights import HEAD, ModelWeights, build_weights, tensor_shapes
 from rollyard.engine.embedded.safetensors_files import DTYPES, STORED, Array, as_float32
 
 MAX_HEADER_BYTES = 16 << 20
 
 
-class Staging:
+class StagedTensors:
     """Of one transfer."""
 
     def __init__(self, config: Config) -> None:
@@ -45,12 +45,12 @@ class Staging:
             raise BadRequest("the body is cut short; send it again") from None
         self._tensors |= came
 
-    def weights(self) -> Weights:
+    def weights(self) -> ModelWeights:
         """All of them together. Raises Invalid where some have not come."""
         if missing := sorted(self._shapes.keys() - self._tensors.keys()):
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
             raise Invalid(f"TransferIncomplete: {missing[0]}{more} did not arrive; send the rest and finish again")
-        return lay_out(self._tensors.__getitem__, self._config)
+        return build_weights(self._tensors.__getitem__, self._config)
 
     def _checked(self, header: bytes) -> list[tuple[str, Mapping[str, Any]]]:
         """In the order in which their numbers come."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollyard.core.errors import Unavailable
-from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.trust.secret_files import write_secret
 
-LOOK_SECONDS = 0.5
-MEET_SECONDS = 600.0
+POLL_SECONDS = 0.5
+JOIN_SECONDS = 600.0
 """For all nodes to start their process; srun starts them within seconds, a prolog may take minutes."""
 
 
@@ -28,7 +28,7 @@ class Gang:
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         self.rank, self.size = rank, size
-        self._meeting = meeting
+        self._meeting_file = meeting
 
     @classmethod
     def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
@@ -39,38 +39,38 @@ class Gang:
         run = "-".join(environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID"))
         return cls(int(environ["SLURM_PROCID"]), size, folder / f"gang-{run}.json")
 
-    def lead(self, address: str, model: str) -> Place:
+    def lead(self, address: str, model: str) -> GangRank:
         """Rank 0's: tells the others where it is. Raises OSError."""
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             port = int(probe.getsockname()[1])
-        write_secret(self._meeting, json.dumps({"address": address, "port": port, "model": model}), durable=False)
-        return Place(0, self.size, address, port, model)
+        write_secret(self._meeting_file, json.dumps({"address": address, "port": port, "model": model}), durable=False)
+        return GangRank(0, self.size, address, port, model)
 
-    async def join(self) -> Place:
+    async def join(self) -> GangRank:
         """The others': waits for rank 0. Raises Unavailable when it never says where it is."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MEET_SECONDS):
+            async with asyncio.timeout(JOIN_SECONDS):
                 while True:
                     if (told := await asyncio.to_thread(self._read)) is not None:
-                        return Place(self.rank, self.size, *told)
-                    await asyncio.sleep(LOOK_SECONDS)
-        raise Unavailable(f"rank 0 of this gang has not reported its address within {MEET_SECONDS:g} s")
+                        return GangRank(self.rank, self.size, *told)
+                    await asyncio.sleep(POLL_SECONDS)
+        raise Unavailable(f"rank 0 of this gang has not reported its address within {JOIN_SECONDS:g} s")
 
-    async def until_over(self) -> None:
+    async def wait_until_left(self) -> None:
         """The others': until rank 0 has left."""
         while True:
             with contextlib.suppress(OSError, ValueError):  # a shared folder that does not answer says nothing
                 if await asyncio.to_thread(self._read) is None:
                     return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def leave(self) -> None:
         """Rank 0's last word; the others end with it."""
-        self._meeting.unlink(missing_ok=True)
+        self._meeting_file.unlink(missing_ok=True)
 
     def _read(self) -> tuple[str, int, str] | None:
         try:
-            told = json.loads(self._meeting.read_bytes())
+            told = json.loads(self._meeting_file.read_bytes())
         except FileNotFoundError:
             return None
         return str(told["address"]), int(told["port"]), str(told["model"])

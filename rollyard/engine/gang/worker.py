@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rollyard.core.aio import running
 from rollyard.engine.gang.rendezvous import Gang
-from rollyard.engine.launch.launch_plan import Preparation
-from rollyard.engine.process.child_process import EngineCommand, end_engine, how_it_ended, start_engine
-from rollyard.engine.weights.source import serving
+from rollyard.engine.launch.launch_plan import LaunchPlan
+from rollyard.engine.process.child_process import EngineCommand, end_engine, exit_text, start_engine
+from rollyard.engine.weights.source import with_weights
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ GRACE_SECONDS = 3.0
 """When the first one goes, the engine's part here may be quicker to follow than the word of it."""
 
 
-async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
+async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
     """Exit status: 0 after SIGTERM or when rank 0 has left, 1 when the engine's part here has died.
 
     Raises EngineFailed, Unavailable.
@@ -28,25 +28,25 @@ async def run_member(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running(stop.wait()) as stopped, running(_meet(gang, spec, uds)) as meeting:
+    async with running(stop.wait()) as stopped, running(_join_and_run(gang, spec, uds)) as meeting:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
         process = await start_engine(meeting.result())
-        async with running(process.wait()) as death, running(gang.until_over()) as over:
+        async with running(process.wait()) as death, running(gang.wait_until_left()) as over:
             try:
                 await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if death.done():
                     await asyncio.wait({over, stopped}, return_when=asyncio.FIRST_COMPLETED, timeout=GRACE_SECONDS)
                 if over.done() or stop.is_set():
                     return 0
-                how = how_it_ended(death.result())
+                how = exit_text(death.result())
             finally:
                 await end_engine(process)
         log.critical("rank %d of the engine has died: %s", gang.rank, how)
         return 1
 
 
-async def _meet(gang: Gang, spec: InferencePoolSpec, uds: Path) -> EngineCommand:
+async def _join_and_run(gang: Gang, spec: InferencePoolSpec, uds: Path) -> EngineCommand:
     place = await gang.join()
-    return await Preparation(serving(spec, place.model), uds, place)()
+    return await LaunchPlan(with_weights(spec, place.model), uds, place)()

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed
 from rollyard.engine.vllm.installed_vllm import VllmBuild
 from rollyard.kinds.allocation import AllocationTemplate
@@ -35,7 +35,7 @@ class Host:
 
 
 def engine_command(
-    spec: InferencePoolSpec, uds: Path, place: Place | None = None, host: Host | None = None
+    spec: InferencePoolSpec, uds: Path, place: GangRank | None = None, host: Host | None = None
 ) -> EngineCommand:
     """What serves this spec on a Unix socket; in any place of a gang but the first, what works for that.
 
@@ -68,22 +68,31 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
     return EngineCommand(argv)
 
 
-def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: Place | None, host: Host) -> EngineCommand:
+def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRank | None, host: Host) -> EngineCommand:
     """vLLM's OpenAI server. Its own --api-key would stand in argv and guards only a part of its paths: the door does it."""
     model, build = spec.model, host.build
-    _usable(build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"])
-    argv = [*host.interpreter, *build.serve, model.path, "--served-model-name", model.served_name, *_at(uds, place)]
+    _known_options(
+        build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
+    )
+    argv = [
+        *host.interpreter,
+        *build.serve,
+        model.path,
+        "--served-model-name",
+        model.served_name,
+        *_socket_arguments(uds, place),
+    ]
     argv += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
     argv += ["--pipeline-parallel-size", str(engine.pipeline_parallel_size)]
     if engine.logprobs_mode == "processed":
-        _usable(build, ["--logprobs-mode"])
+        _known_options(build, ["--logprobs-mode"])
         argv += ["--logprobs-mode", "processed_logprobs"]
     if model.tokenizer is not None:
         argv += ["--tokenizer", model.tokenizer]
     if engine.max_model_len is not None:
         argv += ["--max-model-len", str(engine.max_model_len)]
     defaults = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    wanted = list(_WANTED)
+    wanted = list(_PREFERRED_OPTIONS)
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
@@ -97,7 +106,7 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: Place |
     return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
 
 
-def _at(uds: Path, place: Place | None) -> list[str]:
+def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
     """The first of a gang serves, the others work for it."""
     words = ["--uds", str(uds)] if place is None or place.rank == 0 else ["--headless"]
     if place is not None:
@@ -106,7 +115,7 @@ def _at(uds: Path, place: Place | None) -> list[str]:
     return words
 
 
-_WANTED: tuple[tuple[str, ...], ...] = (
+_PREFERRED_OPTIONS: tuple[tuple[str, ...], ...] = (
     # Sampling is the request's alone: a model's generation_config must not bend logprobs.
     ("--generation-config", "vllm"),
     ("--enable-prompt-tokens-details",),
@@ -127,7 +136,7 @@ def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[s
     return [("--kv-cache-memory-bytes", str(cache)), ("--enforce-eager",), *(whole if context is not None else [])]
 
 
-def _usable(build: VllmBuild, must: Sequence[str]) -> None:
+def _known_options(build: VllmBuild, must: Sequence[str]) -> None:
     lacking = [option for option in must if option not in build.options]
     if lacking:
         raise EngineFailed(

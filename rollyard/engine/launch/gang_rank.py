@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GangRank:
     """Where one process stands in its gang."""
 
     rank: int

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollyard.engine.launch.command_line import Host, engine_command
 from rollyard.engine.launch.container import container_program, in_container
-from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.vllm.installed_vllm import vllm_build
 from rollyard.kinds.engine_spec import VllmEngine
@@ -18,12 +18,12 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 
 
 @dataclass(frozen=True)
-class Preparation:
+class LaunchPlan:
     """Of one engine; two that are equal start the same."""
 
     spec: InferencePoolSpec
     uds: Path
-    place: Place | None = None
+    place: GangRank | None = None
 
     async def __call__(self) -> EngineCommand:
         """The command of `engine_command`. Raises EngineFailed where this node has not what it takes, and Invalid."""

@@ -28,8 +28,8 @@ FILES = (
 async def check_template(model: ModelSpec) -> None:
     """In a process of its own, once for these files. Raises EngineFailed with the reason."""
     folder, own = Path(model.tokenizer or model.path), Path(model.path)
-    kept = await asyncio.to_thread(_kept, folder, own)
-    if await asyncio.to_thread(_need_not, folder, kept):
+    kept = await asyncio.to_thread(_marker_file, folder, own)
+    if await asyncio.to_thread(_is_already_checked, folder, kept):
         return
     argv = [sys.executable, "-m", "rollyard.tokens.check_template", str(folder), str(own)]
     process = await start_engine(EngineCommand(argv), stdout=asyncio.subprocess.PIPE)
@@ -48,15 +48,15 @@ async def check_template(model: ModelSpec) -> None:
         log.warning("the chat template of %s could not be checked; the reason is above", folder)
         return
     with contextlib.suppress(OSError):  # a home that cannot be written: the next one looks again
-        await asyncio.to_thread(_keep, kept)
+        await asyncio.to_thread(_write_marker, kept)
 
 
-def _need_not(folder: Path, kept: Path) -> bool:
+def _is_already_checked(folder: Path, kept: Path) -> bool:
     """A folder that is not there is said by who reads the weights."""
     return kept.exists() or not folder.is_dir()
 
 
-def _kept(folder: Path, model: Path) -> Path:
+def _marker_file(folder: Path, model: Path) -> Path:
     """Where it is written down that these files are good."""
     digest = hashlib.sha256(rollyard.__version__.encode())
     for where in dict.fromkeys((folder, model)):
@@ -67,6 +67,6 @@ def _kept(folder: Path, model: Path) -> Path:
     return cache / "templates" / digest.hexdigest()[:16]
 
 
-def _keep(path: Path) -> None:
+def _write_marker(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

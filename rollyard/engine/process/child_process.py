@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rollyard
-from rollyard.core.exit_codes import exit_words
+from rollyard.core.exit_codes import exit_code_text
 
 STOP_SECONDS = 10.0
 
@@ -65,9 +65,9 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
     await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
 
 
-def how_it_ended(code: int) -> str:
+def exit_text(code: int) -> str:
     """Convert asyncio's return code, which is -n for signal n."""
-    return exit_words(128 - code if code < 0 else code)
+    return exit_code_text(128 - code if code < 0 else code)
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 MAX_CHARS = 600
-OURS = "error: "
+OWN_LOGGERS = "error: "
 """Begins a line that is meant to be the last word: the embedded engine's, and our own."""
 
 _PROCESS = re.compile(r"^\([\w. -]+ pid=\d+\) ")
@@ -33,36 +33,36 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def last_words(lines: Sequence[str]) -> str:
+def crash_reason(lines: Sequence[str]) -> str:
     """The reason that it gave, else its last line, on one line; "it printed nothing" where it did not."""
-    last = next((line for line in reversed(_plain(lines)) if line), "it printed nothing")
-    return reason_given(lines) or _short(last)
+    last = next((line for line in reversed(_without_prefixes(lines)) if line), "it printed nothing")
+    return stated_reason(lines) or _shorten(last)
 
 
-def reason_given(lines: Sequence[str]) -> str:
+def stated_reason(lines: Sequence[str]) -> str:
     """Why it exits, in its own words, on one line; empty where no line says so."""
-    plain = _plain(lines)
-    ours = [line.removeprefix(OURS) for line in plain if line.startswith(OURS)]
+    plain = _without_prefixes(lines)
+    ours = [line.removeprefix(OWN_LOGGERS) for line in plain if line.startswith(OWN_LOGGERS)]
     if ours:
-        return _short(ours[-1])
+        return _shorten(ours[-1])
     raised = [n for n, line in enumerate(plain) if _RAISED.match(line) or _REFUSED.match(line)]
     causes = [n for n in raised if not _CONSEQUENCE.search(plain[n])]
     if causes:
-        return _short(_cause(plain, causes[-1]))
+        return _shorten(_exception_text(plain, causes[-1]))
     if raised:
-        return _short(_cause(plain, raised[-1]))
+        return _shorten(_exception_text(plain, raised[-1]))
     return ""
 
 
-def _plain(lines: Sequence[str]) -> list[str]:
+def _without_prefixes(lines: Sequence[str]) -> list[str]:
     return [_LOGGED.sub("", _PROCESS.sub("", line)).rstrip() for line in lines]
 
 
-def out_of_memory(words: str) -> bool:
+def is_out_of_memory(words: str) -> bool:
     return _OUT_OF_MEMORY.search(words) is not None
 
 
-def _cause(lines: Sequence[str], at: int) -> str:
+def _exception_text(lines: Sequence[str], at: int) -> str:
     """The exception's line; pydantic says what is wrong in the lines after it."""
     if refused := _REFUSED.match(lines[at]):
         return refused["said"]
@@ -78,6 +78,6 @@ def _cause(lines: Sequence[str], at: int) -> str:
     return f"{raised['type']}: {raised['said']}" if raised["said"] else raised["type"]
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"

@@ -26,7 +26,7 @@ _PREFIX = "vllm:"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSample:
     """Of one look; None is what the page does not say."""
 
     running: int | None = None
@@ -39,16 +39,18 @@ class Load:
     """What it has done since its start."""
 
 
-def read_load(page: str, *, life: int = 0, at: float = 0.0) -> Load:
+def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
     """Of several engines behind one page the sum, of cache use the mean. `life` and `at` are as in `EngineLoad`."""
     found = _samples(page)
-    totals: dict[str, float] = {f: whole for f, names in TOTALS.items() if (whole := _whole(found, names)) is not None}
+    totals: dict[str, float] = {
+        f: whole for f, names in TOTALS.items() if (whole := _sum_as_integer(found, names)) is not None
+    }
     if (seconds := _sum(found, FIRST_TOKEN_SECONDS)) is not None:
         totals["first_token_seconds"] = seconds
-    usage = _of(found, KV_USAGE)
-    return Load(
-        running=_whole(found, RUNNING),
-        waiting=_whole(found, WAITING),
+    usage = _values_of(found, KV_USAGE)
+    return LoadSample(
+        running=_sum_as_integer(found, RUNNING),
+        waiting=_sum_as_integer(found, WAITING),
         kv_usage=sum(usage) / len(usage) if usage else None,
         totals=EngineLoad.model_validate({"life": life, "at": at, **totals}) if totals else None,
     )
@@ -75,15 +77,15 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def _of(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
+def _values_of(found: dict[str, list[float]], names: tuple[str, ...]) -> list[float]:
     return next((found[name] for name in names if name in found), [])
 
 
 def _sum(found: dict[str, list[float]], names: tuple[str, ...]) -> float | None:
-    values = _of(found, names)
+    values = _values_of(found, names)
     return sum(values) if values else None
 
 
-def _whole(found: dict[str, list[float]], names: tuple[str, ...]) -> int | None:
+def _sum_as_integer(found: dict[str, list[float]], names: tuple[str, ...]) -> int | None:
     total = _sum(found, names)
     return None if total is None else int(total)

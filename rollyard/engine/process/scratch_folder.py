@@ -21,7 +21,7 @@ PREFIX = "ry-"
 @contextlib.contextmanager
 def scratch_folder(base: Path) -> Iterator[Path]:
     """A new folder (0700). Raises OSError when `base` is not there or cannot be written."""
-    _clear(base)
+    _remove_left_over(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     try:
         lock = os.open(folder / "lock.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -36,7 +36,7 @@ def scratch_folder(base: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _clear(base: Path) -> None:
+def _remove_left_over(base: Path) -> None:
     """Remove what killed processes of this user left."""
     for folder in base.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, one without a lock, or one whose lock is held

@@ -24,7 +24,7 @@ from rollyard.engine.proxy.headers import end_to_end
 log = logging.getLogger(__name__)
 
 VERSION_HEADER = "X-Rollyard-Weights-Version"
-QUIET_TURNS = 8
+QUIET_ROUND_TRIPS = 8
 """Answers of an idle engine's HTTP server between which no token may arrive before there is none left in it."""
 ABORTED = {
     "index": 0,
@@ -40,7 +40,7 @@ Ask = Callable[[Mapping[str, Any]], Awaitable[aiohttp.ClientResponse]]
 """Sends a request to the engine, with these fields set in its body."""
 
 
-class Shut(Exception):
+class ProxyClosed(Exception):
     """Nothing gets through now; the message says why."""
 
 
@@ -57,81 +57,81 @@ class _Epoch:
         self.judged.set()
 
 
-class _Cut:
+class _Truncated:
     """In place of the rest of an answer: it ends here."""
 
 
-Piece = tuple[_Epoch, bytes] | BaseException | _Cut | None
+Piece = tuple[_Epoch, bytes] | BaseException | _Truncated | None
 
 
 @dataclass(eq=False)
-class _Passage:
+class _ProxiedRequest:
     """One request that the engine has."""
 
-    asking: asyncio.Task[aiohttp.ClientResponse]
+    question_task: asyncio.Task[aiohttp.ClientResponse]
     pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
     """Read at once, whatever its client does: an engine that cannot write would make one piece of two epochs."""
     pump: asyncio.Task[None] | None = None
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         if self.pump is not None:
             self.pump.cancel()
-        self.pieces.put_nowait(_Cut())
+        self.pieces.put_nowait(_Truncated())
 
     async def close(self) -> None:
         """The engine aborts what it still does for this request: its connection is gone."""
-        if self.asking.done() and not self.asking.cancelled() and self.asking.exception() is None:
-            self.asking.result().close()
-        tasks = [task for task in (self.asking, self.pump) if task is not None]
+        if self.question_task.done() and not self.question_task.cancelled() and self.question_task.exception() is None:
+            self.question_task.result().close()
+        tasks = [task for task in (self.question_task, self.pump) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Again(Exception):
+class _AskAgain(Exception):
     """The engine is to be asked anew: nothing of its answer has been seen."""
 
 
-class Generations:
+class EpochRelay:
     """All requests for tokens of one door. Open at first, with weights that have no name."""
 
     def __init__(self) -> None:
         self._epoch = _Epoch("", {})
         self._epoch.judge(proven=True)
-        self._patience = 0.0
+        self._wait_seconds = 0.0
         self._open = asyncio.Event()
         self._open.set()
-        self._passages: set[_Passage] = set()
-        self._none = asyncio.Event()
-        self._none.set()
+        self._requests: set[_ProxiedRequest] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._reads = 0
 
     # who changes the weights
 
-    def shut(self, patience: float) -> None:
+    def close_entry(self, patience: float) -> None:
         """New requests wait so many seconds for `open`, then they are refused."""
-        self._patience = patience
+        self._wait_seconds = patience
         self._open.clear()
 
-    def open(self) -> None:
+    def open_entry(self) -> None:
         self._open.set()
 
-    async def ended(self, seconds: float) -> bool:
+    async def wait_until_idle(self, seconds: float) -> bool:
         """Whether all requests that the engine has have ended within this time."""
-        return await wait_or_timeout(self._none, seconds)
+        return await wait_or_timeout(self._idle, seconds)
 
-    def ask_again(self) -> None:
+    def repeat_unanswered(self) -> None:
         """Take back the requests that the engine has not begun to answer; each is asked anew once it is open again."""
-        for passage in self._passages:
-            passage.asking.cancel()  # no effect on one that has its answer
+        for passage in self._requests:
+            passage.question_task.cancel()  # no effect on one that has its answer
 
-    def cut(self) -> None:
+    def truncate_all(self) -> None:
         """End the answers under way after what has been read, with "abort"; take back what is unanswered."""
-        self.ask_again()
-        for passage in self._passages:
-            passage.cut()
+        self.repeat_unanswered()
+        for passage in self._requests:
+            passage.truncate()
 
-    async def settled(self, turn: Callable[[], Awaitable[None]]) -> None:
+    async def wait_until_read(self, turn: Callable[[], Awaitable[None]]) -> None:
         """Returns once everything that a paused engine has made is read. `turn`: one question to its HTTP server.
 
         What is left lies in the server's process and needs no more than turns of its loop, and of ours, to get here:
@@ -139,17 +139,17 @@ class Generations:
         """
         while True:
             before = self._reads
-            for _ in range(QUIET_TURNS):
+            for _ in range(QUIET_ROUND_TRIPS):
                 await turn()
             if self._reads == before:
                 return
 
-    def begin(self, version: str, fields: Mapping[str, Any]) -> None:
+    def begin_epoch(self, version: str, fields: Mapping[str, Any]) -> None:
         """What is read from now on was made by other weights; it is kept back until `judge`. `fields` go with requests."""
-        self.judge(proven=False)
+        self.judge_epoch(proven=False)
         self._epoch = _Epoch(version, fields)
 
-    def judge(self, proven: bool) -> None:
+    def judge_epoch(self, proven: bool) -> None:
         """Let what the new weights made leave, or end the answers that have tokens of theirs where these begin."""
         if self._epoch.proven is None:
             self._epoch.judge(proven)
@@ -165,33 +165,33 @@ class Generations:
             await self._enter()
             epoch = self._epoch
             try:
-                async with self._passage(ask(epoch.fields)) as passage:
+                async with self._proxied(ask(epoch.fields)) as passage:
                     return await self._answer(request, passage, labelled)
-            except _Again:
+            except _AskAgain:
                 continue
 
     async def _enter(self) -> None:
-        if not await wait_or_timeout(self._open, self._patience):
-            raise Shut("the engine is not ready, or its weights are being changed")
+        if not await wait_or_timeout(self._open, self._wait_seconds):
+            raise ProxyClosed("the engine is not ready, or its weights are being changed")
 
     @asynccontextmanager
-    async def _passage(self, question: Awaitable[aiohttp.ClientResponse]) -> AsyncIterator[_Passage]:
-        passage = _Passage(asyncio.ensure_future(question))
-        self._passages.add(passage)
-        self._none.clear()
+    async def _proxied(self, question: Awaitable[aiohttp.ClientResponse]) -> AsyncIterator[_ProxiedRequest]:
+        passage = _ProxiedRequest(asyncio.ensure_future(question))
+        self._requests.add(passage)
+        self._idle.clear()
         try:
             yield passage
         finally:
-            self._passages.discard(passage)
-            if not self._passages:
-                self._none.set()
+            self._requests.discard(passage)
+            if not self._requests:
+                self._idle.set()
             await passage.close()
 
-    async def _answer(self, request: web.Request, passage: _Passage, labelled: bool) -> web.StreamResponse:
-        await asyncio.wait({passage.asking})
-        if passage.asking.cancelled():
-            raise _Again
-        upstream = passage.asking.result()
+    async def _answer(self, request: web.Request, passage: _ProxiedRequest, labelled: bool) -> web.StreamResponse:
+        await asyncio.wait({passage.question_task})
+        if passage.question_task.cancelled():
+            raise _AskAgain
+        upstream = passage.question_task.result()
         self._reads += 1
         epoch = self._epoch
         stream = upstream.content_type == "text/event-stream"
@@ -199,7 +199,7 @@ class Generations:
         passage.pump = asyncio.create_task(self._pump(passage, upstream, labelled))
         await epoch.judged.wait()
         if not epoch.proven:
-            raise _Again
+            raise _AskAgain
         response = web.StreamResponse(status=upstream.status, headers=end_to_end(upstream.headers))
         if epoch.version and not stream:
             response.headers[VERSION_HEADER] = epoch.version
@@ -207,7 +207,7 @@ class Generations:
         await self._write(request, response, passage, labelled)
         return response
 
-    async def _pump(self, passage: _Passage, upstream: aiohttp.ClientResponse, by_event: bool) -> None:
+    async def _pump(self, passage: _ProxiedRequest, upstream: aiohttp.ClientResponse, by_event: bool) -> None:
         rest = b""
         try:
             async for data in upstream.content.iter_any():
@@ -221,14 +221,14 @@ class Generations:
             passage.pieces.put_nowait(error)
 
     async def _write(
-        self, request: web.Request, response: web.StreamResponse, passage: _Passage, labelled: bool
+        self, request: web.Request, response: web.StreamResponse, passage: _ProxiedRequest, labelled: bool
     ) -> None:
         said = ""
         while (piece := await passage.pieces.get()) is not None:
             if isinstance(piece, BaseException):
                 log.warning("the engine's answer broke off: %s: %s", type(piece).__name__, piece)
-                return _break(request)
-            if isinstance(piece, _Cut) or not await _leaves(piece[0]):
+                return _break_connection(request)
+            if isinstance(piece, _Truncated) or not await _wait_until_judged(piece[0]):
                 return await _end(request, response, labelled)
             epoch, data = piece
             if labelled and data and epoch.version not in ("", said):
@@ -238,7 +238,7 @@ class Generations:
         await response.write_eof()
 
 
-async def _leaves(epoch: _Epoch) -> bool:
+async def _wait_until_judged(epoch: _Epoch) -> bool:
     await epoch.judged.wait()
     return bool(epoch.proven)
 
@@ -246,12 +246,12 @@ async def _leaves(epoch: _Epoch) -> bool:
 async def _end(request: web.Request, response: web.StreamResponse, labelled: bool) -> None:
     """Of a stream in completions' shape, in that shape; of any other answer, broken."""
     if not labelled:
-        return _break(request)
+        return _break_connection(request)
     await response.write(_event({"object": "text_completion", "choices": [ABORTED]}) + b"data: [DONE]\n\n")
     await response.write_eof()
 
 
-def _break(request: web.Request) -> None:
+def _break_connection(request: web.Request) -> None:
     """The answer has begun: its only honest end is a broken connection."""
     if request.transport is not None:
         request.transport.abort()

@@ -22,7 +22,7 @@ OWN = frozenset(["content-length", "host", "authorization", "expect"])
 
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The headers that go on, without those that `Connection` names."""
+    """The headers that go on, without those that `SandboxConnection` names."""
     named = {name.strip().lower() for value in headers.getall("Connection", []) for name in value.split(",")}
     kept = ((k, v) for k, v in headers.items() if k.lower() not in HOP_BY_HOP | OWN | named)
     return CIMultiDict(kept)

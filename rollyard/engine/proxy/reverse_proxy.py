@@ -20,9 +20,9 @@ from aiohttp import web
 from yarl import URL
 
 from rollyard.core.errors import Conflict
-from rollyard.engine.proxy.epochs import Generations, Shut, with_fields
+from rollyard.engine.proxy.epochs import EpochRelay, ProxyClosed, with_fields
 from rollyard.engine.proxy.headers import end_to_end
-from rollyard.engine.proxy.weights_transfer import ROUTES, Transfer
+from rollyard.engine.proxy.weights_transfer import ROUTES, TransferGate
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ OPEN = {
     ("GET", "/metrics"),
 }
 SERVED = OPEN | ROUTES
-AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
+HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
 """What aiohttp would add: an engine must see what the client said and no more."""
 MAX_BODY_BYTES = 64 << 20
 HEADER_SECONDS = 30.0
@@ -47,15 +47,15 @@ RETRY_AFTER = "5"
 """Seconds after which what was refused may be asked again."""
 
 
-class Door:
+class EngineProxy:
     """A reverse proxy that streams both ways; a client that goes takes its request with it."""
 
     def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
         """`ending`: whether the engine is being ended; that it no longer answers is no fault then."""
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
-        self.generations = Generations()
-        self.transfer = Transfer(engine)
+        self.epochs = EpochRelay()
+        self.transfer = TransferGate(engine)
         self._ending = ending
         self._in_flight = 0
         self.idle = asyncio.Event()
@@ -65,7 +65,7 @@ class Door:
     async def open(self, listener: socket.socket, tls: ssl.SSLContext) -> web.AppRunner:
         """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", self._pass)
+        app.router.add_route("*", "/{path:.*}", self._forward)
         # Bodies pass as they are: what is compressed for the engine is not for us to unpack.
         runner = web.AppRunner(
             app,
@@ -80,7 +80,7 @@ class Door:
         await web.SockSite(runner, listener, ssl_context=tls).start()
         return runner
 
-    async def _pass(self, request: web.Request) -> web.StreamResponse:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(shown, self._expected):
             return _error(401, "Unauthorized", "send the endpoint's token: `Authorization: Bearer …`")
@@ -89,18 +89,18 @@ class Door:
         self._in_flight += 1
         self.idle.clear()
         try:
-            return await self._relay(request)
+            return await self._relay_tokens(request)
         finally:
             self._in_flight -= 1
             if self._in_flight == 0:
                 self.idle.set()
 
-    async def _relay(self, request: web.Request) -> web.StreamResponse:
+    async def _relay_tokens(self, request: web.Request) -> web.StreamResponse:
         try:
             if (request.method, request.path) in ROUTES:
                 return await self.transfer.relay(request)
-            return await self._ask(request)
-        except Shut as why:
+            return await self._ask_engine(request)
+        except ProxyClosed as why:
             refused = _error(503, "NotReady", str(why))
             refused.headers["Retry-After"] = RETRY_AFTER
             return refused
@@ -114,7 +114,7 @@ class Door:
             log.warning("the engine does not answer: %s: %s", type(error).__name__, error)
             return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
 
-    async def _ask(self, request: web.Request) -> web.StreamResponse:
+    async def _ask_engine(self, request: web.Request) -> web.StreamResponse:
         """Raises Shut, aiohttp.ClientError."""
         # The path is one of the list's, whatever spelling of it the client chose.
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
@@ -124,16 +124,16 @@ class Door:
             sent = with_fields(body, fields)
             data = BytesIO(sent) if sent else None  # plain bytes would be written in one go, however many
             return await self._engine.request(
-                request.method, url, headers=headers, data=data, skip_auto_headers=AUTOMATIC
+                request.method, url, headers=headers, data=data, skip_auto_headers=HEADERS_SET_BY_AIOHTTP
             )
 
         way = (request.method, request.path)
         if way in (COMPLETIONS, GENERATE):
-            return await self.generations.relay(request, ask, labelled=way == COMPLETIONS)
-        return await _look(request, await ask({}))
+            return await self.epochs.relay(request, ask, labelled=way == COMPLETIONS)
+        return await _forward_query(request, await ask({}))
 
 
-async def _look(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+async def _forward_query(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
     """A short answer that makes no tokens. Raises aiohttp.ClientError."""
     async with upstream:
         response = web.Response(

@@ -28,10 +28,10 @@ SILENCE_SECONDS = 120.0
 """Between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
 CALL_SECONDS = 600.0
 """From the end of one call to that of the next: within it all numbers of a large model may be moved."""
-AUTOMATIC = ("Accept-Encoding", "User-Agent", "Content-Type")
+HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
 
 
-class Transfer:
+class TransferGate:
     """Of one engine."""
 
     def __init__(self, engine: aiohttp.ClientSession) -> None:
@@ -41,17 +41,17 @@ class Transfer:
         """The engine has been told something since it was opened."""
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
-        self._heard_at = 0.0
+        self._last_call_at = 0.0
         """Loop time of the last call that the engine did not refuse: a trainer may repeat the others for ever."""
 
-    async def finished(self, given_up: Callable[[], str], look_seconds: float) -> str:
+    async def wait_until_finished(self, given_up: Callable[[], str], look_seconds: float) -> str:
         """Let the trainer in until it has finished. Why it has not, empty when it has."""
         self._open, self.begun = True, False
         self._finished.clear()
-        self._heard()
+        self._note_call()
         try:
             while not self._finished.is_set():
-                if why := given_up() or self._overdue():
+                if why := given_up() or self._why_overdue():
                     return why
                 await wait_or_timeout(self._finished, look_seconds)
             return ""
@@ -64,7 +64,7 @@ class Transfer:
         """The engine's answer. Raises Conflict while no order waits for this, aiohttp.ClientError when it is lost."""
         if not self._open:
             raise Conflict("this engine expects no transfer now; send weights only while it is Transferring")
-        call = asyncio.create_task(self._passed(request))
+        call = asyncio.create_task(self._forward(request))
         self._calls.add(call)
         try:
             await asyncio.wait({call})
@@ -75,7 +75,7 @@ class Transfer:
             raise Conflict("the transfer was given up; the engine has loaded its weights from a folder")
         return call.result()
 
-    async def _passed(self, request: web.Request) -> web.Response:
+    async def _forward(self, request: web.Request) -> web.Response:
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
         self.begun = self.begun or request.method == "POST"
         async with self._engine.request(
@@ -83,23 +83,23 @@ class Transfer:
             url,
             headers=end_to_end(request.headers),
             data=request.content if request.can_read_body else None,
-            skip_auto_headers=AUTOMATIC,
+            skip_auto_headers=HEADERS_SET_BY_AIOHTTP,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:
             made = web.Response(status=answer.status, headers=end_to_end(answer.headers), body=await answer.read())
         if answer.status < 300:
-            self._heard()
+            self._note_call()
             if (request.method, request.path) == FINISH:
                 self._open = False
                 self._finished.set()
         return made
 
-    def _overdue(self) -> str:
+    def _why_overdue(self) -> str:
         now, limit = asyncio.get_running_loop().time(), CALL_SECONDS if self._calls else SILENCE_SECONDS
-        if now - self._heard_at <= limit:
+        if now - self._last_call_at <= limit:
             return ""
         how = "one call of the trainer lasted" if self._calls else "the trainer was silent"
         return f"TransferLost: {how} for {limit:g} s"
 
-    def _heard(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+    def _note_call(self) -> None:
+        self._last_call_at = asyncio.get_running_loop().time()

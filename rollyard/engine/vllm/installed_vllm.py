@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, start_engine
-from rollyard.engine.process.crash_reason import last_words
+from rollyard.engine.process.crash_reason import crash_reason
 
 log = logging.getLogger(__name__)
 
-ASK_SECONDS = 600.0
+QUERY_SECONDS = 600.0
 """Some thousand files, perhaps over a network, perhaps at the same moment as a hundred others."""
 MARK = "rollyard-vllm: "
 """Begins the one line of a child's output that is for us."""
@@ -41,9 +41,9 @@ AS_VLLM = (
     "from vllm.entrypoints.cli.main import main; "
 )
 AS_BUILT = ("-m", "vllm.entrypoints.cli.main")
-UNDER_ANOTHER_NAME = ("-c", f"{AS_VLLM}main()")
+OTHER_DISTRIBUTION_NAME = ("-c", f"{AS_VLLM}main()")
 # Whatever its parser is called and wherever it is made in this release: it ends in parse_args.
-ASK = f"""
+QUERY_PROGRAM = f"""
 import argparse, json, os, sys
 import importlib.metadata
 try:
@@ -76,7 +76,7 @@ class VllmBuild:
     @property
     def serve(self) -> tuple[str, ...]:
         """Arguments of the interpreter that are `vllm serve`."""
-        return (*(AS_BUILT if self.named else UNDER_ANOTHER_NAME), "serve")
+        return (*(AS_BUILT if self.named else OTHER_DISTRIBUTION_NAME), "serve")
 
 
 async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
@@ -84,7 +84,7 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
 
     Raises EngineFailed where there is no vLLM, or one that cannot be imported.
     """
-    where = await _child(interpreter, WHERE, env)
+    where = await _run_query(interpreter, WHERE, env)
     if not where:
         raise EngineFailed(
             f"EngineMissing: {_name(interpreter)} has no vLLM; install it there (the extra `vllm`), or name one that has it in "
@@ -94,9 +94,9 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return _read(await asyncio.to_thread(kept.read_text))
     log.info("reading the vLLM version of %s", _name(interpreter))
-    build = _read(await _child(interpreter, ASK, env))
+    build = _read(await _run_query(interpreter, QUERY_PROGRAM, env))
     with contextlib.suppress(OSError):  # a home that cannot be written: the next one asks again
-        await asyncio.to_thread(_keep, kept, build)
+        await asyncio.to_thread(_write_cache, kept, build)
     return build
 
 
@@ -109,7 +109,7 @@ def _read(text: str) -> VllmBuild:
     return VllmBuild(told["version"], told["device"], frozenset(told["options"]), told["named"])
 
 
-def _keep(path: Path, build: VllmBuild) -> None:
+def _write_cache(path: Path, build: VllmBuild) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     growing = path.with_suffix(f".{os.getpid()}")
     growing.write_text(json.dumps({**asdict(build), "options": sorted(build.options)}))
@@ -120,19 +120,19 @@ def _cache() -> Path:
     return Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard") / "vllm-builds"
 
 
-async def _child(interpreter: Sequence[str], program: str, env: Mapping[str, str]) -> str:
+async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str, str]) -> str:
     """What it told us. Raises EngineFailed with its own last words."""
     who, command = _name(interpreter), EngineCommand([*interpreter, "-c", program], env, foreign=True)
     process = await start_engine(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     try:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(QUERY_SECONDS):
             said = (await process.communicate())[0].decode(errors="replace")
     except TimeoutError:
-        raise EngineFailed(f"EngineMissing: {who} did not report its vLLM version within {ASK_SECONDS:g} s") from None
+        raise EngineFailed(f"EngineMissing: {who} did not report its vLLM version within {QUERY_SECONDS:g} s") from None
     finally:
         await end_engine(process)
     lines = said.splitlines()
     told = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
     if told is None:
-        raise EngineFailed(f"EngineMissing: vLLM of {who} cannot be used: {last_words(lines)}")
+        raise EngineFailed(f"EngineMissing: vLLM of {who} cannot be used: {crash_reason(lines)}")
     return told

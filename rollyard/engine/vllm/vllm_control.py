@@ -15,7 +15,7 @@ from typing import Any, Literal
 import aiohttp
 
 from rollyard.engine.weights.engine_control import LOAD_SECONDS, ControlFailed, command, status
-from rollyard.engine.weights.source import Contents, Source
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
 
 log = logging.getLogger(__name__)
 
@@ -25,45 +25,45 @@ LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter
 INIT_TRANSFER = "/init_weight_transfer_engine"
 LORA_OPTION = "--enable-lora"
 TRANSFER_OPTION = "--weight-transfer-config"
-UNEVEN = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
+UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
 """With these, tokens of a step may stay in the HTTP servers, or in one of them, for longer than a paused engine shows."""
 
 
 class VllmControl:
-    labels = False
-    pauses = False
-    stages = False
+    labels_tokens = False
+    can_pause = False
+    stages_transfers = False
 
     def __init__(self, http: aiohttp.ClientSession, extra_args: Sequence[str]) -> None:
         self._http = http
         self._lora = LORA_OPTION in extra_args
-        self._uneven = any(arg.partition("=")[0] in UNEVEN for arg in extra_args)
+        self._uneven = any(arg.partition("=")[0] in UNEVEN_PARALLEL_OPTIONS for arg in extra_args)
         self._transfers = any(_option(arg) == TRANSFER_OPTION for arg in extra_args)
         self._served: frozenset[str] = frozenset()
 
-    async def look(self) -> None:
+    async def detect(self) -> None:
         paths = (PAUSE, RESUME, IS_PAUSED, RPC, NAME, RESET, LOAD_ADAPTER, INIT_TRANSFER)
         self._served = frozenset([path for path in paths if await status(self._http, path) != 404])
-        self.pauses = self._served >= {PAUSE, RESUME, IS_PAUSED}
+        self.can_pause = self._served >= {PAUSE, RESUME, IS_PAUSED}
         if missing := sorted({*paths} - self._served):
             log.info("this vLLM has no %s", ", ".join(missing))
 
-    def refuses(self, source: Source) -> str:
+    def why_unsupported(self, source: WeightsSource) -> str:
         if source.adapter is not None and not self._lora:
             return f"AdapterRefused: write `{LORA_OPTION}` (and `--max-lora-rank`) in spec.engine.vllm.extraArgs"
         return ""
 
-    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
+    def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
         if source.folder != now.folder or (source.checksum != now.checksum and source.adapter is None):
             if contents.tied:
                 return "its embeddings are tied, and vLLM's reload does not update a tied output head"
-            if RPC not in self._served or not self.pauses:
+            if RPC not in self._served or not self.can_pause:
                 return "this vLLM cannot reload weights"
         if source.adapter is not None and LOAD_ADAPTER not in self._served:
             return "this vLLM cannot load adapters at run time"
         return ""
 
-    def keeps(self, source: Source, now: Source) -> bool:
+    def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
         """A request brings its adapter's name and path to every step, so it goes on with the one it began with."""
         return source.adapter is None and now.adapter is None and not self._uneven
 
@@ -75,29 +75,29 @@ class VllmControl:
     async def resume(self) -> None:
         await command(self._http, RESUME)
 
-    async def load(self, source: Source, now: Source | None) -> None:
+    async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         await self._load_folder(source, now)
         if source.adapter is not None:
             # Not in place: requests that carry such an adapter make vLLM read it again at each of their steps.
-            body = {"lora_name": _name(source), "lora_path": str(source.adapter)}
+            body = {"lora_name": _adapter_name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
         if now is not None:
             await self._unload_adapter(now)
 
-    async def _load_folder(self, source: Source, now: Source | None) -> None:
+    async def _load_folder(self, source: WeightsSource, now: WeightsSource | None) -> None:
         if now is None or (source.adapter is not None and source.folder == now.folder):
             return
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(source.folder)}}
         await command(self._http, RPC, body, seconds=LOAD_SECONDS)
         await self._reset_cache()
 
-    def no_transfer(self) -> str:
+    def why_no_transfer(self) -> str:
         """Its routes are there in any case, and answer 500 where it was not started for that."""
         if not self._transfers:
             return f"write `{TRANSFER_OPTION}` in spec.engine.vllm.extraArgs"
-        return "" if INIT_TRANSFER in self._served and self.pauses else "this vLLM has no routes for it"
+        return "" if INIT_TRANSFER in self._served and self.can_pause else "this vLLM has no routes for it"
 
-    async def moved(self, now: Source) -> None:
+    async def finish_transfer(self, now: WeightsSource) -> None:
         await self._reset_cache()
         await self._unload_adapter(now)
 
@@ -107,23 +107,23 @@ class VllmControl:
             if not json.loads(said).get("success"):
                 log.info("paused requests hold blocks of the prefix cache; the cache salt separates them")
 
-    async def _unload_adapter(self, now: Source) -> None:
+    async def _unload_adapter(self, now: WeightsSource) -> None:
         if now.adapter is not None:
-            await command(self._http, UNLOAD_ADAPTER, {"lora_name": _name(now)})
+            await command(self._http, UNLOAD_ADAPTER, {"lora_name": _adapter_name(now)})
 
-    async def name(self, version: str) -> None:
+    async def set_version(self, version: str) -> None:
         """For `weight_versions` in the answers of /inference/v1/generate."""
         if NAME in self._served:
             await command(self._http, NAME, {"new_version": version})
 
-    async def turn(self) -> None:
+    async def round_trip(self) -> None:
         if await status(self._http, IS_PAUSED) != 200:
             raise ControlFailed(f"{IS_PAUSED} does not answer")
 
-    def fields(self, source: Source) -> Mapping[str, Any]:
-        named = {"model": _name(source)} if source.adapter is not None else {}
+    def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
+        named = {"model": _adapter_name(source)} if source.adapter is not None else {}
         # Weights that cannot change in this process leave nothing of others in its cache.
-        return {"cache_salt": _name(source), **named} if self.pauses else named
+        return {"cache_salt": _adapter_name(source), **named} if self.can_pause else named
 
 
 def _option(argument: str) -> str:
@@ -131,6 +131,6 @@ def _option(argument: str) -> str:
     return argument.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
-def _name(source: Source) -> str:
+def _adapter_name(source: WeightsSource) -> str:
     """Of an adapter in requests, where vLLM does not let it have the model's; and of the blocks that it made."""
     return f"{source.version}-{source.checksum}"

@@ -8,27 +8,27 @@ from typing import Any, Literal
 import aiohttp
 
 from rollyard.engine.weights.engine_control import LOAD_SECONDS, ControlFailed, command, status
-from rollyard.engine.weights.source import Contents, Source
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
 
 
 class EmbeddedControl:
-    labels = True
-    pauses = True
-    stages = True
+    labels_tokens = True
+    can_pause = True
+    stages_transfers = True
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
 
-    async def look(self) -> None:
+    async def detect(self) -> None:
         """It is of our own version."""
 
-    def refuses(self, source: Source) -> str:
+    def why_unsupported(self, source: WeightsSource) -> str:
         return ""
 
-    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
+    def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
         return ""
 
-    def keeps(self, source: Source, now: Source) -> bool:
+    def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
         return True
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
@@ -37,25 +37,25 @@ class EmbeddedControl:
     async def resume(self) -> None:
         await command(self._http, "/control/resume")
 
-    async def load(self, source: Source, now: Source | None) -> None:
+    async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         if now is None and source.adapter is None:
             return
         adapter = str(source.adapter) if source.adapter else None
         body = {"path": str(source.folder), "adapter": adapter}
         await command(self._http, "/control/load", body, seconds=LOAD_SECONDS)
 
-    def no_transfer(self) -> str:
+    def why_no_transfer(self) -> str:
         return ""
 
-    async def moved(self, now: Source) -> None:
+    async def finish_transfer(self, now: WeightsSource) -> None:
         """Its own end of a transfer has done it."""
 
-    async def name(self, version: str) -> None:
+    async def set_version(self, version: str) -> None:
         await command(self._http, "/control/version", {"version": version})
 
-    async def turn(self) -> None:
+    async def round_trip(self) -> None:
         if await status(self._http, "/health") != 200:
             raise ControlFailed("it is not healthy")
 
-    def fields(self, source: Source) -> Mapping[str, Any]:
+    def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         return {}

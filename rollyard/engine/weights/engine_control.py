@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 
-from rollyard.engine.weights.source import Contents, Source
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
 
 ENGINE = "http://engine"
 COMMAND_SECONDS = 60.0
 LOAD_SECONDS = 1800.0
 """Large weights from a shared disk take minutes."""
-MAX_WORDS = 300
+MAX_ERROR_CHARS = 300
 
 
 class ControlFailed(Exception):
@@ -29,23 +29,23 @@ class ControlFailed(Exception):
 
 
 class EngineControl(Protocol):
-    labels: bool
+    labels_tokens: bool
     """Whether its answers themselves say which version of the weights made which token."""
-    pauses: bool
+    can_pause: bool
     """Whether it can be stopped between two steps."""
-    stages: bool
+    stages_transfers: bool
     """Whether a transfer changes nothing before it is finished."""
 
-    async def look(self) -> None:
+    async def detect(self) -> None:
         """Find out what this process can do; before anything else is asked of it. Raises ControlFailed."""
 
-    def refuses(self, source: Source) -> str:
+    def why_unsupported(self, source: WeightsSource) -> str:
         """Why neither this process nor another one like it can serve these weights; empty when one can."""
 
-    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
+    def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
         """Why this process cannot change to these weights and be right; empty when it can."""
 
-    def keeps(self, source: Source, now: Source) -> bool:
+    def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
         """Whether requests that run can go on with these weights."""
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
@@ -53,22 +53,22 @@ class EngineControl(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def load(self, source: Source, now: Source | None) -> None:
+    async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         """Change the weights of a paused engine; `now` is None for a process that has just been started on the folder."""
 
-    def no_transfer(self) -> str:
+    def why_no_transfer(self) -> str:
         """Why nobody can move weights into this process himself; empty when that is possible."""
 
-    async def moved(self, now: Source) -> None:
+    async def finish_transfer(self, now: WeightsSource) -> None:
         """A trainer has moved other weights into the paused engine: do what else goes with a change from `now` to them."""
 
-    async def name(self, version: str) -> None:
+    async def set_version(self, version: str) -> None:
         """Tokens of later steps are this version's."""
 
-    async def turn(self) -> None:
+    async def round_trip(self) -> None:
         """One question to its HTTP server that goes all the way to the part that computes."""
 
-    def fields(self, source: Source) -> Mapping[str, Any]:
+    def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         """What a request's body must say to be answered by these weights, and with no others' keys and values."""
 
 
@@ -86,7 +86,7 @@ async def command(
         async with http.post(ENGINE + path, json=body, params=params, timeout=timeout) as answer:
             said = await answer.read()
             if answer.status >= 300:
-                words = " ".join(said.decode(errors="replace").split())[:MAX_WORDS]
+                words = " ".join(said.decode(errors="replace").split())[:MAX_ERROR_CHARS]
                 raise ControlFailed(f"{path} answered {answer.status}: {words}")
             return said
     except (aiohttp.ClientError, TimeoutError) as error:

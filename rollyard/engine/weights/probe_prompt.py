@@ -16,24 +16,24 @@ PROMPT = tuple(range(20, 52))
 """Low ids, which are plain bytes in the vocabularies at hand."""
 TOKENS = 16
 PROBE_SECONDS = 120.0
-ALIKE = 0.25
+MIN_COMMON_TOKENS = 0.25
 """Most difference of logprobs between two answers of one engine, in half precision and among other requests."""
 TOLERANCE = 0.02
 """Most difference from what is computed of the files in single precision."""
 NOISE = 3.0
 """The engine may be so many times as far from the files as it was when it had just been started on others."""
-STARTED = 0.5
+STARTED_TOLERANCE = 0.5
 """Most difference from the files of an engine that has just been started, in whatever precision."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProbeAnswer:
     """An answer to the question."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
-    def distance(self, other: Reading) -> float:
+    def distance(self, other: ProbeAnswer) -> float:
         """The largest difference of logprobs as far as the tokens are the same; inf where not even the first is."""
         same = 0
         while same < min(len(self.ids), len(other.ids)) and self.ids[same] == other.ids[same]:
@@ -42,22 +42,22 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Proof:
+class WeightsProof:
     """A reading of weights that were accepted, and how far it lies from what was computed from their files."""
 
-    reading: Reading
+    reading: ProbeAnswer
     error: float | None
     """None where nothing can be computed for such a model."""
 
 
-async def read(http: aiohttp.ClientSession, model: str, fields: Mapping[str, Any]) -> Reading:
+async def read_probe(http: aiohttp.ClientSession, model: str, fields: Mapping[str, Any]) -> ProbeAnswer:
     """Raises ControlFailed when there is no answer, or it is none."""
     body = {"model": model, "prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0.0, "logprobs": 0}
     body |= {"return_token_ids": True, "ignore_eos": True, **fields}
     said = await command(http, "/v1/completions", body, seconds=PROBE_SECONDS)
     try:
         choice = json.loads(said)["choices"][0]
-        reading = Reading(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
+        reading = ProbeAnswer(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
     except (ValueError, KeyError, IndexError, TypeError):
         raise ControlFailed("the probe's answer has no token ids with logprobs") from None
     if not reading.ids or not all(isinstance(p, float | int) and math.isfinite(p) for p in reading.logprobs):
@@ -65,21 +65,21 @@ async def read(http: aiohttp.ClientSession, model: str, fields: Mapping[str, Any
     return reading
 
 
-def reference_error(reading: Reading, computed: Sequence[float] | None) -> float | None:
+def reference_error(reading: ProbeAnswer, computed: Sequence[float] | None) -> float | None:
     return None if computed is None else _distance(reading.logprobs, computed)
 
 
-def verdict(proof: Proof, again: Reading, known: Proof | None, noise: float | None) -> str:
+def why_not_proven(proof: WeightsProof, again: ProbeAnswer, known: WeightsProof | None, noise: float | None) -> str:
     """What speaks against an answer, empty when nothing does.
 
     `again`: the next answer. `known`: what an engine answered that had been started on the same weights. `noise`: how
     far from the files this engine was with the weights it was started on; None for one that has just been started.
     """
-    if (off := proof.reading.distance(again)) > ALIKE:
+    if (off := proof.reading.distance(again)) > MIN_COMMON_TOKENS:
         return f"it answers the same prompt differently the second time: logprobs differ by {off:.3g}"
-    if known is not None and (off := proof.reading.distance(known.reading)) > ALIKE:
+    if known is not None and (off := proof.reading.distance(known.reading)) > MIN_COMMON_TOKENS:
         return f"its logprobs differ by {off:.3g} from those of an engine that was started on these weights"
-    limit = STARTED if noise is None else max(TOLERANCE, NOISE * noise)
+    limit = STARTED_TOLERANCE if noise is None else max(TOLERANCE, NOISE * noise)
     if proof.error is not None and proof.error > limit:
         return f"its logprobs differ by up to {proof.error:.3g} from those computed from the files ({limit:.3g} is allowed)"
     return ""

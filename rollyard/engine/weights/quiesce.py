@@ -5,34 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rollyard.engine.proxy.epochs import Generations
+from rollyard.engine.proxy.epochs import EpochRelay
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
 
 DRAIN_SECONDS = 600.0
 """For running requests to end; what is left then is handed back."""
-HAND_BACK_SECONDS = 5.0
-SETTLE_SECONDS = 60.0
+ABORT_SECONDS = 5.0
+READ_SECONDS = 60.0
 
 
-async def freeze(generations: Generations, control: EngineControl) -> None:
+async def freeze_requests(generations: EpochRelay, control: EngineControl) -> None:
     """Keep what runs: no step runs any more, and all that was made has been read. Raises ControlFailed."""
     await control.pause("keep")
-    if not control.labels:
-        generations.ask_again()
+    if not control.labels_tokens:
+        generations.repeat_unanswered()
     try:
-        async with asyncio.timeout(SETTLE_SECONDS):
-            await generations.settled(control.turn)
+        async with asyncio.timeout(READ_SECONDS):
+            await generations.wait_until_read(control.round_trip)
     except TimeoutError:
-        raise ControlFailed(f"the engine did not stop within {SETTLE_SECONDS:g} s after a pause") from None
+        raise ControlFailed(f"the engine did not stop within {READ_SECONDS:g} s after a pause") from None
 
 
-async def end(generations: Generations, control: EngineControl, *, drain: bool, still: Callable[[], None]) -> None:
+async def end_requests(
+    generations: EpochRelay, control: EngineControl, *, drain: bool, still: Callable[[], None]
+) -> None:
     """Nothing runs any more. `drain`: it ends by itself; `still` raises ControlFailed, as this does, when the engine went."""
     if drain:
-        await generations.ended(DRAIN_SECONDS)
+        await generations.wait_until_idle(DRAIN_SECONDS)
         still()
-    if control.pauses:
+    if control.can_pause:
         await control.pause("abort")
-        await generations.ended(HAND_BACK_SECONDS)
-    generations.cut()
-    await generations.ended(HAND_BACK_SECONDS)
+        await generations.wait_until_idle(ABORT_SECONDS)
+    generations.truncate_all()
+    await generations.wait_until_idle(ABORT_SECONDS)

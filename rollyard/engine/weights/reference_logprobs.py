@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.weights.source import Source
+from rollyard.engine.weights.source import WeightsSource
 
 if TYPE_CHECKING:
     from rollyard.engine.embedded.safetensors_files import Array
@@ -15,7 +15,7 @@ MAX_BYTES = 256 << 20
 """Of weights: more would take the memory and the time of the engine that runs beside it."""
 
 
-def reference_logprobs(source: Source, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
+def reference_logprobs(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
     """One for each sampled id, or None for a model that is too large or of an architecture that is not known.
 
     It computes, so it blocks: call it in a thread.

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from rollyard.engine.process.child_process import EngineFailed
 from rollyard.engine.process.engine_supervisor import Prepare, Supervisor
-from rollyard.engine.proxy.epochs import Generations
+from rollyard.engine.proxy.epochs import EpochRelay
 from rollyard.engine.weights.engine_control import ControlFailed
-from rollyard.engine.weights.source import Source
+from rollyard.engine.weights.source import WeightsSource
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
-class Refused(Exception):
+class UpdateRefused(Exception):
     """The engine serves as before."""
 
     def __init__(self, why: str, *, retry: bool = False) -> None:
@@ -22,68 +22,73 @@ class Refused(Exception):
         self.retry = retry
 
 
-class Succession:
+class EngineProcess:
     """Of one engine."""
 
     def __init__(
-        self, supervisor: Supervisor, generations: Generations, prepare: Callable[[Source], Prepare], *, restarts: bool
+        self,
+        supervisor: Supervisor,
+        generations: EpochRelay,
+        prepare: Callable[[WeightsSource], Prepare],
+        *,
+        restarts: bool,
     ) -> None:
         """`restarts`: whether the engine can be started more than once."""
-        self.restarts = restarts
-        self.at_hand = -1
+        self.can_restart = restarts
+        self.pinned_life = -1
         """Life of the process that is being changed or proven: what it answers counts for no other."""
         self._supervisor = supervisor
         self._generations = generations
         self._prepare = prepare
 
-    def take(self) -> None:
+    def pin(self) -> None:
         """The process that there is now."""
-        self.at_hand = self._supervisor.life
+        self.pinned_life = self._supervisor.life
 
     @property
-    def gone(self) -> bool:
+    def replaced(self) -> bool:
         """Whether another process has come in the place of the one at hand, with what was proven before."""
-        return self._supervisor.life != self.at_hand
+        return self._supervisor.life != self.pinned_life
 
-    def still(self) -> None:
+    def ensure_current(self) -> None:
         """Raises ControlFailed when it is gone."""
-        if self.gone:
+        if self.replaced:
             raise ControlFailed("it ended during the weights update", lost=True)
 
-    def next_on(self, source: Source) -> None:
+    def launch_with(self, source: WeightsSource) -> None:
         """Whenever it is started from now on, it is on these weights."""
         self._supervisor.prepare = self._prepare(source)
 
-    async def start_on(self, source: Source, or_else: Source) -> None:
+    async def restart_with(self, source: WeightsSource, or_else: WeightsSource) -> None:
         """A process on these weights is at hand. Raises Refused when it does not come up, and one on `or_else` is there."""
         life = self._supervisor.life
-        self._end_answers()
+        self._truncate_responses()
         self._supervisor.restart(self._prepare(source), or_else=self._prepare(or_else))
         while self._supervisor.life == life or not self._supervisor.health.ready:
-            if self._supervisor.refused:
-                raise Refused(f"LoadFailed: {self._supervisor.refused}")
-            await asyncio.sleep(LOOK_SECONDS)
-        self.take()
+            if self._supervisor.launch_failure:
+                raise UpdateRefused(f"LoadFailed: {self._supervisor.launch_failure}")
+            await asyncio.sleep(POLL_SECONDS)
+        self.pin()
 
-    async def go_back(self, proven: Source) -> None:
+    async def restart_on_proven(self, proven: WeightsSource) -> None:
         """Nobody goes on with what was done to the process at hand. Raises EngineFailed where it cannot be replaced."""
         prepare = self._prepare(proven)
-        if self.gone and self._supervisor.prepare == prepare:
+        if self.replaced and self._supervisor.prepare == prepare:
             return
-        if not self.restarts:
+        if not self.can_restart:
             raise EngineFailed("WeightsLost: the update failed in the middle, and the engine cannot be restarted")
-        self._end_answers()
-        await self.replace(proven)
+        self._truncate_responses()
+        await self.restart(proven)
 
-    async def replace(self, source: Source) -> None:
+    async def restart(self, source: WeightsSource) -> None:
         """Another process is being started on these weights."""
         life = self._supervisor.life
         self._supervisor.restart(self._prepare(source))
         while True:
             if self._supervisor.life != life:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _end_answers(self) -> None:
-        self._generations.judge(proven=False)
-        self._generations.cut()
+    def _truncate_responses(self) -> None:
+        self._generations.judge_epoch(proven=False)
+        self._generations.truncate_all()

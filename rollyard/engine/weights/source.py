@@ -13,7 +13,7 @@ from rollyard.core.errors import Invalid
 from rollyard.engine.weights.checksum import weights_version
 from rollyard.kinds.engine_spec import ModelSpec
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 
 IDENTITY = ("architectures", "model_type", "quantization_config")
 """Fields of `config.json` that one engine process keeps for life; the shapes say the rest."""
@@ -23,7 +23,7 @@ HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Weights that were there when they were read."""
 
     version: str
@@ -32,7 +32,7 @@ class Source:
     folder: Path
     adapter: Path | None = None
 
-    def fulfils(self, order: WeightsOrder) -> bool:
+    def matches(self, order: WeightsTarget) -> bool:
         """Whether these are the weights of this order, under its version and from its folder."""
         if order.version != self.version or (order.adapter is None) != (self.adapter is None):
             return False
@@ -40,12 +40,12 @@ class Source:
             return False
         return order.checksum is None or order.checksum == self.checksum
 
-    def mismatch(self, found: str) -> str:
+    def mismatch_text(self, found: str) -> str:
         """What to say where this is found in their place."""
         return f"ChecksumMismatch: {self.adapter or self.folder} has checksum {found}, but {self.version} has {self.checksum}"
 
 
-def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable[[], bool]) -> Source:
+def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callable[[], bool]) -> WeightsSource:
     """What an order means, or the pool's own model without one, which has its checksum for a version.
 
     Reads the files whole: call it in a thread. Raises Invalid when they are missing or are not those that were ordered.
@@ -53,7 +53,7 @@ def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable
     own = Path(model.path)
     if order is None:
         checksum = weights_version(own, stopping)
-        return Source(checksum, checksum, own)
+        return WeightsSource(checksum, checksum, own)
     given = order.adapter or order.path
     if given is None:
         raise Invalid("WeightsUnavailable: the update names neither a folder nor an adapter")
@@ -61,20 +61,20 @@ def read_source(model: ModelSpec, order: WeightsOrder | None, stopping: Callable
     if order.checksum is not None and checksum != order.checksum:
         raise Invalid(f"ChecksumMismatch: {given} has checksum {checksum}, but the update expects {order.checksum}")
     if order.adapter is not None:
-        return Source(order.version, checksum, own, Path(given))
-    return Source(order.version, checksum, Path(given))
+        return WeightsSource(order.version, checksum, own, Path(given))
+    return WeightsSource(order.version, checksum, Path(given))
 
 
-def strayed(source: Source, stopping: Callable[[], bool]) -> str:
+def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
     """Why its files are not what they were; empty when they are. Reads them whole: call it in a thread."""
     try:
         found = weights_version(source.adapter or source.folder, stopping)
     except Invalid as error:
         return str(error)
-    return "" if found == source.checksum else source.mismatch(found)
+    return "" if found == source.checksum else source.mismatch_text(found)
 
 
-def serving(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
+def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
     """The pool's spec with the weights of another folder, of which nothing else is taken: a trainer may write no more."""
     model = spec.model
     if folder is None or folder == model.path:
@@ -84,7 +84,7 @@ def serving(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointInfo:
     """What a model's folder says of itself without its numbers."""
 
     config: Mapping[str, Any]
@@ -96,12 +96,12 @@ class Contents:
         """Whether the output head is the embedding table."""
         return bool(self.config.get("tie_word_embeddings")) or (bool(self.shapes) and HEAD not in self.shapes)
 
-    def computes_as(self, other: Contents) -> bool:
+    def same_computation(self, other: CheckpointInfo) -> bool:
         """Whether the same numbers would make the same model of either configuration."""
         mine, theirs = ({k: v for k, v in c.config.items() if k not in NOTES} for c in (self, other))
         return mine == theirs
 
-    def misfit(self, other: Contents) -> str:
+    def incompatibility(self, other: CheckpointInfo) -> str:
         """Why the other one cannot take this one's place in a pool; empty when it can."""
         for name in IDENTITY:
             if self.config.get(name) != other.config.get(name):
@@ -119,18 +119,18 @@ class Contents:
         return ""
 
 
-def read_contents(folder: Path) -> Contents:
+def read_checkpoint_info(folder: Path) -> CheckpointInfo:
     """Raises Invalid when there is no config.json, or a safetensors file is damaged."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise Invalid(f"WeightsUnavailable: {folder}/config.json cannot be read: {error}") from None
     if not any(folder.glob("*.safetensors")):
-        return Contents(config, {})
+        return CheckpointInfo(config, {})
     from rollyard.engine.embedded.safetensors_files import entries, shards
 
     try:
-        return Contents(config, {name: entry.shape for shard in shards(folder) for name, entry in entries(shard)})
+        return CheckpointInfo(config, {name: entry.shape for shard in shards(folder) for name, entry in entries(shard)})
     except (OSError, ValueError, KeyError) as error:
         raise Invalid(f"WeightsUnavailable: {folder}: {error}") from None
 

@@ -19,20 +19,26 @@ from rollyard.core.aio import Waker, running
 from rollyard.core.errors import Invalid
 from rollyard.engine.process.child_process import EngineFailed
 from rollyard.engine.process.engine_supervisor import Prepare, Supervisor
-from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.weights import quiesce
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
-from rollyard.engine.weights.probe_prompt import Proof
-from rollyard.engine.weights.restart import LOOK_SECONDS, Refused, Succession
-from rollyard.engine.weights.source import Contents, Source, read_contents, read_source, strayed
-from rollyard.engine.weights.verification import Proving, Wrong
+from rollyard.engine.weights.probe_prompt import WeightsProof
+from rollyard.engine.weights.restart import POLL_SECONDS, EngineProcess, UpdateRefused
+from rollyard.engine.weights.source import (
+    CheckpointInfo,
+    WeightsSource,
+    changed_on_disk,
+    read_checkpoint_info,
+    read_source,
+)
+from rollyard.engine.weights.verification import WeightsVerifier, WrongWeights
 from rollyard.kinds.engine_spec import ModelSpec
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 
 log = logging.getLogger(__name__)
 
 Phase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
-HOLD_SECONDS = 240.0
+WAIT_FOR_UPDATE_SECONDS = 240.0
 """For requests that come while the weights are changed; a client waits 300 s for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
 """Between two looks at files that are not what was ordered: they may still be on their way."""
@@ -40,17 +46,17 @@ ATTEMPTS = 3
 """At an order during which the engine dies, and at the proof of an engine that has been started."""
 
 
-class Weights:
+class WeightsUpdater:
     """Of one engine."""
 
     def __init__(
         self,
         model: ModelSpec,
-        order: WeightsOrder | None,
+        order: WeightsTarget | None,
         supervisor: Supervisor,
-        door: Door,
+        door: EngineProxy,
         control: EngineControl,
-        prepare: Callable[[Source], Prepare],
+        prepare: Callable[[WeightsSource], Prepare],
         http: aiohttp.ClientSession,
         *,
         restarts: bool = True,
@@ -65,113 +71,113 @@ class Weights:
         self.note = ""
         """Why the folder was read where a transfer was ordered."""
         self._model = model
-        self._wanted = order
+        self._target = order
         self._supervisor = supervisor
-        self._generations, self._transfer = door.generations, door.transfer
+        self._epochs, self._transfer = door.epochs, door.transfer
         self._control = control
-        self._proving = Proving(http, model.served_name, control)
-        self._succession = Succession(supervisor, door.generations, prepare, restarts=restarts)
+        self._verifier = WeightsVerifier(http, model.served_name, control)
+        self._process = EngineProcess(supervisor, door.epochs, prepare, restarts=restarts)
         self._stopping = stopping
-        self._news = Waker()
-        self._now: Source | None = None
-        self._contents: Contents | None = None
+        self._target_changed = Waker()
+        self._source: WeightsSource | None = None
+        self._contents: CheckpointInfo | None = None
         self._proven_life = -1
-        self._patience = 0.0
+        self._entry_wait_seconds = 0.0
         self._attempts = 0
-        self._failed: WeightsOrder | None = None
+        self._failed: WeightsTarget | None = None
         self._retry_at, self._retry_after = math.inf, RETRY_FIRST_SECONDS
-        supervisor.life_begun.connect(self._shut)
-        self._shut()
+        supervisor.life_begun.connect(self._close_entry)
+        self._close_entry()
 
     @property
     def proven(self) -> bool:
         """Whether the process that runs has shown that it serves the weights that it should."""
-        return self._now is not None and self._proven_life == self._supervisor.life
+        return self._source is not None and self._proven_life == self._supervisor.life
 
     @property
     def version(self) -> str:
-        return self._now.version if self._now is not None and self.proven else ""
+        return self._source.version if self._source is not None and self.proven else ""
 
     @property
     def checksum(self) -> str:
-        return self._now.checksum if self._now is not None and self.proven else ""
+        return self._source.checksum if self._source is not None and self.proven else ""
 
     @property
     def failed_attempt(self) -> int | None:
         """Of the order that `error` is about."""
         return self._failed.attempt if self._failed is not None and self.phase == "Failed" else None
 
-    def _shut(self) -> None:
-        self._generations.shut(self._patience)
+    def _close_entry(self) -> None:
+        self._epochs.close_entry(self._entry_wait_seconds)
 
-    def obey(self, order: WeightsOrder | None) -> None:
+    def set_target(self, order: WeightsTarget | None) -> None:
         """Take an order, which may be the one at hand; it is carried out by `run`.
 
         None leaves all as it is, except for an engine that has nothing to serve: it need not look for that any more.
         """
-        lifted = order is None and self._now is None and self.phase == "Failed"
-        if order == self._wanted or (order is None and not lifted):
+        lifted = order is None and self._source is None and self.phase == "Failed"
+        if order == self._target or (order is None and not lifted):
             return
-        self._wanted, self._failed, self._attempts, self.note = order, None, 0, ""
+        self._target, self._failed, self._attempts, self.note = order, None, 0, ""
         if self.phase == "Failed":
-            self._say("")  # that was about another order
+            self._set_phase("")  # that was about another order
         self._retry_after = RETRY_FIRST_SECONDS
-        self._news.wake()
+        self._target_changed.wake()
 
     async def run(self) -> None:
         """Keeps the engine alive with the weights of the last order. Raises EngineFailed."""
-        self._now = await self._first()
-        self._succession.next_on(self._now)
-        async with running(self._supervisor.run()) as engine, running(self._attend()) as attending:
+        self._source = await self._first_source()
+        self._process.launch_with(self._source)
+        async with running(self._supervisor.run()) as engine, running(self._update_forever()) as attending:
             done, _ = await asyncio.wait({engine, attending}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
 
-    async def _first(self, was: Source | None = None) -> Source:
+    async def _first_source(self, was: WeightsSource | None = None) -> WeightsSource:
         """What to start with. An order's files may come later; the pool's own model must be there.
 
         `was`: proven before under its version, which no other content can have.
         """
         while True:
-            order = self._wanted
+            order = self._target
             try:
                 source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
-                if self._wanted is not order:
+                if self._target is not order:
                     continue
-                if why := self._control.refuses(source):
+                if why := self._control.why_unsupported(source):
                     raise Invalid(why)
                 if was is not None and source.version == was.version and source.checksum != was.checksum:
-                    raise Invalid(was.mismatch(source.checksum))
+                    raise Invalid(was.mismatch_text(source.checksum))
                 with contextlib.suppress(Invalid):  # the engine will say it in words of its own
-                    self._contents = await asyncio.to_thread(read_contents, source.folder)
-                self._say("")
+                    self._contents = await asyncio.to_thread(read_checkpoint_info, source.folder)
+                self._set_phase("")
                 self.note = "NoTransfer: it started with the folder" if order is not None and order.transfer else ""
                 return source
             except Invalid as error:
-                if self._wanted is not order:
+                if self._target is not order:
                     continue
                 if order is None:
                     raise EngineFailed(str(error)) from None
                 self._fail(order, str(error), retry=True)
-                await self._news.pause(self._retry_after)
+                await self._target_changed.pause(self._retry_after)
 
-    async def _attend(self) -> None:
+    async def _update_forever(self) -> None:
         """For ever. Raises EngineFailed."""
         while True:
             if self._supervisor.health.ready:
                 if not self.proven:
                     await self._prove_start()
-                elif (order := self._due()) is not None:
-                    await self._carry_out(order)
+                elif (order := self._is_due()) is not None:
+                    await self._update(order)
                 elif self.phase == "Failed" and self._is_done():
-                    self._say("")  # what failed is not wanted any more
-            await self._news.pause(LOOK_SECONDS)
+                    self._set_phase("")  # what failed is not wanted any more
+            await self._target_changed.pause(POLL_SECONDS)
 
     def _is_done(self) -> bool:
-        return self._wanted is None or (self._now is not None and self._now.fulfils(self._wanted))
+        return self._target is None or (self._source is not None and self._source.matches(self._target))
 
-    def _due(self) -> WeightsOrder | None:
-        order = self._wanted
+    def _is_due(self) -> WeightsTarget | None:
+        order = self._target
         if order is None or self._is_done():
             return None
         if order == self._failed and asyncio.get_running_loop().time() < self._retry_at:
@@ -180,114 +186,122 @@ class Weights:
 
     # one order
 
-    async def _carry_out(self, order: WeightsOrder) -> None:
-        self._succession.take()
+    async def _update(self, order: WeightsTarget) -> None:
+        self._process.pin()
         try:
-            source, contents = await self._checked(order)
-        except Refused as refused:
+            source, contents = await self._check_source(order)
+        except UpdateRefused as refused:
             return self._fail(order, str(refused), retry=refused.retry)
         if not self.proven:
             return None  # it died meanwhile; the order's turn comes when another one has proven what it was started on
-        assert self._now is not None
+        assert self._source is not None
         self._attempts += 1
         try:
-            if source.checksum == self._now.checksum and source.adapter is None and self._now.adapter is None:
+            if source.checksum == self._source.checksum and source.adapter is None and self._source.adapter is None:
                 return await self._rename(order, source)
-            self._patience = HOLD_SECONDS
-            self._shut()
+            self._entry_wait_seconds = WAIT_FOR_UPDATE_SECONDS
+            self._close_entry()
             await self._change(order, source, contents)
-        except (ControlFailed, Wrong) as error:
-            await self._succession.go_back(self._now)
+        except (ControlFailed, WrongWeights) as error:
+            await self._process.restart_on_proven(self._source)
             lost = isinstance(error, ControlFailed) and error.lost
             if not lost or self._attempts >= ATTEMPTS:
                 self._fail(order, str(error), retry=False)
-        except Refused as refused:
+        except UpdateRefused as refused:
             self._fail(order, str(refused), retry=refused.retry)
 
-    async def _checked(self, order: WeightsOrder) -> tuple[Source, Contents]:
+    async def _check_source(self, order: WeightsTarget) -> tuple[WeightsSource, CheckpointInfo]:
         """Raises Refused, before anything is touched."""
         try:
             source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
-            contents = await asyncio.to_thread(read_contents, source.folder)
+            contents = await asyncio.to_thread(read_checkpoint_info, source.folder)
         except Invalid as error:
-            raise Refused(str(error), retry=True) from None
-        if why := self._control.refuses(source):
-            raise Refused(why)
-        if self._contents is not None and (why := self._contents.misfit(contents)):
-            raise Refused(why)
+            raise UpdateRefused(str(error), retry=True) from None
+        if why := self._control.why_unsupported(source):
+            raise UpdateRefused(why)
+        if self._contents is not None and (why := self._contents.incompatibility(contents)):
+            raise UpdateRefused(why)
         return source, contents
 
-    async def _rename(self, order: WeightsOrder, source: Source) -> None:
+    async def _rename(self, order: WeightsTarget, source: WeightsSource) -> None:
         """The same weights under another version: tokens before and after are equally theirs."""
         self.note = "NoTransfer: it already had these weights" if order.transfer else ""
-        await self._control.name(source.version)
-        self._begin(source)
+        await self._control.set_version(source.version)
+        self._begin_epoch(source)
         self._accept(source, self._contents)
 
-    async def _change(self, order: WeightsOrder, source: Source, contents: Contents) -> None:
+    async def _change(self, order: WeightsTarget, source: WeightsSource, contents: CheckpointInfo) -> None:
         """Raises ControlFailed, Wrong when the engine has been touched in vain, Refused when it serves as before."""
-        now = self._now
+        now = self._source
         assert now is not None
-        anew = self._control.cannot_load(source, now, contents)
-        if anew and not self._succession.restarts:
-            raise Refused(f"NotInPlace: {anew}; an engine that spans nodes cannot be restarted, so it is replaced")
+        anew = self._control.why_not_loadable(source, now, contents)
+        if anew and not self._process.can_restart:
+            raise UpdateRefused(
+                f"NotInPlace: {anew}; an engine that spans nodes cannot be restarted, so it is replaced"
+            )
         self.note = self._no_transfer(anew, contents) if order.transfer else ""
         transfers = order.transfer and not self.note
-        self._say("Draining")
-        await self._stop_requests(order.mode, order.mode == "Pause" and not anew and self._control.keeps(source, now))
-        self._succession.still()
+        self._set_phase("Draining")
+        await self._stop_requests(
+            order.mode, order.mode == "Pause" and not anew and self._control.can_keep_requests(source, now)
+        )
+        self._process.ensure_current()
         if transfers:
-            anew = await self._let_trainer_in(order)
-        self._say("Loading")
+            anew = await self._receive_transfer(order)
+        self._set_phase("Loading")
         if not anew:
-            anew = await self._in_place(source, now, contents, moved=transfers and not self.note)
+            anew = await self._update_in_place(source, now, contents, moved=transfers and not self.note)
         if anew:
             log.info("restarting the engine for weights %s: %s", source.version, anew)
-            await self._succession.start_on(source, or_else=now)
-            await self._control.look()
+            await self._process.restart_with(source, or_else=now)
+            await self._control.detect()
             await self._control.load(source, None)
-            self._accept(source, contents, await self._proof(source, started=True), started=True)
+            self._accept(source, contents, await self._prove(source, started=True), started=True)
 
-    def _no_transfer(self, anew: str, contents: Contents) -> str:
+    def _no_transfer(self, anew: str, contents: CheckpointInfo) -> str:
         """Why the trainer cannot move the weights into this process; empty when it can."""
-        differs = "" if self._contents is None or self._contents.computes_as(contents) else "config.json differs"
-        why = anew or differs or self._control.no_transfer()
+        differs = "" if self._contents is None or self._contents.same_computation(contents) else "config.json differs"
+        why = anew or differs or self._control.why_no_transfer()
         return f"NoTransfer: {why}" if why else ""
 
     async def _stop_requests(self, mode: str, kept: bool) -> None:
         if kept:
-            await quiesce.freeze(self._generations, self._control)
+            await quiesce.freeze_requests(self._epochs, self._control)
         else:
-            await quiesce.end(self._generations, self._control, drain=mode == "Drain", still=self._succession.still)
+            await quiesce.end_requests(
+                self._epochs, self._control, drain=mode == "Drain", still=self._process.ensure_current
+            )
 
-    async def _let_trainer_in(self, order: WeightsOrder) -> str:
+    async def _receive_transfer(self, order: WeightsTarget) -> str:
         """Until it has finished, or was given up (`note`). Why the engine must be started anew then, empty when it need not."""
-        self._say("Transferring")
-        self.note = await self._transfer.finished(lambda: self._given_up(order), LOOK_SECONDS)
-        self._say("Loading")
-        self._succession.still()
-        if not self.note or not self._transfer.begun or self._control.stages:
+        self._set_phase("Transferring")
+        self.note = await self._transfer.wait_until_finished(lambda: self._is_abandoned(order), POLL_SECONDS)
+        self._set_phase("Loading")
+        self._process.ensure_current()
+        if not self.note or not self._transfer.begun or self._control.stages_transfers:
             return ""
-        if not self._succession.restarts:
-            raise Wrong(f"{self.note}; an engine that spans nodes cannot be restarted, so it is replaced")
+        if not self._process.can_restart:
+            raise WrongWeights(f"{self.note}; an engine that spans nodes cannot be restarted, so it is replaced")
         return self.note
 
-    def _given_up(self, order: WeightsOrder) -> str:
-        if self._succession.gone:
+    def _is_abandoned(self, order: WeightsTarget) -> str:
+        if self._process.replaced:
             return "TransferLost: the engine ended"
-        return "" if self._wanted is order else "TransferLost: the server has started another update"
+        return "" if self._target is order else "TransferLost: the server has started another update"
 
-    async def _in_place(self, source: Source, now: Source, contents: Contents, *, moved: bool) -> str:
+    async def _update_in_place(
+        self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo, *, moved: bool
+    ) -> str:
         """Why it must be started anew after all; else it has been accepted."""
         if moved:
-            await self._control.moved(now)
+            await self._control.finish_transfer(now)
         else:
             await self._control.load(source, now)
-        proof = await self._proof(source, started=False)
-        if await self._proving.is_doubtful(source, now, proof):
+        proof = await self._prove(source, started=False)
+        if await self._verifier.is_unchanged(source, now, proof):
             anew = "ReloadIgnored: the engine answers with the new weights exactly as before"
-            if not self._succession.restarts:
-                raise Wrong(anew)
+            if not self._process.can_restart:
+                raise WrongWeights(anew)
             self.note = anew if moved else self.note
             return anew
         self._accept(source, contents, proof)
@@ -297,20 +311,20 @@ class Weights:
 
     async def _prove_start(self) -> None:
         """Of a process that has just come up. Raises EngineFailed."""
-        assert self._now is not None
-        self._succession.take()
+        assert self._source is not None
+        self._process.pin()
         tries = 0
-        while not self._succession.gone:
+        while not self._process.replaced:
             try:
-                await self._control.look()
-                await self._control.load(self._now, None)
-                if self._succession.at_hand > 1 and (
-                    why := await asyncio.to_thread(strayed, self._now, self._stopping)
+                await self._control.detect()
+                await self._control.load(self._source, None)
+                if self._process.pinned_life > 1 and (
+                    why := await asyncio.to_thread(changed_on_disk, self._source, self._stopping)
                 ):
-                    return await self._start_over(why)
-                proof = await self._proof(self._now, started=True)
-                return self._accept(self._now, self._contents, proof, started=True)
-            except Wrong as error:
+                    return await self._restart_with_target(why)
+                proof = await self._prove(self._source, started=True)
+                return self._accept(self._source, self._contents, proof, started=True)
+            except WrongWeights as error:
                 raise EngineFailed(str(error)) from None
             except ControlFailed as error:
                 tries += 1
@@ -319,52 +333,59 @@ class Weights:
                     raise EngineFailed(f"ProbeFailed: {error}") from None
                 await asyncio.sleep(tries)
 
-    async def _start_over(self, why: str) -> None:
+    async def _restart_with_target(self, why: str) -> None:
         """With what is ordered now: the engine has come back on other files than it had proven. Raises EngineFailed."""
         log.error("the engine stays closed: %s", why)
-        self._say("Failed", why)
-        was, self._now = self._now, None
-        self._now = await self._first(was)
-        await self._succession.replace(self._now)
+        self._set_phase("Failed", why)
+        was, self._source = self._source, None
+        self._source = await self._first_source(was)
+        await self._process.restart(self._source)
 
-    async def _proof(self, source: Source, *, started: bool) -> Proof:
+    async def _prove(self, source: WeightsSource, *, started: bool) -> WeightsProof:
         """Lets the engine go on, with all that it says kept back. Raises ControlFailed, Wrong."""
-        await self._control.name(source.version)
-        self._begin(source)
-        if self._control.pauses and not started:
+        await self._control.set_version(source.version)
+        self._begin_epoch(source)
+        if self._control.can_pause and not started:
             await self._control.resume()
         if self.phase == "Loading":
-            self._say("Probing")
-        return await self._proving.proof(source, started=started)
+            self._set_phase("Probing")
+        return await self._verifier.prove(source, started=started)
 
-    def _begin(self, source: Source) -> None:
-        self._generations.begin("" if self._control.labels else source.version, self._control.fields(source))
+    def _begin_epoch(self, source: WeightsSource) -> None:
+        self._epochs.begin_epoch(
+            "" if self._control.labels_tokens else source.version, self._control.request_fields(source)
+        )
 
     def _accept(
-        self, source: Source, contents: Contents | None, proof: Proof | None = None, *, started: bool = False
+        self,
+        source: WeightsSource,
+        contents: CheckpointInfo | None,
+        proof: WeightsProof | None = None,
+        *,
+        started: bool = False,
     ) -> None:
         """Raises ControlFailed when it was another process that has proven them."""
-        self._succession.still()
+        self._process.ensure_current()
         if proof is not None:
-            self._proving.accept(source, proof, started=started)
-        self._now, self._contents = source, contents
-        self._succession.next_on(source)
-        self._proven_life = self._succession.at_hand
-        self._patience = 0.0
-        self._generations.judge(proven=True)
-        self._generations.open()
+            self._verifier.accept(source, proof, started=started)
+        self._source, self._contents = source, contents
+        self._process.launch_with(source)
+        self._proven_life = self._process.pinned_life
+        self._entry_wait_seconds = 0.0
+        self._epochs.judge_epoch(proven=True)
+        self._epochs.open_entry()
         if self.phase != "Failed" or self._is_done():
-            self._say("")
+            self._set_phase("")
             log.info("the engine serves weights %s (%s)", source.version, source.checksum)
 
-    def _fail(self, order: WeightsOrder, why: str, *, retry: bool) -> None:
+    def _fail(self, order: WeightsTarget, why: str, *, retry: bool) -> None:
         log.error("weights %s: %s", order.version, why)
         self._failed = order
         self._retry_at = asyncio.get_running_loop().time() + self._retry_after if retry else math.inf
         self._retry_after = min(2 * self._retry_after, RETRY_CAP_SECONDS)
-        self._say("Failed", why)
+        self._set_phase("Failed", why)
         if self.proven:
-            self._generations.open()
+            self._epochs.open_entry()
 
-    def _say(self, phase: Phase, error: str = "") -> None:
+    def _set_phase(self, phase: Phase, error: str = "") -> None:
         self.phase, self.error = phase, error

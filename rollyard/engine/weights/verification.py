@@ -8,60 +8,62 @@ import aiohttp
 
 from rollyard.engine.weights import probe_prompt
 from rollyard.engine.weights.engine_control import EngineControl
-from rollyard.engine.weights.probe_prompt import Proof, Reading, reference_error, verdict
+from rollyard.engine.weights.probe_prompt import ProbeAnswer, WeightsProof, reference_error, why_not_proven
 from rollyard.engine.weights.reference_logprobs import reference_logprobs
-from rollyard.engine.weights.source import Source
+from rollyard.engine.weights.source import WeightsSource
 
-DIFFERENT = 1e-3
+MIN_DIFFERENCE = 1e-3
 """Of computed logprobs: weights that are so far apart would show in an answer."""
 
 
-class Wrong(Exception):
+class WrongWeights(Exception):
     """The engine has other weights than it should."""
 
 
-class Proving:
+class WeightsVerifier:
     """Of one engine; remembers what it answered."""
 
     def __init__(self, http: aiohttp.ClientSession, served_name: str, control: EngineControl) -> None:
         self._http = http
         self._served_name = served_name
         self._control = control
-        self._reading: Reading | None = None
+        self._reading: ProbeAnswer | None = None
         """Of the weights that it serves."""
-        self._proofs: dict[str, Proof] = {}
+        self._proofs: dict[str, WeightsProof] = {}
         """By checksum: what a process answered that was started on these weights."""
         self._noise: float | None = None
         """How far from the files the last answer of an engine was that had just been started."""
 
-    async def proof(self, source: Source, *, started: bool) -> Proof:
+    async def prove(self, source: WeightsSource, *, started: bool) -> WeightsProof:
         """`started`: the process was started on these weights. Raises ControlFailed, Wrong."""
         reading = await self._ask(source)
         again = await self._ask(source)
-        proof = Proof(reading, reference_error(reading, await _computed(source, reading.ids)))
-        if why := verdict(proof, again, self._proofs.get(source.checksum), None if started else self._noise):
-            raise Wrong(f"ProbeFailed: {why}")
+        proof = WeightsProof(reading, reference_error(reading, await _computed(source, reading.ids)))
+        if why := why_not_proven(proof, again, self._proofs.get(source.checksum), None if started else self._noise):
+            raise WrongWeights(f"ProbeFailed: {why}")
         return proof
 
-    async def is_doubtful(self, source: Source, now: Source, proof: Proof) -> bool:
+    async def is_unchanged(self, source: WeightsSource, now: WeightsSource, proof: WeightsProof) -> bool:
         """The answer is the one from before to the last digit, and nothing says that it should be."""
         if proof.reading != self._reading:
             return False
         ids = proof.reading.ids
         was, computed = await _computed(now, ids), await _computed(source, ids)
         return (
-            was is None or computed is None or max(abs(a - b) for a, b in zip(was, computed, strict=True)) > DIFFERENT
+            was is None
+            or computed is None
+            or max(abs(a - b) for a, b in zip(was, computed, strict=True)) > MIN_DIFFERENCE
         )
 
-    def accept(self, source: Source, proof: Proof, *, started: bool) -> None:
+    def accept(self, source: WeightsSource, proof: WeightsProof, *, started: bool) -> None:
         """What later proofs are measured by."""
         self._reading = proof.reading
         if started:
             self._proofs[source.checksum], self._noise = proof, proof.error
 
-    async def _ask(self, source: Source) -> Reading:
-        return await probe_prompt.read(self._http, self._served_name, self._control.fields(source))
+    async def _ask(self, source: WeightsSource) -> ProbeAnswer:
+        return await probe_prompt.read_probe(self._http, self._served_name, self._control.request_fields(source))
 
 
-async def _computed(source: Source, ids: tuple[int, ...]) -> list[float] | None:
+async def _computed(source: WeightsSource, ids: tuple[int, ...]) -> list[float] | None:
     return await asyncio.to_thread(reference_logprobs, source, probe_prompt.PROMPT, ids)

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from rollyard.gateway.requests.call_errors import Refusal, bad_request
-from rollyard.gateway.requests.chat_request import Said
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request
+from rollyard.gateway.requests.chat_request import ChatResponse
 from rollyard.gateway.requests.ignored_fields import STREAM
 from rollyard.gateway.requests.sampling_overrides import check_fields
-from rollyard.gateway.session.session import Session, Tell
+from rollyard.gateway.session.session import GatewaySession, SendText
 
 Body = Mapping[str, Any]
 MAX_MODEL = 512
@@ -26,31 +26,31 @@ class Exchange(Protocol):
 
     stream: bool
 
-    async def carry_out(self, session: Session, tell: Tell | None) -> Said: ...
+    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse: ...
 
-    def whole(self, said: Said) -> dict[str, Any]:
+    def response_body(self, response: ChatResponse) -> dict[str, Any]:
         """The answer in one piece."""
         ...
 
-    def text(self, piece: str) -> bytes:
+    def text_events(self, piece: str) -> bytes:
         """Events for a piece of text; the first ones open the stream."""
         ...
 
-    def end(self, said: Said) -> bytes:
+    def end_events(self, response: ChatResponse) -> bytes:
         """Events for everything behind the text."""
         ...
 
-    def broken(self, refusal: Refusal) -> bytes:
+    def error_events(self, refusal: GatewayError) -> bytes:
         """Events for an error in the middle of the stream."""
         ...
 
     @staticmethod
-    def error(refusal: Refusal) -> dict[str, Any]:
+    def error_body(refusal: GatewayError) -> dict[str, Any]:
         """The body of an error."""
         ...
 
 
-def openai_error(refusal: Refusal) -> dict[str, Any]:
+def openai_error(refusal: GatewayError) -> dict[str, Any]:
     told = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
     return {"error": told}
 
@@ -88,11 +88,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
-def now() -> int:
+def unix_now() -> int:
     return int(time.time())
 
 
-def data(body: Mapping[str, Any]) -> bytes:
+def sse_data(body: Mapping[str, Any]) -> bytes:
     try:
         text = to_json(body)
     except ValueError:  # half of a surrogate pair, in what the policy wrote as a call's arguments
@@ -100,6 +100,6 @@ def data(body: Mapping[str, Any]) -> bytes:
     return b"data: " + text + b"\n\n"
 
 
-def event(body: Mapping[str, Any]) -> bytes:
+def sse_event(body: Mapping[str, Any]) -> bytes:
     """With its type as the event's name too."""
-    return f"event: {body['type']}\n".encode() + data(body)
+    return f"event: {body['type']}\n".encode() + sse_data(body)

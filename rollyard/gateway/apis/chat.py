@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.gateway.apis.base import Body, data, flag, model_of, new_id, now, openai_error, wants_usage
-from rollyard.gateway.requests.call_errors import Refusal, bad_request
-from rollyard.gateway.requests.chat_request import ROLES, Asked, Said, assistant, objects, offered, text_field, text_of
+from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_error, sse_data, unix_now, wants_usage
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request
+from rollyard.gateway.requests.chat_request import (
+    ROLES,
+    ChatRequest,
+    ChatResponse,
+    assistant_message,
+    objects,
+    offered_tools,
+    text_field,
+    text_of,
+)
 from rollyard.gateway.requests.ignored_fields import TOOL
-from rollyard.gateway.requests.sampling_overrides import check_fields, read_wanted
-from rollyard.gateway.session.session import Session, Tell
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
+from rollyard.gateway.session.session import GatewaySession, SendText
 from rollyard.tokens.chat_template import Message
 
-OWN = ("model", "messages", "tools", "tool_choice", "stream", "stream_options")
+OWN_FIELDS = ("model", "messages", "tools", "tool_choice", "stream", "stream_options")
 
 
 class ChatExchange:
@@ -23,42 +32,44 @@ class ChatExchange:
         messages = [_message(m) for m in objects(body.get("messages"), "messages")]
         if not messages:
             raise bad_request("`messages` must have at least one message", param="messages")
-        tools = offered(body.get("tool_choice"), _tools(body))
-        self._asked = Asked(messages, tools, read_wanted(body, OWN))
-        self._id, self._created, self._opened = new_id("chatcmpl-"), now(), False
+        tools = offered_tools(body.get("tool_choice"), _tools(body))
+        self._request = ChatRequest(messages, tools, read_overrides(body, OWN_FIELDS))
+        self._id, self._created, self._opened = new_id("chatcmpl-"), unix_now(), False
 
-    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
-        return await session.chat(self._asked, tell)
+    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
+        return await session.chat(self._request, tell)
 
-    def whole(self, said: Said) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": said.content or None, "refusal": None}
-        if said.calls:
-            message["tool_calls"] = _calls(said)
-        elif not said.content:
+    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": response.content or None, "refusal": None}
+        if response.calls:
+            message["tool_calls"] = _calls(response)
+        elif not response.content:
             message["content"] = ""
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": said.finish}
-        return {**self._envelope("chat.completion"), "choices": [choice], "usage": usage(said)}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": response.finish}
+        return {**self._envelope("chat.completion"), "choices": [choice], "usage": usage_json(response)}
 
-    def text(self, piece: str) -> bytes:
+    def text_events(self, piece: str) -> bytes:
         return self._open() + self._chunk({"content": piece})
 
-    def end(self, said: Said) -> bytes:
+    def end_events(self, response: ChatResponse) -> bytes:
         events = [self._open()]
-        for i, call in enumerate(_calls(said)):
+        for i, call in enumerate(_calls(response)):
             named = {**call["function"], "arguments": ""}
             events.append(self._chunk({"tool_calls": [{"index": i, **call, "function": named}]}))
             rest = {"index": i, "function": {"arguments": call["function"]["arguments"]}}
             events.append(self._chunk({"tool_calls": [rest]}))
-        events.append(self._chunk({}, said.finish))
+        events.append(self._chunk({}, response.finish))
         if self._usage:
-            events.append(data({**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage(said)}))
+            events.append(
+                sse_data({**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage_json(response)})
+            )
         return b"".join([*events, b"data: [DONE]\n\n"])
 
-    def broken(self, refusal: Refusal) -> bytes:
-        return data(openai_error(refusal))
+    def error_events(self, refusal: GatewayError) -> bytes:
+        return sse_data(openai_error(refusal))
 
     @staticmethod
-    def error(refusal: Refusal) -> dict[str, Any]:
+    def error_body(refusal: GatewayError) -> dict[str, Any]:
         return openai_error(refusal)
 
     def _open(self) -> bytes:
@@ -70,24 +81,24 @@ class ChatExchange:
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         body = {**self._envelope("chat.completion.chunk"), "choices": [choice]}
-        return data({**body, "usage": None} if self._usage else body)
+        return sse_data({**body, "usage": None} if self._usage else body)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-def usage(said: Said) -> dict[str, Any]:
+def usage_json(response: ChatResponse) -> dict[str, Any]:
     return {
-        "prompt_tokens": said.prompt_tokens,
-        "completion_tokens": said.completion_tokens,
-        "total_tokens": said.prompt_tokens + said.completion_tokens,
+        "prompt_tokens": response.prompt_tokens,
+        "completion_tokens": response.completion_tokens,
+        "total_tokens": response.prompt_tokens + response.completion_tokens,
     }
 
 
-def _calls(said: Said) -> list[dict[str, Any]]:
+def _calls(response: ChatResponse) -> list[dict[str, Any]]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in said.calls
+        for call in response.calls
     ]
 
 
@@ -110,7 +121,7 @@ def _message(message: dict[str, Any]) -> Message:
     content = text_of(message.get("content"), "content")
     if role == "assistant":
         calls = [_call(call) for call in objects(message.get("tool_calls"), "tool_calls")]
-        return assistant(content, calls)
+        return assistant_message(content, calls)
     if role == "tool":
         id = text_field(message.get("tool_call_id") or "", "tool_call_id")
         return {"role": "tool", "content": content, "tool_call_id": id}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.gateway.apis.base import Body, data, flag, model_of, new_id, now, openai_error, wants_usage
-from rollyard.gateway.apis.chat import usage
-from rollyard.gateway.requests.call_errors import Refusal, bad_request
-from rollyard.gateway.requests.chat_request import Said
-from rollyard.gateway.requests.sampling_overrides import read_wanted
-from rollyard.gateway.session.session import Session, Tell
+from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_error, sse_data, unix_now, wants_usage
+from rollyard.gateway.apis.chat import usage_json
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request
+from rollyard.gateway.requests.chat_request import ChatResponse
+from rollyard.gateway.requests.sampling_overrides import read_overrides
+from rollyard.gateway.session.session import GatewaySession, SendText
 
-OWN = ("model", "prompt", "stream", "stream_options")
+OWN_FIELDS = ("model", "prompt", "stream", "stream_options")
 
 
 class CompletionExchange:
@@ -20,29 +20,29 @@ class CompletionExchange:
         self._usage = wants_usage(body)
         self._model = model_of(body)
         self._prompt = _prompt(body.get("prompt"))
-        self._wanted = read_wanted(body, OWN)
-        self._id, self._created = new_id("cmpl-"), now()
+        self._overrides = read_overrides(body, OWN_FIELDS)
+        self._id, self._created = new_id("cmpl-"), unix_now()
 
-    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
-        return await session.complete(self._prompt, self._wanted, tell)
+    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
+        return await session.complete(self._prompt, self._overrides, tell)
 
-    def whole(self, said: Said) -> dict[str, Any]:
-        return {**self._envelope(said.content, said.finish), "usage": usage(said)}
+    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+        return {**self._envelope(response.content, response.finish), "usage": usage_json(response)}
 
-    def text(self, piece: str) -> bytes:
-        return data(self._envelope(piece, None))
+    def text_events(self, piece: str) -> bytes:
+        return sse_data(self._envelope(piece, None))
 
-    def end(self, said: Said) -> bytes:
-        last = data(self._envelope("", said.finish))
+    def end_events(self, response: ChatResponse) -> bytes:
+        last = sse_data(self._envelope("", response.finish))
         if self._usage:
-            last += data({**self._envelope("", None), "choices": [], "usage": usage(said)})
+            last += sse_data({**self._envelope("", None), "choices": [], "usage": usage_json(response)})
         return last + b"data: [DONE]\n\n"
 
-    def broken(self, refusal: Refusal) -> bytes:
-        return data(openai_error(refusal))
+    def error_events(self, refusal: GatewayError) -> bytes:
+        return sse_data(openai_error(refusal))
 
     @staticmethod
-    def error(refusal: Refusal) -> dict[str, Any]:
+    def error_body(refusal: GatewayError) -> dict[str, Any]:
         return openai_error(refusal)
 
     def _envelope(self, text: str, finish: str | None) -> dict[str, Any]:

@@ -6,24 +6,24 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rollyard.gateway.apis.base import Body, event, flag, model_of, new_id
-from rollyard.gateway.requests.call_errors import Refusal, bad_request, no_threads
+from rollyard.gateway.apis.base import Body, flag, model_of, new_id, sse_event
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request, no_threads
 from rollyard.gateway.requests.chat_request import (
-    Asked,
-    Said,
-    assistant,
-    function,
+    ChatRequest,
+    ChatResponse,
+    assistant_message,
+    function_schema,
     objects,
-    offered,
+    offered_tools,
     text_field,
     text_of,
 )
 from rollyard.gateway.requests.ignored_fields import TOOL, WHOLE
-from rollyard.gateway.requests.sampling_overrides import check_fields, read_wanted
-from rollyard.gateway.session.session import Session, Tell
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
+from rollyard.gateway.session.session import GatewaySession, SendText
 from rollyard.tokens.chat_template import Message
 
-OWN = ("model", "messages", "system", "tools", "tool_choice", "stream")
+OWN_FIELDS = ("model", "messages", "system", "tools", "tool_choice", "stream")
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -36,40 +36,40 @@ class MessagesExchange:
     def __init__(self, body: Body) -> None:
         self.stream = flag(body, "stream")
         self._model = model_of(body)
-        self.asked = read(body)
+        self.request = read(body)
         self._id, self._blocks, self._open = new_id("msg_"), 0, False
-        self._began = False
+        self._message_started = False
 
-    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
-        return await session.chat(self.asked, tell)
+    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
+        return await session.chat(self.request, tell)
 
-    def whole(self, said: Said) -> dict[str, Any]:
-        content: list[dict[str, Any]] = [{"type": "text", "text": said.content}] if said.content else []
-        content += [{**_tool_use(c.id, c.name), "input": json.loads(c.arguments)} for c in said.calls]
-        usage = {"input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens}
-        return {**self._message(content, usage), **_stop(said)}
+    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+        content: list[dict[str, Any]] = [{"type": "text", "text": response.content}] if response.content else []
+        content += [{**_tool_use(c.id, c.name), "input": json.loads(c.arguments)} for c in response.calls]
+        usage = {"input_tokens": response.prompt_tokens, "output_tokens": response.completion_tokens}
+        return {**self._message(content, usage), **_stop(response)}
 
-    def text(self, piece: str) -> bytes:
+    def text_events(self, piece: str) -> bytes:
         events = [self._begin()]
         if not self._open:
             events.append(self._start({"type": "text", "text": ""}))
         return b"".join([*events, self._delta({"type": "text_delta", "text": piece})])
 
-    def end(self, said: Said) -> bytes:
+    def end_events(self, response: ChatResponse) -> bytes:
         events = [self._begin(), self._stop_block()]
-        for call in said.calls:
+        for call in response.calls:
             events.append(self._start({**_tool_use(call.id, call.name), "input": {}}))
             events.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
             events.append(self._stop_block())
-        usage = {"input_tokens": said.prompt_tokens, "output_tokens": said.completion_tokens}
-        events.append(event({"type": "message_delta", "delta": _stop(said), "usage": usage}))
-        return b"".join([*events, event({"type": "message_stop"})])
+        usage = {"input_tokens": response.prompt_tokens, "output_tokens": response.completion_tokens}
+        events.append(sse_event({"type": "message_delta", "delta": _stop(response), "usage": usage}))
+        return b"".join([*events, sse_event({"type": "message_stop"})])
 
-    def broken(self, refusal: Refusal) -> bytes:
-        return event(self.error(refusal))
+    def error_events(self, refusal: GatewayError) -> bytes:
+        return sse_event(self.error_body(refusal))
 
     @staticmethod
-    def error(refusal: Refusal) -> dict[str, Any]:
+    def error_body(refusal: GatewayError) -> dict[str, Any]:
         kind = ERROR_TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
         message = str(refusal)
         if refusal.too_long is not None:
@@ -83,27 +83,27 @@ class MessagesExchange:
         return {**message, "stop_reason": None, "stop_sequence": None, "usage": usage}
 
     def _begin(self) -> bytes:
-        if self._began:
+        if self._message_started:
             return b""
-        self._began = True
+        self._message_started = True
         message = self._message([], {"input_tokens": 0, "output_tokens": 0})
-        return event({"type": "message_start", "message": message})
+        return sse_event({"type": "message_start", "message": message})
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self._open = True
-        return event({"type": "content_block_start", "index": self._blocks, "content_block": block})
+        return sse_event({"type": "content_block_start", "index": self._blocks, "content_block": block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
+        return sse_event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
 
     def _stop_block(self) -> bytes:
         if not self._open:
             return b""
         self._open, self._blocks = False, self._blocks + 1
-        return event({"type": "content_block_stop", "index": self._blocks - 1})
+        return sse_event({"type": "content_block_stop", "index": self._blocks - 1})
 
 
-def read(body: Body) -> Asked:
+def read(body: Body) -> ChatRequest:
     """Raises Refusal."""
     if body.get("thread") is not None:
         raise no_threads(WHOLE)
@@ -112,18 +112,18 @@ def read(body: Body) -> Asked:
         messages.append({"role": "system", "content": system})
     for message in objects(body.get("messages"), "messages"):
         messages += _messages(message)
-    messages, lead = _led(messages)
+    messages, lead = _merge_assistant_messages(messages)
     if not any(m["role"] != "system" for m in messages):
         raise bad_request("`messages` must have at least one message", param="messages")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
     choice = body.get("tool_choice")
-    wanted = read_wanted(body, OWN)
+    wanted = read_overrides(body, OWN_FIELDS)
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
-        wanted = type(wanted)(wanted.fields, parallel=False)
-    return Asked(messages, offered(choice, tools), wanted, lead)
+        wanted = type(wanted)(wanted.fields, parallel_tool_calls=False)
+    return ChatRequest(messages, offered_tools(choice, tools), wanted, lead)
 
 
-def _led(messages: list[Message]) -> tuple[list[Message], str]:
+def _merge_assistant_messages(messages: list[Message]) -> tuple[list[Message], str]:
     """Messages in a row of the assistant are one, as Anthropic has it; the last of all is how the next turn begins."""
     joined: list[Message] = []
     for message in messages:
@@ -153,7 +153,7 @@ def _messages(message: dict[str, Any]) -> Iterator[Message]:
         text = [b for b in blocks if b.get("type") not in ("tool_use", *THOUGHTS)]
         calls = [b for b in blocks if b.get("type") == "tool_use"]
         named = [(str(b.get("id")), text_field(b.get("name"), "name"), b.get("input")) for b in calls]
-        yield assistant(text_of(text, "content"), named)
+        yield assistant_message(text_of(text, "content"), named)
         return
     rest = []
     for block in blocks:
@@ -173,14 +173,14 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
             param="tools",
         )
     check_fields(tool, ("type", "name", "description", "input_schema"), TOOL, "tools[]")
-    return function(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+    return function_schema(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
 def _tool_use(id: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": id, "name": name}
 
 
-def _stop(said: Said) -> dict[str, Any]:
-    if said.stop is not None and not said.calls:
-        return {"stop_reason": "stop_sequence", "stop_sequence": said.stop}
-    return {"stop_reason": STOP_REASONS[said.finish], "stop_sequence": None}
+def _stop(response: ChatResponse) -> dict[str, Any]:
+    if response.stop is not None and not response.calls:
+        return {"stop_reason": "stop_sequence", "stop_sequence": response.stop}
+    return {"stop_reason": STOP_REASONS[response.finish], "stop_sequence": None}

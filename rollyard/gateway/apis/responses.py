@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollyard.gateway.apis.base import Body, event, flag, model_of, new_id, now, openai_error, stream_options
-from rollyard.gateway.requests.call_errors import Refusal, bad_request
-from rollyard.gateway.requests.chat_request import ROLES, Asked, Said, assistant, function, objects, offered, text_of
+from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_error, sse_event, stream_options, unix_now
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request
+from rollyard.gateway.requests.chat_request import (
+    ROLES,
+    ChatRequest,
+    ChatResponse,
+    assistant_message,
+    function_schema,
+    objects,
+    offered_tools,
+    text_of,
+)
 from rollyard.gateway.requests.ignored_fields import TOOL
-from rollyard.gateway.requests.sampling_overrides import check_fields, read_wanted
-from rollyard.gateway.session.session import Session, Tell
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
+from rollyard.gateway.session.session import GatewaySession, SendText
 from rollyard.tokens.chat_template import Message
 
-OWN = ("model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options")
+OWN_FIELDS = ("model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options")
 ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")
 
 
@@ -21,54 +30,54 @@ class ResponsesExchange:
     def __init__(self, body: Body) -> None:
         self.stream = flag(body, "stream")
         self._body = dict(body)
-        self._asked = read(body)
+        self._request = read(body)
         self._model = model_of(body)
-        self._id, self._message_id, self._created = new_id("resp_"), new_id("msg_"), now()
+        self._id, self._message_id, self._created = new_id("resp_"), new_id("msg_"), unix_now()
         self._number = 0
         self._text: list[str] = []
-        self._began = False
+        self._response_started = False
 
-    async def carry_out(self, session: Session, tell: Tell | None) -> Said:
-        return await session.chat(self._asked, tell)
+    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
+        return await session.chat(self._request, tell)
 
-    def whole(self, said: Said) -> dict[str, Any]:
-        output = [self._message(said.content, "completed")] if said.content else []
-        output += [_function_call(c.id, c.name, c.arguments, "completed") for c in said.calls]
+    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+        output = [self._message(response.content, "completed")] if response.content else []
+        output += [_function_call(c.id, c.name, c.arguments, "completed") for c in response.calls]
         usage = {
-            "input_tokens": said.prompt_tokens,
+            "input_tokens": response.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": said.completion_tokens,
+            "output_tokens": response.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": said.prompt_tokens + said.completion_tokens,
+            "total_tokens": response.prompt_tokens + response.completion_tokens,
         }
-        if said.finish != "length":
+        if response.finish != "length":
             return self._response("completed", output, usage)
         cut = {"incomplete_details": {"reason": "max_output_tokens"}}
         return {**self._response("incomplete", output, usage), **cut}
 
-    def text(self, piece: str) -> bytes:
+    def text_events(self, piece: str) -> bytes:
         events = [self._begin()]
         if not self._text:
             events.append(self._event("output_item.added", output_index=0, item=self._message(None, "in_progress")))
-            events.append(self._event("content_part.added", **self._place(), part=_part("")))
+            events.append(self._event("content_part.added", **self._text_position(), part=_part("")))
         self._text.append(piece)
-        return b"".join([*events, self._event("output_text.delta", **self._place(), delta=piece, logprobs=[])])
+        return b"".join([*events, self._event("output_text.delta", **self._text_position(), delta=piece, logprobs=[])])
 
-    def end(self, said: Said) -> bytes:
+    def end_events(self, response: ChatResponse) -> bytes:
         events = [self._begin()]
         if self._text:
             text = "".join(self._text)
-            events.append(self._event("output_text.done", **self._place(), text=text, logprobs=[]))
-            events.append(self._event("content_part.done", **self._place(), part=_part(text)))
+            events.append(self._event("output_text.done", **self._text_position(), text=text, logprobs=[]))
+            events.append(self._event("content_part.done", **self._text_position(), part=_part(text)))
             events.append(self._event("output_item.done", output_index=0, item=self._message(text, "completed")))
-        whole = self.whole(said)
+        whole = self.response_body(response)
         for i, item in enumerate(whole["output"]):
             if item["type"] == "function_call":
                 events.append(self._call(i, item))
         events.append(self._event(whole["status"], response=whole))
         return b"".join(events)
 
-    def broken(self, refusal: Refusal) -> bytes:
+    def error_events(self, refusal: GatewayError) -> bytes:
         failed = {
             **self._response("failed", [], None),
             "error": {"code": refusal.code or "server_error", "message": str(refusal)},
@@ -76,13 +85,13 @@ class ResponsesExchange:
         return self._event("failed", response=failed)
 
     @staticmethod
-    def error(refusal: Refusal) -> dict[str, Any]:
+    def error_body(refusal: GatewayError) -> dict[str, Any]:
         return openai_error(refusal)
 
     def _begin(self) -> bytes:
-        if self._began:
+        if self._response_started:
             return b""
-        self._began = True
+        self._response_started = True
         response = self._response("in_progress", [], None)
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
@@ -98,9 +107,9 @@ class ResponsesExchange:
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         self._number += 1
-        return event({"type": f"response.{kind}", "sequence_number": self._number - 1, **fields})
+        return sse_event({"type": f"response.{kind}", "sequence_number": self._number - 1, **fields})
 
-    def _place(self) -> dict[str, Any]:
+    def _text_position(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def _message(self, text: str | None, status: str) -> dict[str, Any]:
@@ -117,7 +126,7 @@ class ResponsesExchange:
             "incomplete_details": None,
             "model": self._model,
             "output": output,
-            "parallel_tool_calls": self._asked.wanted.parallel,
+            "parallel_tool_calls": self._request.overrides.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": "text"}},
@@ -129,7 +138,7 @@ class ResponsesExchange:
         }
 
 
-def read(body: Body) -> Asked:
+def read(body: Body) -> ChatRequest:
     """Raises Refusal."""
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given, "input")
@@ -138,7 +147,7 @@ def read(body: Body) -> Asked:
         messages.append({"role": "system", "content": instructions})
     turn: list[dict[str, Any]] = []
     for item in items:
-        if _of_assistant(item):
+        if _assistant_item(item):
             turn.append(item)
             continue
         messages += _turn(turn)
@@ -149,21 +158,21 @@ def read(body: Body) -> Asked:
         raise bad_request("`input` must be text or a list of items, and must not be empty", param="input")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
     stream_options(body)
-    return Asked(messages, offered(body.get("tool_choice"), tools), read_wanted(body, OWN))
+    return ChatRequest(messages, offered_tools(body.get("tool_choice"), tools), read_overrides(body, OWN_FIELDS))
 
 
-def _of_assistant(item: dict[str, Any]) -> bool:
+def _assistant_item(item: dict[str, Any]) -> bool:
     """What one turn of a model comes back as: its text, its calls and its thoughts are items of their own."""
     return item.get("type") in ("function_call", "reasoning") or item.get("role") == "assistant"
 
 
 def _turn(items: list[dict[str, Any]]) -> list[Message]:
-    said = [item for item in items if item.get("role") == "assistant"]
+    response = [item for item in items if item.get("role") == "assistant"]
     calls = [item for item in items if item.get("type") == "function_call"]
-    if not said and not calls:
+    if not response and not calls:
         return []
-    text = "".join(text_of(item.get("content"), "content") for item in said)
-    return [assistant(text, [(str(c.get("call_id")), str(c.get("name")), c.get("arguments")) for c in calls])]
+    text = "".join(text_of(item.get("content"), "content") for item in response)
+    return [assistant_message(text, [(str(c.get("call_id")), str(c.get("name")), c.get("arguments")) for c in calls])]
 
 
 def _message(item: dict[str, Any]) -> Message:
@@ -184,7 +193,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
             param="tools",
         )
     check_fields(tool, ("type", "name", "description", "parameters"), TOOL, "tools[]")
-    return function(tool.get("name"), tool.get("description"), tool.get("parameters"))
+    return function_schema(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import aiohttp
 
 from rollyard.core.aio import Signal
-from rollyard.core.byte_budget import Bodies
+from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
 from rollyard.gateway.external.open_sessions import OpenSessions
-from rollyard.gateway.external.routed_sampler import Placement, PoolKey, RoutedPolicy
-from rollyard.gateway.external.unmet_demand import Wishes
-from rollyard.gateway.requests.call_errors import Refusal, gone
-from rollyard.gateway.session.serial_executor import Apart
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.external.routed_sampler import PoolKey, RoutedSampler, SessionPlacer
+from rollyard.gateway.external.unmet_demand import UnmetDemand
+from rollyard.gateway.requests.call_errors import GatewayError, gone
+from rollyard.gateway.session.serial_executor import SerialExecutor
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.template_cache import Templates
+from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 
@@ -45,21 +45,21 @@ SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 WISH_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Who could not get in is demand for so long; without an id we do not know whether the same one comes again."""
-REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
-UNKNOWN = "it was dropped, or the server has restarted: sessions exist only in its memory"
+UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
 
 
 @dataclass
-class Outside:
+class ExternalSession:
     """One session with what the server knows of it."""
 
     request: SessionRequest
     pool: PoolKey
     instance: str
     """Tells it from an earlier one of the same id."""
-    session: Session
-    policy: RoutedPolicy
+    session: GatewaySession
+    policy: RoutedSampler
     created_at: float
     open: bool = True
 
@@ -67,7 +67,7 @@ class Outside:
         self.session.last_used = time.monotonic()
 
     @property
-    def idle(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds without a call or a look."""
         return 0.0 if self.session.in_flight else time.monotonic() - self.session.last_used
 
@@ -85,78 +85,78 @@ class Outside:
             tokens=session.tokens,
             truncated=session.truncated,
             created_at=self.created_at,
-            expires_in_idle=round(max(0.0, self.request.idle_seconds - self.idle), 3),
+            expires_in_idle=round(max(0.0, self.request.idle_seconds - self.idle_seconds), 3),
         )
 
 
-class OutsideSessions:
+class ExternalSessions:
     """All of them, by id."""
 
-    def __init__(self, connector: aiohttp.BaseConnector, placement: Placement, opened: OpenSessions) -> None:
+    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer, opened: OpenSessions) -> None:
         """`connector` leads to model servers, and is closed with this; `opened` is kept up to date here."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         )
         self._tokens = TokenClient(self._http)
         self._placement = placement
-        self._found: dict[str, Outside] = {}
+        self._sessions: dict[str, ExternalSession] = {}
         self._ended: dict[str, str] = {}
         """Id -> why it is gone; the latest."""
         self._opened = opened
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
-        self._templates = Templates(self._threads)
-        self._bodies = Bodies(MAX_BODIES)
-        self._wishes = Wishes(MAX_OPEN)
+        self._templates = TemplateCache(self._threads)
+        self._byte_budget = ByteBudget(MAX_BODIES)
+        self._unmet_demand = UnmetDemand(MAX_OPEN)
         self.session_refused = Signal[PoolKey]()
         """Somebody could not get a session in this pool: no endpoint had room."""
 
     def demand(self, pool: PoolKey) -> int:
         """Sessions that a pool is to serve: the open ones, whatever has become of their endpoints, and those that could not
         be opened."""
-        there = sum(s.open for s in self._found.values())
-        own = sum(s.open for s in self._found.values() if s.pool == pool)
-        return own + min(self._wishes.count(pool), MAX_OPEN - there)
+        there = sum(s.open for s in self._sessions.values())
+        own = sum(s.open for s in self._sessions.values() if s.pool == pool)
+        return own + min(self._unmet_demand.count(pool), MAX_OPEN - there)
 
     # for who opens them
 
-    async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[Outside, bool]:
+    async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[ExternalSession, bool]:
         """The session, and whether it is new. `now` in Unix seconds.
 
         Raises Conflict for an id that means another, TooManyRequests, Unavailable without an endpoint, TemplateUnusable for
         a model's.
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", (namespace, request.pool)
-        if (there := self._same(id, pool, request)) is not None:
+        if (there := self._existing(id, pool, request)) is not None:
             return there, False
         self._admit()
-        endpoint, template, folder = self._first(id, pool, request), None, ""
+        endpoint, template, folder = self._pick_endpoint(id, pool, request), None, ""
         while template is None or endpoint.tokenizer != folder:
             folder = endpoint.tokenizer
             template = await self._templates.get(folder)
-            if (there := self._same(id, pool, request)) is not None:  # opened by another meanwhile
+            if (there := self._existing(id, pool, request)) is not None:  # opened by another meanwhile
                 return there, False
             self._admit()
-            endpoint = self._first(id, pool, request)  # the one of before may be full by now, or gone
-        made = self._made(id, pool, request, endpoint, template, now)
-        self._found[id] = made
+            endpoint = self._pick_endpoint(id, pool, request)  # the one of before may be full by now, or gone
+        made = self._create(id, pool, request, endpoint, template, now)
+        self._sessions[id] = made
         self._ended.pop(id, None)
-        self._wishes.drop(pool, id)
+        self._unmet_demand.drop(pool, id)
         self._opened.place(id, endpoint.id)
         return made, True
 
-    def get(self, id: str) -> Outside:
+    def get(self, id: str) -> ExternalSession:
         """Looking at it counts as use. Raises NotFound, Expired."""
-        found = self._found.get(id)
+        found = self._sessions.get(id)
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
         if found is None:
-            raise NotFound(f"there is no session {id!r}; if it existed before, {UNKNOWN}; {ADVICE}")
+            raise NotFound(f"there is no session {id!r}; if it existed before, {UNKNOWN_SESSION}; {ADVICE}")
         found.touch()
         return found
 
-    def all(self, namespace: str) -> list[Outside]:
+    def all(self, namespace: str) -> list[ExternalSession]:
         """Without counting as a look at them."""
-        return [found for found in self._found.values() if found.pool[0] == namespace]
+        return [found for found in self._sessions.values() if found.pool[0] == namespace]
 
     async def record(self, id: str) -> str:
         """A `SessionRecord`, as JSON: what it has come to so far. Raises NotFound, Expired."""
@@ -168,7 +168,7 @@ class OutsideSessions:
             trajectory = SessionTrajectory(segments=segments, turns=turns, breaks=breaks)
             return SessionRecord(session=found.view(), trajectory=trajectory).model_dump_json()
 
-        return await session.look(read)
+        return await session.run_serialized(read)
 
     def close(self, id: str) -> None:
         """No further calls, and those in flight are given up; the trajectory stays. Raises NotFound, Expired."""
@@ -178,27 +178,27 @@ class OutsideSessions:
             found.session.close()
             self._opened.leave(id, found.policy.endpoint.id)
 
-    def drop(self, id: str, why: str) -> Outside:
+    def drop(self, id: str, why: str) -> ExternalSession:
         """With its trajectory. Raises NotFound, Expired."""
         self.close(id)
-        dropped = self._found.pop(id)
+        dropped = self._sessions.pop(id)
         self._ended[id] = why
-        while len(self._ended) > REMEMBERED:
+        while len(self._ended) > MAX_REMEMBERED:
             del self._ended[next(iter(self._ended))]
         return dropped
 
     # for their calls
 
-    def called(self, id: str, instance: str | None) -> Session:
-        """The session that a call is for. `instance`: as its key says; None for who may use all. Raises Refusal."""
-        found = self._found.get(id)
+    def session_for_call(self, id: str, instance: str | None) -> GatewaySession:
+        """The session that a call is for. `instance`: as its key says; None for who may use all. Raises GatewayError."""
+        found = self._sessions.get(id)
         if found is None or instance not in (None, found.instance):
-            raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN)}; {ADVICE}")
+            raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN_SESSION)}; {ADVICE}")
         if not found.open:
             raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
-        if not self._room():
+        if not self._make_room():
             message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some, then call again"
-            raise Refusal(429, "rate_limit_error", message, code="sessions_full")
+            raise GatewayError(429, "rate_limit_error", message, code="sessions_full")
         return found.session
 
     # beside them
@@ -207,21 +207,21 @@ class OutsideSessions:
         """Drop what is not used, and leave endpoints that are to be left; for ever."""
         while True:
             moves, stranded = dict(self._placement.to_move()), self._placement.stranded()
-            for id, found in list(self._found.items()):
-                if self._found.get(id) is not found:
+            for id, found in list(self._sessions.items()):
+                if self._sessions.get(id) is not found:
                     continue  # dropped while another moved
-                if found.idle > found.request.idle_seconds:
+                if found.idle_seconds > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
                 elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
                     moves[found.policy.endpoint.id] -= 1
-                    await found.policy.settle()
+                    await found.policy.move_if_better()
                 elif found.open and found.session.in_flight:
-                    found.policy.leave(stranded)
+                    found.policy.leave_endpoints(stranded)
             await asyncio.sleep(SWEEP_SECONDS)
 
     def end_calls(self) -> None:
         """The server stops: every session with it."""
-        for id in list(self._found):
+        for id in list(self._sessions):
             self.close(id)
 
     async def shut_down(self) -> None:
@@ -232,8 +232,8 @@ class OutsideSessions:
 
     # inside
 
-    def _same(self, id: str, pool: PoolKey, request: SessionRequest) -> Outside | None:
-        there = self._found.get(id)
+    def _existing(self, id: str, pool: PoolKey, request: SessionRequest) -> ExternalSession | None:
+        there = self._sessions.get(id)
         if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
             what = "with another body" if there.open else "which is closed"
             what = (
@@ -249,41 +249,41 @@ class OutsideSessions:
             there.touch()
         return there
 
-    def _first(self, id: str, pool: PoolKey, request: SessionRequest) -> Endpoint:
+    def _pick_endpoint(self, id: str, pool: PoolKey, request: SessionRequest) -> Endpoint:
         """Raises Unavailable."""
-        endpoint = self._placement.first(pool, request.min_weights_version)
+        endpoint = self._placement.choose(pool, request.min_weights_version)
         if endpoint is None:
-            self._wishes.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
+            self._unmet_demand.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
             self.session_refused.emit(pool)
-            raise Unavailable(self._placement.lacking(pool, request.min_weights_version), retry_after=RETRY_SECONDS)
+            raise Unavailable(self._placement.why_none(pool, request.min_weights_version), retry_after=RETRY_SECONDS)
         return endpoint
 
     def _admit(self) -> None:
-        if sum(s.open for s in self._found.values()) >= MAX_OPEN:
+        if sum(s.open for s in self._sessions.values()) >= MAX_OPEN:
             message = f"{MAX_OPEN} sessions are open, which is the limit: close some, or wait until they expire"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
-        if len(self._found) >= MAX_KEPT:
+        if len(self._sessions) >= MAX_KEPT:
             message = f"{MAX_KEPT} sessions are kept, which is the limit: delete closed ones"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
-        if not self._room():
+        if not self._make_room():
             message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some"
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
 
-    def _room(self) -> bool:
-        return sum(s.session.tokens for s in self._found.values()) < MAX_TOKENS
+    def _make_room(self) -> bool:
+        return sum(s.session.tokens for s in self._sessions.values()) < MAX_TOKENS
 
-    def _made(
+    def _create(
         self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
-    ) -> Outside:
+    ) -> ExternalSession:
         def moved(before: str, after: str) -> None:
             if self._opened.is_on(id, before):  # a closed one is nowhere
                 self._opened.leave(id, before)
                 self._opened.place(id, after)
 
-        policy = RoutedPolicy(
+        policy = RoutedSampler(
             id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved, request.min_weights_version
         )
-        terms = Terms(
+        terms = SessionConfig(
             model=endpoint.model,
             sampling=request.sampling,
             fixed=not request.caller_sampling,
@@ -292,5 +292,7 @@ class OutsideSessions:
             max_tokens=MAX_SESSION_TOKENS,
             max_at_once=MAX_AT_ONCE,
         )
-        session = Session(id, template, policy, terms, Apart(self._threads, LONG_CHARACTERS), self._bodies)
-        return Outside(request, pool, secrets.token_hex(8), session, policy, now)
+        session = GatewaySession(
+            id, template, policy, terms, SerialExecutor(self._threads, LONG_CHARACTERS), self._byte_budget
+        )
+        return ExternalSession(request, pool, secrets.token_hex(8), session, policy, now)

@@ -6,7 +6,7 @@ from rollyard.core.aio import Signal
 
 
 class OpenSessions:
-    """Index that `OutsideSessions` maintains; a class of its own, for the endpoint registry is made first and counts by it."""
+    """Index that `ExternalSessions` maintains; a class of its own, for the endpoint registry is made first and counts by it."""
 
     def __init__(self) -> None:
         self._on: dict[str, set[str]] = {}

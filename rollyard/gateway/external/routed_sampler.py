@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from rollyard.core.errors import AnswerRefused, EndpointLost
-from rollyard.gateway.requests.call_errors import Refusal, unavailable
+from rollyard.gateway.requests.call_errors import GatewayError, unavailable
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens.requests_in_flight import InFlight
+from rollyard.tokens.requests_in_flight import InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.token_client import TokenClient
@@ -22,24 +22,24 @@ log = logging.getLogger(__name__)
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
 MAX_MOVES = 10
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 WAIT_SECONDS = 60.0
 """Longer than this a call does not wait for an endpoint to go on with."""
 
 
-class Placement(Protocol):
+class SessionPlacer(Protocol):
     """Where sessions sample."""
 
-    def first(self, pool: PoolKey, least: str | None) -> Endpoint | None:
+    def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
         """For a session that opens; None when no endpoint is ready and has room. `least`: oldest version of the weights
         that it may have, None for any."""
         ...
 
-    def another(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
+    def choose_again(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
         """`current` where nothing has failed and it is no worse than the rest, else another. None when there is none."""
         ...
 
-    def lacking(self, pool: PoolKey, least: str | None) -> str:
+    def why_none(self, pool: PoolKey, least: str | None) -> str:
         """Why there is none, in words."""
         ...
 
@@ -56,14 +56,14 @@ class Placement(Protocol):
         ...
 
 
-class RoutedPolicy:
+class RoutedSampler:
     """Samples turns for one session."""
 
     def __init__(
         self,
         session: str,
         pool: PoolKey,
-        placement: Placement,
+        placement: SessionPlacer,
         tokens: TokenClient,
         endpoint: Endpoint,
         stop_ids: Sequence[int],
@@ -79,9 +79,9 @@ class RoutedPolicy:
         self.endpoint = endpoint
         self._stop_ids = list(stop_ids)
         self._moved = moved
-        self._least = least
-        self._moving = asyncio.Lock()
-        self._in_flight = InFlight()
+        self._min_version = least
+        self._move_lock = asyncio.Lock()
+        self._in_flight = InFlightRequests()
         self.waiting = ""
         """Why its calls have no endpoint to go on at, in words; empty where they have one."""
 
@@ -107,43 +107,43 @@ class RoutedPolicy:
         except EndpointLost as error:
             raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
         except AnswerRefused as error:  # the next answer would be no better
-            raise Refusal(500, "server_error", f"the model's answer cannot be used: {error}") from error
+            raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
-    async def settle(self) -> None:
+    async def move_if_better(self) -> None:
         """Go where it is better by now."""
-        async with self._moving:
-            self._take(self._another(""))
+        async with self._move_lock:
+            self._switch_to(self._choose_again(""))
 
-    def leave(self, out: Collection[str]) -> None:
+    def leave_endpoints(self, out: Collection[str]) -> None:
         """Requests at endpoints that are out go on elsewhere with the ids they have, if there is an elsewhere."""
-        if not self._moving.locked():
-            stays = self.endpoint.id in out and not self._take(self._another(""))
-            self.waiting = f"endpoint {self.endpoint.id} does not answer and {self._lacking()}" if stays else ""
+        if not self._move_lock.locked():
+            stays = self.endpoint.id in out and not self._switch_to(self._choose_again(""))
+            self.waiting = f"endpoint {self.endpoint.id} does not answer and {self._why_none()}" if stays else ""
         if self.endpoint.id not in out and (ended := self._in_flight.end_quiet(out)):
             log.info("session %s: %d unfinished requests continue at %s", self._session, ended, self.endpoint.id)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
         began = time.monotonic()  # and not once it is the call's turn: calls at once wait together
-        async with self._moving:  # calls at once lose the same endpoint once
+        async with self._move_lock:  # calls at once lose the same endpoint once
             if failed is not None and failed != self.endpoint.id:
                 return self.endpoint
             if failed is not None:
                 self._placement.complain(failed, self._session, "a session could not use it")
-            while not self._take(self._another(failed or "")):
-                self.waiting = self._lacking()
+            while not self._switch_to(self._choose_again(failed or "")):
+                self.waiting = self._why_none()
                 if time.monotonic() - began > WAIT_SECONDS:
                     raise unavailable(f"{self.waiting}, since {WAIT_SECONDS:g} s; repeat the call")
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
             self.waiting = ""
             return self.endpoint
 
-    def _another(self, failed: str) -> Endpoint | None:
-        return self._placement.another(self._pool, self.endpoint.id, failed, self._least)
+    def _choose_again(self, failed: str) -> Endpoint | None:
+        return self._placement.choose_again(self._pool, self.endpoint.id, failed, self._min_version)
 
-    def _lacking(self) -> str:
-        return self._placement.lacking(self._pool, self._least)
+    def _why_none(self) -> str:
+        return self._placement.why_none(self._pool, self._min_version)
 
-    def _take(self, found: Endpoint | None) -> bool:
+    def _switch_to(self, found: Endpoint | None) -> bool:
         if found is None:
             return False
         before, self.endpoint = self.endpoint.id, found

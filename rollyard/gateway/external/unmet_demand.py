@@ -7,27 +7,27 @@ import time
 from rollyard.gateway.external.routed_sampler import PoolKey
 
 
-class Wishes:
+class UnmetDemand:
     def __init__(self, most: int) -> None:
         """`most`: in one pool; further ones take the place of the oldest."""
         self._most = most
-        self._until: dict[PoolKey, dict[str, float]] = {}
+        self._expires_at: dict[PoolKey, dict[str, float]] = {}
         """By id, in the order in which they came (monotonic seconds)."""
 
     def add(self, pool: PoolKey, id: str, seconds: float) -> None:
-        wishes = self._until.setdefault(pool, {})
+        wishes = self._expires_at.setdefault(pool, {})
         wishes.pop(id, None)
         wishes[id] = time.monotonic() + seconds
         while len(wishes) > self._most:
             del wishes[next(iter(wishes))]
 
     def drop(self, pool: PoolKey, id: str) -> None:
-        self._until.get(pool, {}).pop(id, None)
+        self._expires_at.get(pool, {}).pop(id, None)
 
     def count(self, pool: PoolKey) -> int:
-        now, wishes = time.monotonic(), self._until.get(pool, {})
+        now, wishes = time.monotonic(), self._expires_at.get(pool, {})
         for id in [id for id, until in wishes.items() if until <= now]:
             del wishes[id]
         if not wishes:
-            self._until.pop(pool, None)
+            self._expires_at.pop(pool, None)
         return len(wishes)

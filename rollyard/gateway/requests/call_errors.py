@@ -8,7 +8,7 @@ from typing import Any
 from rollyard.core.errors import RollyardError
 
 
-class Refusal(RollyardError):
+class GatewayError(RollyardError):
     """`status` decides whether clients repeat a call by themselves: they do on 429 and 5xx, not on other 4xx."""
 
     def __init__(
@@ -26,16 +26,16 @@ class Refusal(RollyardError):
         """(tokens of the prompt, tokens of the context) where the one does not fit the other."""
 
 
-def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> Refusal:
-    return Refusal(400, "invalid_request_error", message, param=param, code=code)
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> GatewayError:
+    return GatewayError(400, "invalid_request_error", message, param=param, code=code)
 
 
-def too_long(message: str) -> Refusal:
+def too_long(message: str) -> GatewayError:
     """Clients know this code, and that a repetition will not help."""
     return bad_request(message, code="context_length_exceeded", param="messages")
 
 
-def prompt_too_long(tokens: int, context: int) -> Refusal:
+def prompt_too_long(tokens: int, context: int) -> GatewayError:
     """In the words that OpenAI's clients look for."""
     refusal = too_long(
         f"This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens, "
@@ -45,41 +45,41 @@ def prompt_too_long(tokens: int, context: int) -> Refusal:
     return refusal
 
 
-def no_model(name: str, served: str) -> Refusal:
+def no_model(name: str, served: str) -> GatewayError:
     message = f"there is no model {name[:100]!r}; this session serves {served!r}, under any name"
-    return Refusal(404, "invalid_request_error", message, code="model_not_found", param="model")
+    return GatewayError(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
-def no_threads(advice: str) -> Refusal:
+def no_threads(advice: str) -> GatewayError:
     """Anthropic's client knows these details: it repeats the call without `thread`, and its tool runner goes on so."""
     refusal = bad_request(f"this gateway cannot apply `thread`; {advice}", param="thread")
     refusal.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return refusal
 
 
-def template_unusable(message: str) -> Refusal:
+def template_unusable(message: str) -> GatewayError:
     """Nothing is wrong with the conversation, and no repetition helps."""
-    return Refusal(422, "invalid_request_error", message, code="template_unusable")
+    return GatewayError(422, "invalid_request_error", message, code="template_unusable")
 
 
-def too_slow(seconds: float) -> Refusal:
-    return Refusal(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
+def too_slow(seconds: float) -> GatewayError:
+    return GatewayError(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
 
 
-def turn_limit(limit: int) -> Refusal:
+def turn_limit(limit: int) -> GatewayError:
     """403, because every client gives up on it at once."""
-    return Refusal(
+    return GatewayError(
         403, "permission_error", f"this session has made its {limit} model calls; open another one", code="turn_limit"
     )
 
 
-def too_many(limit: int) -> Refusal:
+def too_many(limit: int) -> GatewayError:
     message = f"{limit} calls of this session are in flight, which is the limit: repeat the call after one has ended"
-    return Refusal(429, "rate_limit_error", message, code="calls_at_once")
+    return GatewayError(429, "rate_limit_error", message, code="calls_at_once")
 
 
-def token_limit(limit: int) -> Refusal:
-    return Refusal(
+def token_limit(limit: int) -> GatewayError:
+    return GatewayError(
         403,
         "permission_error",
         f"the segments of this session have reached {limit} tokens, which is the limit: continue in another session",
@@ -87,13 +87,13 @@ def token_limit(limit: int) -> Refusal:
     )
 
 
-def no_session(message: str) -> Refusal:
-    return Refusal(401, "authentication_error", message, code="invalid_session")
+def no_session(message: str) -> GatewayError:
+    return GatewayError(401, "authentication_error", message, code="invalid_session")
 
 
-def gone(message: str) -> Refusal:
-    return Refusal(410, "invalid_request_error", message, code="session_gone")
+def gone(message: str) -> GatewayError:
+    return GatewayError(410, "invalid_request_error", message, code="session_gone")
 
 
-def unavailable(message: str) -> Refusal:
-    return Refusal(503, "server_error", message, code="unavailable")
+def unavailable(message: str) -> GatewayError:
+    return GatewayError(503, "server_error", message, code="unavailable")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollyard.gateway.requests.call_errors import bad_request
-from rollyard.gateway.requests.sampling_overrides import Wanted
+from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.tokens.chat_template import Message
 
 MAX_OBJECTS = 20_000
@@ -19,7 +19,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 @dataclass(frozen=True)
-class Call:
+class ChatToolCall:
     """A tool call as the client sees it."""
 
     id: str
@@ -29,13 +29,13 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatRequest:
     messages: list[Message]
     """`role`, `content` as text; of an assistant also `tool_calls` with arguments as objects; of a tool `tool_call_id`."""
     tools: list[dict[str, Any]]
     """As OpenAI's chat API has them; empty where the caller wants no calls."""
-    wanted: Wanted
-    lead: str = ""
+    overrides: SamplingOverrides
+    continued_text: str = ""
     """How the next turn begins, behind all messages: the policy goes on from there."""
 
     @property
@@ -46,11 +46,11 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Said:
+class ChatResponse:
     """What came of a call."""
 
     content: str
-    calls: tuple[Call, ...]
+    calls: tuple[ChatToolCall, ...]
     finish: str
     """`stop`, `length` or `tool_calls`."""
     prompt_tokens: int
@@ -98,7 +98,7 @@ def objects(value: Any, where: str) -> list[dict[str, Any]]:
     return value
 
 
-def function(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
     """A tool as OpenAI's chat API writes it."""
     function: dict[str, Any] = {"name": text_field(name, "the name of a tool")}
     if description is not None:
@@ -109,7 +109,7 @@ def function(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
     }
 
 
-def offered(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The tools of a call by its `tool_choice`, which is a word, or an object with a `type`."""
     word = choice.get("type") if isinstance(choice, dict) else choice
     if word in (None, "auto"):
@@ -122,18 +122,18 @@ def offered(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def assistant(content: str, calls: Sequence[tuple[str, str, Any]]) -> Message:
+def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Message:
     """`calls`: (id, name, arguments as text or object) each."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
-            {"id": id, "type": "function", "function": {"name": name, "arguments": _object(arguments)}}
+            {"id": id, "type": "function", "function": {"name": name, "arguments": _arguments_as_object(arguments)}}
             for id, name, arguments in calls
         ]
     return message
 
 
-def _object(arguments: Any) -> Any:
+def _arguments_as_object(arguments: Any) -> Any:
     """Templates want the object; what is no JSON stays as it is."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments

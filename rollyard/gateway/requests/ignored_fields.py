@@ -14,31 +14,31 @@ ANY = object()
 
 
 @dataclass(frozen=True)
-class Accepted:
+class FieldRule:
     why: str
     """Reason why these values change nothing; for a field that is only refused, empty."""
     values: tuple[Any, ...] = (ANY,)
     advice: str = "leave it out"
     """For other values."""
-    fields: Mapping[str, Accepted] | None = None
+    fields: Mapping[str, FieldRule] | None = None
     """Rule for an object: each field by its own rule."""
     items: Collection[str] | None = None
     """Rule for a list: what it may hold."""
 
 
-def refused(advice: str = "leave it out") -> Accepted:
-    return Accepted("", (), advice)
+def refused_field(advice: str = "leave it out") -> FieldRule:
+    return FieldRule("", (), advice)
 
 
-def neutral(*values: Any, advice: str = "leave it out") -> Accepted:
-    return Accepted("the API's own default", values, advice)
+def neutral_field(*values: Any, advice: str = "leave it out") -> FieldRule:
+    return FieldRule("the API's own default", values, advice)
 
 
-CALLER = Accepted("names the caller; no answer depends on it")
-CACHE = Accepted("caching changes no token; engines cache prefixes themselves")
-BILLING = Accepted("nothing is billed")
-EFFORT = Accepted("a hint; the policy and its template decide how much it thinks and writes")
-NO_TOOLS = Accepted("limits tools that a provider runs; this gateway has none")
+CALLER = FieldRule("names the caller; no answer depends on it")
+CACHE = FieldRule("caching changes no token; engines cache prefixes themselves")
+BILLING = FieldRule("nothing is billed")
+EFFORT = FieldRule("a hint; the policy and its template decide how much it thinks and writes")
+NO_TOOLS = FieldRule("limits tools that a provider runs; this gateway has none")
 FORM = "sampling is not constrained: describe the format in the prompt, and parse the text"
 WHOLE = "the gateway keeps nothing between calls: send the whole conversation with each"
 PLAIN_TEXT = ({"type": "text"},)
@@ -47,7 +47,7 @@ HIDDEN_ITEMS = (
     "code_interpreter_call.outputs", "computer_call_output.output.image_url",
 )  # fmt: skip
 
-ACCEPTED: Mapping[str, Accepted] = {
+ACCEPTED: Mapping[str, FieldRule] = {
     # who asks, and what it costs
     "user": CALLER,
     "metadata": CALLER,
@@ -62,125 +62,125 @@ ACCEPTED: Mapping[str, Accepted] = {
     "prompt_cache_retention": CACHE,
     "prompt_cache_options": CACHE,
     "cache_control": CACHE,
-    "prediction": Accepted("a guess of the answer; it changes no token"),
-    "priority": Accepted("the order of requests; no token depends on it"),
-    "service_tier": neutral("auto", "default", "standard_only", advice="there is one tier: `auto`"),
-    "speed": neutral("standard"),
-    "betas": Accepted("names features; each feature has fields of its own"),
-    "extra_headers": Accepted("meant for the client library"),
+    "prediction": FieldRule("a guess of the answer; it changes no token"),
+    "priority": FieldRule("the order of requests; no token depends on it"),
+    "service_tier": neutral_field("auto", "default", "standard_only", advice="there is one tier: `auto`"),
+    "speed": neutral_field("standard"),
+    "betas": FieldRule("names features; each feature has fields of its own"),
+    "extra_headers": FieldRule("meant for the client library"),
     # how much to think
     "reasoning_effort": EFFORT,
     "verbosity": EFFORT,
-    "thinking": Accepted("a hint; the template decides how a policy thinks, and its thoughts are part of the text"),
-    "reasoning": Accepted(
+    "thinking": FieldRule("a hint; the template decides how a policy thinks, and its thoughts are part of the text"),
+    "reasoning": FieldRule(
         "",
         fields={
             "effort": EFFORT,
-            "summary": Accepted("thoughts are part of the text"),
-            "generate_summary": Accepted("thoughts are part of the text"),
-            "context": neutral("auto", advice="send the thoughts that the policy should see as part of the text"),
-            "mode": neutral("standard"),
+            "summary": FieldRule("thoughts are part of the text"),
+            "generate_summary": FieldRule("thoughts are part of the text"),
+            "context": neutral_field("auto", advice="send the thoughts that the policy should see as part of the text"),
+            "mode": neutral_field("standard"),
         },
     ),
-    "output_config": Accepted(
-        "", fields={"effort": EFFORT, "format": refused(FORM), "task_budget": refused("use `max_tokens`")}
+    "output_config": FieldRule(
+        "", fields={"effort": EFFORT, "format": refused_field(FORM), "task_budget": refused_field("use `max_tokens`")}
     ),
     # the form of what is said
-    "response_format": neutral(*PLAIN_TEXT, advice=FORM),
-    "text": Accepted("", fields={"format": neutral(*PLAIN_TEXT, advice=FORM), "verbosity": EFFORT}),
-    "modalities": neutral(["text"]),
-    "audio": refused(),
-    "image": refused(),
-    "n": neutral(1, advice="make one call for each answer"),
-    "best_of": neutral(1, advice="make one call for each answer"),
-    "echo": neutral(False),
-    "suffix": neutral(""),
-    "logprobs": neutral(False, advice="the trajectory has the logprob of every sampled token"),
-    "top_logprobs": neutral(0, advice="the trajectory has the logprob of every sampled token"),
-    "prompt_logprobs": neutral(0),
-    "return_token_ids": neutral(False, advice="the trajectory has the ids"),
-    "skip_special_tokens": neutral(True),
-    "spaces_between_special_tokens": neutral(True),
-    "include": Accepted(
+    "response_format": neutral_field(*PLAIN_TEXT, advice=FORM),
+    "text": FieldRule("", fields={"format": neutral_field(*PLAIN_TEXT, advice=FORM), "verbosity": EFFORT}),
+    "modalities": neutral_field(["text"]),
+    "audio": refused_field(),
+    "image": refused_field(),
+    "n": neutral_field(1, advice="make one call for each answer"),
+    "best_of": neutral_field(1, advice="make one call for each answer"),
+    "echo": neutral_field(False),
+    "suffix": neutral_field(""),
+    "logprobs": neutral_field(False, advice="the trajectory has the logprob of every sampled token"),
+    "top_logprobs": neutral_field(0, advice="the trajectory has the logprob of every sampled token"),
+    "prompt_logprobs": neutral_field(0),
+    "return_token_ids": neutral_field(False, advice="the trajectory has the ids"),
+    "skip_special_tokens": neutral_field(True),
+    "spaces_between_special_tokens": neutral_field(True),
+    "include": FieldRule(
         "parts of items that this gateway never returns", (), "leave out unknown parts", items=HIDDEN_ITEMS
     ),
     # what is sampled, at the values that change nothing
-    "frequency_penalty": neutral(0),
-    "presence_penalty": neutral(0),
-    "repetition_penalty": neutral(1),
-    "length_penalty": neutral(1),
-    "min_p": neutral(0),
-    "min_tokens": neutral(0),
-    "top_a": neutral(0),
-    "logit_bias": neutral({}),
-    "stop": neutral([], ""),
-    "stop_sequences": neutral([]),
-    "stop_token_ids": neutral([]),
-    "ignore_eos": neutral(False),
-    "use_beam_search": neutral(False),
-    "guided_json": refused(FORM),
-    "guided_regex": refused(FORM),
-    "guided_choice": refused(FORM),
-    "guided_grammar": refused(FORM),
-    "structured_outputs": refused(FORM),
+    "frequency_penalty": neutral_field(0),
+    "presence_penalty": neutral_field(0),
+    "repetition_penalty": neutral_field(1),
+    "length_penalty": neutral_field(1),
+    "min_p": neutral_field(0),
+    "min_tokens": neutral_field(0),
+    "top_a": neutral_field(0),
+    "logit_bias": neutral_field({}),
+    "stop": neutral_field([], ""),
+    "stop_sequences": neutral_field([]),
+    "stop_token_ids": neutral_field([]),
+    "ignore_eos": neutral_field(False),
+    "use_beam_search": neutral_field(False),
+    "guided_json": refused_field(FORM),
+    "guided_regex": refused_field(FORM),
+    "guided_choice": refused_field(FORM),
+    "guided_grammar": refused_field(FORM),
+    "structured_outputs": refused_field(FORM),
     # the prompt
-    "chat_template": refused("the policy's own template is used"),
-    "chat_template_kwargs": neutral({}, advice="the policy's own template is used without changes"),
-    "add_generation_prompt": neutral(True),
-    "continue_final_message": neutral(False),
-    "prompt": refused("write the whole prompt into `input`"),
-    "truncation": neutral("disabled", advice="shorten the conversation yourself; one that does not fit gets a 400"),
-    "context_management": neutral(
+    "chat_template": refused_field("the policy's own template is used"),
+    "chat_template_kwargs": neutral_field({}, advice="the policy's own template is used without changes"),
+    "add_generation_prompt": neutral_field(True),
+    "continue_final_message": neutral_field(False),
+    "prompt": refused_field("write the whole prompt into `input`"),
+    "truncation": neutral_field("disabled", advice="shorten the conversation yourself; one that does not fit gets a 400"),
+    "context_management": neutral_field(
         {}, [], {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         advice="shorten the conversation yourself",
     ),
-    "compaction": refused("shorten the conversation yourself"),
+    "compaction": refused_field("shorten the conversation yourself"),
     # tools that a provider would run
-    "functions": neutral([], advice="use `tools`"),
-    "function_call": neutral("auto", "none", advice="use `tools`"),
-    "web_search_options": refused("offer a tool of your own"),
-    "mcp_servers": neutral([], advice="offer their tools as your own"),
-    "container": refused("offer a tool of your own"),
+    "functions": neutral_field([], advice="use `tools`"),
+    "function_call": neutral_field("auto", "none", advice="use `tools`"),
+    "web_search_options": refused_field("offer a tool of your own"),
+    "mcp_servers": neutral_field([], advice="offer their tools as your own"),
+    "container": refused_field("offer a tool of your own"),
     "max_tool_calls": NO_TOOLS,
     # state and services of a provider
-    "store": neutral(False, advice="nothing is stored for retrieval; the session's trajectory has every turn"),
-    "previous_response_id": refused(WHOLE),
-    "conversation": refused(WHOLE),
-    "thread": refused(WHOLE),
-    "background": neutral(False, advice="wait for the answer, or stream it"),
-    "background_options": refused("wait for the answer, or stream it"),
-    "fallbacks": Accepted("other models for requests that a provider declines; this gateway declines none"),
-    "moderation": refused("moderate the text yourself"),
-    "diagnostics": refused(),
-    "inference_geo": refused("the pool's engines answer, wherever they run"),
-    "access_programs": refused(),
+    "store": neutral_field(False, advice="nothing is stored for retrieval; the session's trajectory has every turn"),
+    "previous_response_id": refused_field(WHOLE),
+    "conversation": refused_field(WHOLE),
+    "thread": refused_field(WHOLE),
+    "background": neutral_field(False, advice="wait for the answer, or stream it"),
+    "background_options": refused_field("wait for the answer, or stream it"),
+    "fallbacks": FieldRule("other models for requests that a provider declines; this gateway declines none"),
+    "moderation": refused_field("moderate the text yourself"),
+    "diagnostics": refused_field(),
+    "inference_geo": refused_field("the pool's engines answer, wherever they run"),
+    "access_programs": refused_field(),
 }  # fmt: skip
-TOOL: Mapping[str, Accepted] = {
-    "strict": Accepted("arguments are as the policy sampled them; the caller checks them"),
+TOOL: Mapping[str, FieldRule] = {
+    "strict": FieldRule("arguments are as the policy sampled them; the caller checks them"),
     "cache_control": CACHE,
-    "eager_input_streaming": Accepted("a tool call is sent in one piece after its turn"),
-    "allowed_callers": neutral(["direct"]),
-    "defer_loading": neutral(False, advice="offer the tools that the call may use"),
-    "input_examples": neutral([], advice="write them into the description"),
-    "output_schema": Accepted("describes a result that the caller produces"),
-    "annotations": Accepted("for programs that show the tool to people"),
+    "eager_input_streaming": FieldRule("a tool call is sent in one piece after its turn"),
+    "allowed_callers": neutral_field(["direct"]),
+    "defer_loading": neutral_field(False, advice="offer the tools that the call may use"),
+    "input_examples": neutral_field([], advice="write them into the description"),
+    "output_schema": FieldRule("describes a result that the caller produces"),
+    "annotations": FieldRule("for programs that show the tool to people"),
 }
 """Beside name, description and schema."""
-STREAM: Mapping[str, Accepted] = {
-    "include_obfuscation": neutral(False),
-    "continuous_usage_stats": neutral(False, advice="use `include_usage`"),
+STREAM: Mapping[str, FieldRule] = {
+    "include_obfuscation": neutral_field(False),
+    "continuous_usage_stats": neutral_field(False, advice="use `include_usage`"),
 }
 
 
-def wrong(rules: Mapping[str, Accepted], name: str, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def find_rejected(rules: Mapping[str, FieldRule], name: str, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(the field, advice) of everything in `value` that is not accepted. A name without a rule has to be looked up before."""
     rule, path = rules[name], f"{path}{name}"
-    if value is None or any(accepted is ANY or _same(value, accepted) for accepted in _values(rule)):
+    if value is None or any(accepted is ANY or _is_accepted(value, accepted) for accepted in _values(rule)):
         return
     if rule.fields is not None and isinstance(value, dict):
         for key, one in value.items():
             if key in rule.fields:
-                yield from wrong(rule.fields, key, one, f"{path}.")
+                yield from find_rejected(rule.fields, key, one, f"{path}.")
             elif one is not None:
                 yield f"{path}.{key}", "leave it out"
     elif rule.items is not None and isinstance(value, list):
@@ -189,10 +189,10 @@ def wrong(rules: Mapping[str, Accepted], name: str, value: Any, path: str = "") 
         yield path, rule.advice
 
 
-def _values(rule: Accepted) -> tuple[Any, ...]:
+def _values(rule: FieldRule) -> tuple[Any, ...]:
     return () if rule.fields is not None or rule.items is not None else rule.values
 
 
-def _same(value: Any, accepted: Any) -> bool:
+def _is_accepted(value: Any, accepted: Any) -> bool:
     # 1 == True in Python, and `logprobs: 1` is not what `logprobs: true` is
     return bool(value == accepted) and isinstance(value, bool) == isinstance(accepted, bool)

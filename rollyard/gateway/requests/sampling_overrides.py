@@ -14,14 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rollyard.gateway.requests.call_errors import Refusal, bad_request
-from rollyard.gateway.requests.ignored_fields import ACCEPTED, Accepted, wrong
+from rollyard.gateway.requests.call_errors import GatewayError, bad_request
+from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_rejected
 from rollyard.kinds.rollout import Sampling
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
 """Names of the most tokens of one turn; the first that is given counts."""
 STOPS = ("stop", "stop_sequences")
-OURS = ("logprobs", "extra")
+OWN_RULES = ("logprobs", "extra")
 """Of `Sampling`, what means something else to these APIs, or is the trainer's to set."""
 PARALLEL = "parallel_tool_calls"
 MAX_STOPS, MAX_STOP = 32, 256
@@ -29,38 +29,38 @@ MAX_STOPS, MAX_STOP = 32, 256
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SamplingOverrides:
     """How the caller wants to sample; a session may have its own ideas."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Of `Sampling`, those that were given."""
-    parallel: bool = True
+    parallel_tool_calls: bool = True
     """Whether more than one tool call a turn is welcome."""
 
 
-def read_wanted(body: Mapping[str, Any], own: Collection[str]) -> Wanted:
-    """Everything of `body` but `own`, the fields that the API reads itself. Raises Refusal by the first wrong field."""
+def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOverrides:
+    """Everything of `body` but `own`, the fields that the API reads itself. Raises GatewayError by the first wrong field."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
-        if name in own or name in (PARALLEL, *LIMITS) or _accepted(name, value):
+        if name in own or name in (PARALLEL, *LIMITS) or _check_value(name, value):
             continue
         if name in STOPS:
-            fields["stop"] = _stops(name, value)
-        elif name in Sampling.model_fields and name not in OURS:
+            fields["stop"] = _check_stops(name, value)
+        elif name in Sampling.model_fields and name not in OWN_RULES:
             fields[name] = value
         else:
-            raise _refused(name, value, ACCEPTED, (*own, PARALLEL, *LIMITS, *Sampling.model_fields))
+            raise _unknown_field(name, value, ACCEPTED, (*own, PARALLEL, *LIMITS, *Sampling.model_fields))
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
     # The validated value: "10" is a number to pydantic, and none to min().
-    read = _validated(fields).model_dump(include=set(fields))
-    return Wanted(read, parallel=body.get(PARALLEL) is not False)
+    read = _validate(fields).model_dump(include=set(fields))
+    return SamplingOverrides(read, parallel_tool_calls=body.get(PARALLEL) is not False)
 
 
-def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
+def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) -> Sampling:
     """What a session samples with. `fixed`: its own sampling holds; the caller may only end turns earlier. Raises Refusal."""
-    fields = dict(wanted.fields)
+    fields = dict(overrides.fields)
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
     if own.stop or fields.get("stop"):
         fields["stop"] = list(dict.fromkeys([*(own.stop or ()), *(fields.get("stop") or ())]))
@@ -69,21 +69,25 @@ def merged(wanted: Wanted, own: Sampling, *, fixed: bool) -> Sampling:
     both = {**own.model_dump(), **fields, "max_tokens": limit}
     if both["min_tokens"] is not None:
         both["min_tokens"] = min(both["min_tokens"], limit)  # one of the two may be the caller's
-    return _validated(both)
+    return _validate(both)
 
 
-def check_fields(given: Mapping[str, Any], own: Collection[str], rules: Mapping[str, Accepted], where: str) -> None:
+def check_fields(given: Mapping[str, Any], own: Collection[str], rules: Mapping[str, FieldRule], where: str) -> None:
     """Raises Refusal by the first field of an object that is not its `own` and not accepted. `where`: its path."""
     for name, value in given.items():
-        if name not in own and value is not None and (name not in rules or next(wrong(rules, name, value), None)):
-            raise _refused(name, value, rules, own, f"{where}.")
+        if (
+            name not in own
+            and value is not None
+            and (name not in rules or next(find_rejected(rules, name, value), None))
+        ):
+            raise _unknown_field(name, value, rules, own, f"{where}.")
 
 
-def _accepted(name: str, value: Any) -> bool:
-    return value is None or (name in ACCEPTED and next(wrong(ACCEPTED, name, value), None) is None)
+def _check_value(name: str, value: Any) -> bool:
+    return value is None or (name in ACCEPTED and next(find_rejected(ACCEPTED, name, value), None) is None)
 
 
-def _stops(name: str, value: Any) -> list[str]:
+def _check_stops(name: str, value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise bad_request(f"`{name}` must be a text or a list of texts", param=name)
@@ -92,7 +96,7 @@ def _stops(name: str, value: Any) -> list[str]:
     return stops
 
 
-def _validated(fields: Mapping[str, Any]) -> Sampling:
+def _validate(fields: Mapping[str, Any]) -> Sampling:
     try:
         return Sampling.model_validate(fields)
     except ValidationError as error:
@@ -101,9 +105,11 @@ def _validated(fields: Mapping[str, Any]) -> Sampling:
         raise bad_request(f"`{name}`: {first['msg']}", param=name) from None
 
 
-def _refused(name: str, value: Any, rules: Mapping[str, Accepted], own: Collection[str], where: str = "") -> Refusal:
+def _unknown_field(
+    name: str, value: Any, rules: Mapping[str, FieldRule], own: Collection[str], where: str = ""
+) -> GatewayError:
     if name in rules:
-        shown, advice = next(wrong(rules, name, value, where))
+        shown, advice = next(find_rejected(rules, name, value, where))
         shown = _shown(shown)
         return bad_request(f"this gateway cannot apply `{shown}`; {advice}", param=shown)
     shown, like = _shown(where + name), difflib.get_close_matches(name, [*own, *rules], 1)

@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.core.errors import TaskError
-from rollyard.gateway.requests.chat_request import Asked
+from rollyard.gateway.requests.chat_request import ChatRequest
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate, Message
-from rollyard.tokens.conversation import Break, Cause, Conversation
+from rollyard.tokens.conversation import Break, BreakCause, Conversation
 from rollyard.tokens.sampled_turn import THINK_ENDS
-from rollyard.tokens.template_rendering import Answer
+from rollyard.tokens.template_rendering import SampledMessage
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
 
 Key = str
 """Digest of a message and all before it."""
 BEFORE, QUOTED = 10, 40
 """Characters shown around a difference."""
-SEAM = 64
+SEAM_CHARS = 64
 """Characters before a beginning that decide where its first token starts."""
 
 
@@ -57,7 +57,7 @@ class ChatBranch:
         """Messages up to the last sampled turn."""
         return len(self.said)
 
-    def common(self, keys: Sequence[Key]) -> int:
+    def common_prefix(self, keys: Sequence[Key]) -> int:
         """Count the first messages that are the same; -1 where the tools differ."""
         return bisect(range(min(len(keys), len(self.keys))), True, key=lambda i: keys[i] != self.keys[i]) - 1
 
@@ -74,26 +74,26 @@ class ChatBranch:
         return self.conversation.breaks
 
     def segments(self) -> list[Segment]:
-        return [_from_first_sampled(segment) for segment in self.conversation.segments()]
+        return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
 
-    def say(self, messages: Sequence[Message]) -> None:
+    def append_messages(self, messages: Sequence[Message]) -> None:
         """Of the caller, behind the last sampled turn."""
-        self.conversation.replace_unanswered([self._shown(m) for m in messages])
+        self.conversation.replace_unanswered([self._with_own_call_ids(m) for m in messages])
 
     def add(self, messages: Sequence[Message]) -> None:
-        self.conversation.add_messages([self._shown(m) for m in messages])
+        self.conversation.add_messages([self._with_own_call_ids(m) for m in messages])
 
-    def recall(self, answer: Answer, message: Message) -> None:
+    def recall(self, answer: SampledMessage, message: Message) -> None:
         self.conversation.add_recalled(answer)
-        self.know(message.get("tool_calls", ()), answer.calls)
+        self.learn_call_ids(message.get("tool_calls", ()), answer.calls)
 
-    def know(self, given: Sequence[dict[str, Any]], calls: Sequence[ToolCall]) -> None:
+    def learn_call_ids(self, given: Sequence[dict[str, Any]], calls: Sequence[ToolCall]) -> None:
         """How the caller names the calls of the last turn."""
         ids = self.conversation.last.call_ids()
         for one, call, id in zip(given, calls, ids, strict=False):
             self.calls[one["id"]] = (call.name, id)
 
-    def _shown(self, message: Message) -> Message:
+    def _with_own_call_ids(self, message: Message) -> Message:
         for one in message.get("tool_calls", ()):
             self.calls[one["id"]] = (one["function"]["name"], one["id"])
         if message["role"] != "tool" or message.get("tool_call_id") not in self.calls:
@@ -103,7 +103,7 @@ class ChatBranch:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedChat:
     """A call that is ready to be sampled."""
 
     branch: ChatBranch
@@ -113,19 +113,19 @@ class Prepared:
     """After each message, the first before any."""
     results: list[str]
     """What the caller's tools said since the branch's last turn."""
-    lead: list[int] = field(default_factory=list)
+    continued_ids: list[int] = field(default_factory=list)
     """The last of the prompt, which is how the turn begins."""
 
 
-class History:
+class ChatHistory:
     """All branches of one session, in the order in which they first were answered."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._branches: list[ChatBranch] = []
-        self._known: dict[tuple[Key, str], Answer | None] = {}
+        self._by_digest: dict[tuple[Key, str], SampledMessage | None] = {}
         """(key before a message of an assistant, its own) -> the sampled turn, or None for one that nobody sampled."""
-        self._latest: dict[str, Answer] = {}
+        self._latest: dict[str, SampledMessage] = {}
         """Digest of an assistant's message by itself -> the turn sampled last that says so."""
         self._aliases: dict[tuple[Key, str], str] = {}
         """(key before a message, digest of another way to repeat it) -> digest of what the caller was told."""
@@ -134,9 +134,9 @@ class History:
     def branches(self) -> Sequence[ChatBranch]:
         return self._branches
 
-    def prepare(self, asked: Asked) -> Prepared:
+    def prepare(self, asked: ChatRequest) -> PreparedChat:
         """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
-        lead = self._lead(asked) if asked.lead else []
+        lead = self._continued_ids(asked) if asked.continued_text else []
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = self._keys(start, asked.messages)
         # a turn of another branch that came behind is recalled there by its ids, and would stand here as text
@@ -148,27 +148,27 @@ class History:
             branch = self._open(asked, keys)
         else:
             branch.busy = True
-            branch.say(asked.messages[branch.length :])
+            branch.append_messages(asked.messages[branch.length :])
         try:
             prompt = branch.conversation.prompt_ids()
         except BaseException:
-            branch.say([])
+            branch.append_messages([])
             branch.busy = False
             raise
         results = [str(m["content"]) for m in asked.messages[branch.length :] if m["role"] == "tool"]
-        return Prepared(branch, asked.messages, [*prompt, *lead], keys, results, lead)
+        return PreparedChat(branch, asked.messages, [*prompt, *lead], keys, results, lead)
 
-    def record(self, prepared: Prepared, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
+    def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
         """The branch's conversation has the turn; `message` is how the caller sees it. `ended_by`: the text behind it that
         ended the turn; callers who know it may repeat it too."""
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
         answer.calls, answer.content = parsed.calls, parsed.content
-        branch.know(message.get("tool_calls", ()), parsed.calls)
-        own = _own(message)
-        self._known[before, own] = self._latest[own] = answer
+        branch.learn_call_ids(message.get("tool_calls", ()), parsed.calls)
+        own = _message_digest(message)
+        self._by_digest[before, own] = self._latest[own] = answer
         if ended_by:
-            other = _own({**message, "content": f"{message['content']}{ended_by}"})
+            other = _message_digest({**message, "content": f"{message['content']}{ended_by}"})
             self._aliases[before, other], self._latest[other] = own, answer
         branch.keys += [*prepared.keys[len(branch.keys) :], _digest(before, own)]
         branch.said += [*prepared.messages[branch.length :], message]
@@ -176,34 +176,34 @@ class History:
             self._branches.append(branch)
         branch.busy = False
 
-    def release(self, prepared: Prepared) -> None:
+    def release(self, prepared: PreparedChat) -> None:
         """The call came to nothing; what it said is forgotten."""
-        prepared.branch.say([])
+        prepared.branch.append_messages([])
         prepared.branch.busy = False
 
-    def _lead(self, asked: Asked) -> list[int]:
+    def _continued_ids(self, asked: ChatRequest) -> list[int]:
         """Ids of how the next turn begins. Raises TaskError where they would not stand in the prompt as the template shows a
         message that begins so."""
         render, encode = self._template.render, self._template.encode
         open_turn = render(asked.messages, asked.tools, True)
-        shown = render([*asked.messages, {"role": "assistant", "content": asked.lead}], asked.tools, False)
-        seam = open_turn[-SEAM:]
-        before, ids = encode(seam), encode(seam + asked.lead)
+        shown = render([*asked.messages, {"role": "assistant", "content": asked.continued_text}], asked.tools, False)
+        seam = open_turn[-SEAM_CHARS:]
+        before, ids = encode(seam), encode(seam + asked.continued_text)
         lead = ids[len(before) :]
-        exact = shown.startswith(open_turn + asked.lead) and ids[: len(before)] == before
-        if not exact or self._template.decode(lead) != asked.lead:
+        exact = shown.startswith(open_turn + asked.continued_text) and ids[: len(before)] == before
+        if not exact or self._template.decode(lead) != asked.continued_text:
             raise TaskError(
                 "the last message is the assistant's, but this model's chat template changes it, so no turn can continue it: "
                 "end with a message of the user, or change the assistant's text (no white space at its end)"
             )
         return lead
 
-    def _open(self, asked: Asked, keys: Sequence[Key]) -> ChatBranch:
-        recalled: list[Answer | None] = []
+    def _open(self, asked: ChatRequest, keys: Sequence[Key]) -> ChatBranch:
+        recalled: list[SampledMessage | None] = []
         for message, before in zip(asked.messages, keys, strict=False):
             found = self._sampled(message, before, any(recalled)) if message["role"] == "assistant" else None
             recalled.append(found)
-        opened_by = self._broken(asked.messages, keys, any(recalled))
+        opened_by = self._why_no_branch(asked.messages, keys, any(recalled))
         branch = ChatBranch(Conversation(self._template, [], asked.tools, opened_by), keys[0])
         for message, answer in zip(asked.messages, recalled, strict=True):
             if answer is not None:
@@ -215,36 +215,40 @@ class History:
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
 
-    def _broken(self, messages: Sequence[Message], keys: Sequence[Key], recalled: bool) -> Break | None:
+    def _why_no_branch(self, messages: Sequence[Message], keys: Sequence[Key], recalled: bool) -> Break | None:
         """Why a history goes on with no branch; None for a new conversation, which has nothing that was sampled here."""
-        near = max(self._branches, key=lambda b: b.common(keys), default=None)
-        if near is None or not (recalled or near.first <= near.common(keys) < len(messages)):
+        near = max(self._branches, key=lambda b: b.common_prefix(keys), default=None)
+        if near is None or not (recalled or near.first <= near.common_prefix(keys) < len(messages)):
             return None
         number = sum(len(b.turns) for b in self._branches)
-        return Break(number, Cause.HISTORY_CHANGED, f"turn {number}: {_difference(near, messages, near.common(keys))}")
+        return Break(
+            number,
+            BreakCause.HISTORY_CHANGED,
+            f"turn {number}: {_difference(near, messages, near.common_prefix(keys))}",
+        )
 
     def _keys(self, start: Key, messages: Sequence[Message]) -> list[Key]:
         keys = [start]
         for message in messages:
-            keys.append(_digest(keys[-1], self._own(message, keys[-1])))
+            keys.append(_digest(keys[-1], self._own_turn(message, keys[-1])))
         return keys
 
-    def _own(self, message: Message, before: Key) -> str:
-        own = _own(message)
+    def _own_turn(self, message: Message, before: Key) -> str:
+        own = _message_digest(message)
         return self._aliases.get((before, own), own)
 
-    def _sampled(self, message: Message, before: Key, recalled: bool) -> Answer | None:
+    def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
         """Behind an edited history a turn is known by itself alone. Its thoughts are put into such a history only where the
         caller says them too, or where a turn before was `recalled`: a short answer may be anyone's."""
-        own = self._own(message, before)
-        if (before, own) not in self._known:
+        own = self._own_turn(message, before)
+        if (before, own) not in self._by_digest:
             latest = self._latest.get(own)
-            same = recalled or (latest is not None and _says_the_thoughts(message, latest))
-            self._known[before, own] = latest if same else None
-        return self._known[before, own]
+            same = recalled or (latest is not None and _shows_thoughts(message, latest))
+            self._by_digest[before, own] = latest if same else None
+        return self._by_digest[before, own]
 
 
-def _from_first_sampled(segment: Segment) -> Segment:
+def _trim_to_first_sampled(segment: Segment) -> Segment:
     """A turn may begin with ids of the caller's."""
     first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
     return segment if first == segment.prompt_length else segment.model_copy(update={"prompt_length": first})
@@ -260,29 +264,29 @@ def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> s
         what = "another call continues from there" if near.busy else "a turn of another branch follows"
         return f"after message {common}, {what}"
     then, now = near.said[common], messages[common]
-    old, new = _quoted(then, now), _quoted(now, then)
+    old, new = _quote_difference(then, now), _quote_difference(now, then)
     return f"message {common + 1} ({now['role']}) has {new!r}, but had {old!r} ({then['role']})"
 
 
-def _quoted(message: Message, other: Message) -> str:
+def _quote_difference(message: Message, other: Message) -> str:
     """From where it differs from the other one."""
     text, others = (f"{m['content']}{m.get('tool_calls', '')}" for m in (message, other))
-    same = alike(text, others)
+    same = common_length(text, others)
     return text[max(same - BEFORE, 0) : same + QUOTED]
 
 
-def alike(text: str, other: str) -> int:
+def common_length(text: str, other: str) -> int:
     """Count the first characters that are the same."""
     return bisect(range(1, min(len(text), len(other)) + 1), True, key=lambda n: text[:n] != other[:n])
 
 
-def _says_the_thoughts(message: Message, answer: Answer) -> bool:
+def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
     """Harmony's are in no text that a caller sees."""
     said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
     return said[0].strip() == shown[0].strip() and (bool(said[1]) or not answer.turn.thinks)
 
 
-def _own(message: Message) -> str:
+def _message_digest(message: Message) -> str:
     """Digest of the message without what callers change and mean nothing by: space around it, thoughts, the writing of
     arguments, ids of calls."""
     content = str(message["content"])

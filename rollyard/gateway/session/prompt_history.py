@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollyard.gateway.session.history import QUOTED, alike
+from rollyard.gateway.session.history import QUOTED, common_length
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
-from rollyard.tokens.segment_builder import Break, Cause, Track
+from rollyard.tokens.segment_builder import Break, BreakCause, SegmentBuilder
 
 
 @dataclass
-class PlainBranch:
+class PromptBranch:
     opened_by: Break | None
-    track: Track = field(default_factory=Track)
+    track: SegmentBuilder = field(default_factory=SegmentBuilder)
     text: str = ""
     """Of the ids; what a prompt of text has to begin with."""
     first: int = 0
@@ -45,22 +45,22 @@ class PlainBranch:
 
 
 @dataclass(frozen=True)
-class PlainPrepared:
-    branch: PlainBranch
+class PreparedPrompt:
+    branch: PromptBranch
     prompt: list[int]
     text: str
 
 
-class PlainHistory:
+class PromptHistory:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._branches: list[PlainBranch] = []
+        self._branches: list[PromptBranch] = []
 
     @property
-    def branches(self) -> Sequence[PlainBranch]:
+    def branches(self) -> Sequence[PromptBranch]:
         return self._branches
 
-    def prepare(self, prompt: str | Sequence[int]) -> PlainPrepared:
+    def prepare(self, prompt: str | Sequence[int]) -> PreparedPrompt:
         """Find or open the branch and hold it until `record` or `release`."""
         free = [b for b in self._branches if not b.busy]
         if isinstance(prompt, str):
@@ -74,22 +74,22 @@ class PlainHistory:
             found = max(going_on, key=lambda b: len(b.track.ids), default=None)
             text = self._template.decode(ids)
         if found is None:
-            opened_by = self._broken(text)
-            found = PlainBranch(opened_by, Track(opened_by=opened_by), first=len(text))
+            opened_by = self._why_no_branch(text)
+            found = PromptBranch(opened_by, SegmentBuilder(opened_by=opened_by), first=len(text))
         found.busy = True
-        return PlainPrepared(found, ids, text)
+        return PreparedPrompt(found, ids, text)
 
-    def _broken(self, text: str) -> Break | None:
+    def _why_no_branch(self, text: str) -> Break | None:
         """Why a prompt goes on with no branch; None for a new one, which has nothing that was sampled here."""
-        near = max(self._branches, key=lambda b: alike(b.text, text), default=None)
-        common = alike(near.text, text) if near is not None else 0
+        near = max(self._branches, key=lambda b: common_length(b.text, text), default=None)
+        common = common_length(near.text, text) if near is not None else 0
         if near is None or not near.first <= common < len(text):
             return None
         turn, old, new = sum(len(b.turns) for b in self._branches), near.text[common:], text[common:]
         what = f"has {new[:QUOTED]!r}, but had {old[:QUOTED]!r}" if old else "continues while another call does"
-        return Break(turn, Cause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
+        return Break(turn, BreakCause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
 
-    def record(self, prepared: PlainPrepared, sampled: Sampled, text: str) -> None:
+    def record(self, prepared: PreparedPrompt, sampled: Sampled, text: str) -> None:
         """`text`: all that the ids say, as the caller sees it."""
         branch, track = prepared.branch, prepared.branch.track
         track.append_prompt(prepared.prompt[len(track.ids) :])
@@ -104,5 +104,5 @@ class PlainHistory:
             self._branches.append(branch)
         branch.busy = False
 
-    def release(self, prepared: PlainPrepared) -> None:
+    def release(self, prepared: PreparedPrompt) -> None:
         prepared.branch.busy = False

@@ -12,25 +12,25 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 T = TypeVar("T")
-LONG_CHARACTERS = 1 << 16
+THREAD_ABOVE_CHARACTERS = 1 << 16
 """From there on a piece is carried out in a thread: a million characters take seconds."""
 
 
-class Apart:
-    def __init__(self, executor: Executor | None = None, long: int = LONG_CHARACTERS) -> None:
+class SerialExecutor:
+    def __init__(self, executor: Executor | None = None, long: int = THREAD_ABOVE_CHARACTERS) -> None:
         """`executor`: whose threads, the loop's own by default. `long`: in characters."""
         self._executor = executor
         self._long = long
-        self._turn = asyncio.Lock()
-        self._left: list[Callable[[], None]] = []
+        self._lock = asyncio.Lock()
+        self._waiting: list[Callable[[], None]] = []
 
     @property
     def busy(self) -> bool:
-        return self._turn.locked()
+        return self._lock.locked()
 
     async def run(self, work: Callable[[], T], characters: int, undo: Callable[[T], None] | None = None) -> T:
         """Its result. Once begun it is carried out whoever gives up meanwhile; then `undo` follows."""
-        await self._turn.acquire()
+        await self._lock.acquire()
         if characters < self._long:
             try:
                 return work()
@@ -46,25 +46,25 @@ class Apart:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
             # a thread cannot be stopped, and what it comes to is nobody's
-            done.add_done_callback(lambda done: self._given_up(done, undo))
+            done.add_done_callback(lambda done: self._finish_abandoned(done, undo))
             raise
 
-    def later(self, work: Callable[[], None]) -> None:
+    def run_soon(self, work: Callable[[], None]) -> None:
         """Now, or right behind the piece under way: for those who cannot wait, as they are being cancelled."""
         if self.busy:
-            self._left.append(work)
+            self._waiting.append(work)
         else:
             work()
 
-    def _given_up(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
+    def _finish_abandoned(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         if undo is not None and not done.cancelled() and done.exception() is None:
             result = done.result()
-            self.later(lambda: undo(result))
+            self.run_soon(lambda: undo(result))
 
     def _done(self) -> None:
-        left, self._left = self._left, []
+        left, self._waiting = self._waiting, []
         try:
             for work in left:
                 work()
         finally:
-            self._turn.release()
+            self._lock.release()

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import Protocol, TypeVar
 
-from rollyard.core.byte_budget import Bodies
+from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import (
     AnswerRefused,
     ContextExceeded,
@@ -23,7 +23,7 @@ from rollyard.core.errors import (
     TemplateUnusable,
 )
 from rollyard.gateway.requests.call_errors import (
-    Refusal,
+    GatewayError,
     bad_request,
     gone,
     prompt_too_long,
@@ -34,29 +34,29 @@ from rollyard.gateway.requests.call_errors import (
     turn_limit,
     unavailable,
 )
-from rollyard.gateway.requests.chat_request import Asked, Call, Said, assistant
-from rollyard.gateway.requests.sampling_overrides import Wanted, merged
-from rollyard.gateway.session.history import ChatBranch, History, Prepared
-from rollyard.gateway.session.prompt_history import PlainBranch, PlainHistory, PlainPrepared
-from rollyard.gateway.session.serial_executor import Apart
-from rollyard.gateway.session.session_config import Terms
-from rollyard.gateway.session.streaming_text import Speech
+from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, ChatToolCall, assistant_message
+from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
+from rollyard.gateway.session.history import ChatBranch, ChatHistory, PreparedChat
+from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
+from rollyard.gateway.session.serial_executor import SerialExecutor
+from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.gateway.session.streaming_text import StreamingText
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parsed, parser_for
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely, parser_for
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Tell = Callable[[str], Awaitable[None]]
+SendText = Callable[[str], Awaitable[None]]
 """Is told each piece of text as it arrives."""
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
 """Bytes that the requests of one session may have in memory, and how many of the longest."""
 CHARACTERS_A_TOKEN = 4
 
 
-class Policy(Protocol):
+class SessionSampler(Protocol):
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
     ) -> Sampled:
@@ -64,22 +64,22 @@ class Policy(Protocol):
         ...
 
 
-class Session:
+class GatewaySession:
     """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
 
     def __init__(
         self,
         id: str,
         template: ChatTemplate,
-        policy: Policy,
-        terms: Terms,
-        apart: Apart | None = None,
-        bodies: Bodies | None = None,
+        policy: SessionSampler,
+        terms: SessionConfig,
+        apart: SerialExecutor | None = None,
+        bodies: ByteBudget | None = None,
     ) -> None:
         """`apart`: where conversations are rendered and tokenised; of this session alone. `bodies`: of all sessions
         that share this process's memory."""
         self.id = id
-        self.terms = terms
+        self.config = terms
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
         self.refused: EndpointRefused | None = None
         """What the endpoint last said of a request that it did not like."""
@@ -92,19 +92,19 @@ class Session:
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
-        self.bodies = Bodies(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
+        self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
         """Of its calls, until these end."""
         self._template = template
         self._policy = policy
-        self._chats = History(template)
-        self._plain = PlainHistory(template)
-        self._turns: list[tuple[ChatBranch | PlainBranch, Turn]] = []
-        self._apart = apart or Apart()
-        self._merged: tuple[Wanted, Sampling] | None = None
+        self._chats = ChatHistory(template)
+        self._prompts = PromptHistory(template)
+        self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
+        self._executor = apart or SerialExecutor()
+        self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """What the last call asked for, and what that comes to."""
-        self._begun = 0
-        self._under_way = 0
-        self._spent = 0
+        self._calls_begun = 0
+        self._calls_in_progress = 0
+        self._sampled_tokens = 0
         """Calls that were answered or may yet be."""
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
@@ -119,15 +119,15 @@ class Session:
     @property
     def in_flight(self) -> int:
         """Model calls that were admitted and have no end yet."""
-        return self._under_way
+        return self._calls_in_progress
 
-    async def aside(self, read: Callable[[], T], size: int) -> T:
+    async def run_for_body(self, read: Callable[[], T], size: int) -> T:
         """A request of so many bytes, read where it does not keep others waiting."""
-        return await self._apart.run(read, size)
+        return await self._executor.run(read, size)
 
-    async def look(self, read: Callable[[], T]) -> T:
+    async def run_serialized(self, read: Callable[[], T]) -> T:
         """What `read` makes of the segments, turns and breaks, while no call changes them."""
-        return await self._apart.run(read, CHARACTERS_A_TOKEN * self.tokens)
+        return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:
         return [segment for branch in self._branches() for segment in branch.segments()]
@@ -158,115 +158,119 @@ class Session:
 
     # calls
 
-    def check(self, *, counts: bool = True) -> None:
+    def check_limits(self, *, counts: bool = True) -> None:
         """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
         self.last_used = time.monotonic()
         self._check_open()
         if self.failure.done():
             raise unavailable("this session has failed, not because of its caller; its rollout restarts")
-        limit = self.terms.max_calls
-        if limit is not None and self._spent >= limit:
+        limit = self.config.max_calls
+        if limit is not None and self._sampled_tokens >= limit:
             self.truncated |= counts
             raise turn_limit(limit)
-        if self.terms.max_at_once is not None and self._under_way >= self.terms.max_at_once:
-            raise too_many(self.terms.max_at_once)
-        if self.tokens >= self.terms.max_tokens:
+        if self.config.max_at_once is not None and self._calls_in_progress >= self.config.max_at_once:
+            raise too_many(self.config.max_at_once)
+        if self.tokens >= self.config.max_tokens:
             self.truncated |= counts
-            raise token_limit(self.terms.max_tokens)
+            raise token_limit(self.config.max_tokens)
 
     def _check_open(self) -> None:
         """What was told of it in the end stays so: a turn whose caller reads slowly may end behind it. Raises Refusal."""
         if self._closed:
             raise gone("this session is closed")
 
-    def too_large(self) -> Refusal:
+    def too_large(self) -> GatewayError:
         """For a request above `terms.max_body`."""
-        message = f"a request may have at most {self.terms.max_body} bytes; more do not fit into the context"
+        message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
 
-    async def chat(self, asked: Asked, tell: Tell | None = None) -> Said:
+    async def chat(self, asked: ChatRequest, tell: SendText | None = None) -> ChatResponse:
         """One turn of a conversation. Raises Refusal."""
         parser = self._parser(asked)
-        prepared = await self._prepared(asked)
+        prepared = await self._prepare(asked)
         try:
-            with self._admitted(asked.wanted) as sampling:
+            with self._admit(asked.overrides) as sampling:
                 stops = sampling.stop or []
                 decode, stop_ids = self._template.decode, self._template.stop_ids
-                speech = Speech(decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.lead)
+                speech = StreamingText(
+                    decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.continued_ids
+                )
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
-                answer = partial(self._answer, asked, parser, prepared, sampled, stops, seconds)
-                said = await self._apart.run(answer, _characters(sampled), self._recorded_all_the_same)
+                answer = partial(self._record_turn, asked, parser, prepared, sampled, stops, seconds)
+                said = await self._executor.run(answer, _characters(sampled), self._record_abandoned)
         except BaseException:
-            self._apart.later(partial(self._chats.release, prepared))
+            self._executor.run_soon(partial(self._chats.release, prepared))
             raise
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
 
-    async def complete(self, prompt: str | Sequence[int], wanted: Wanted, tell: Tell | None = None) -> Said:
+    async def complete(
+        self, prompt: str | Sequence[int], wanted: SamplingOverrides, tell: SendText | None = None
+    ) -> ChatResponse:
         """One continuation of a prompt without messages. Raises Refusal."""
-        prepared = await self._apart.run(partial(self._plain.prepare, prompt), len(prompt), self._plain.release)
+        prepared = await self._executor.run(partial(self._prompts.prepare, prompt), len(prompt), self._prompts.release)
         try:
-            with self._admitted(wanted) as sampling:
+            with self._admit(wanted) as sampling:
                 stops = sampling.stop or []
-                speech = Speech(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
+                speech = StreamingText(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
-                continued = partial(self._continued, prepared, sampled, stops, seconds)
-                said = await self._apart.run(continued, _characters(sampled), self._recorded_all_the_same)
+                continued = partial(self._record_continuation, prepared, sampled, stops, seconds)
+                said = await self._executor.run(continued, _characters(sampled), self._record_abandoned)
         except BaseException:
-            self._apart.later(partial(self._plain.release, prepared))
+            self._executor.run_soon(partial(self._prompts.release, prepared))
             raise
         if tell is not None and (rest := speech.finish(said.content)):
             await tell(rest)
         return said
 
-    async def prompt_tokens(self, asked: Asked) -> int:
+    async def prompt_tokens(self, asked: ChatRequest) -> int:
         """How long the prompt of such a call would be. Raises Refusal."""
-        prepared = await self._prepared(asked)
-        self._apart.later(partial(self._chats.release, prepared))
+        prepared = await self._prepare(asked)
+        self._executor.run_soon(partial(self._chats.release, prepared))
         return len(prepared.prompt)
 
-    async def _prepared(self, asked: Asked) -> Prepared:
+    async def _prepare(self, asked: ChatRequest) -> PreparedChat:
         """Raises Refusal."""
         try:
-            return await self._apart.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
+            return await self._executor.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
         except TemplateUnusable as error:
             raise template_unusable(str(error)) from error
 
     @contextlib.contextmanager
-    def _admitted(self, wanted: Wanted) -> Iterator[Sampling]:
+    def _admit(self, wanted: SamplingOverrides) -> Iterator[Sampling]:
         """Right before sampling, with no wait between: calls at once must not pass the limit together."""
-        self.check()
-        self._under_way, self._spent = self._under_way + 1, self._spent + 1
+        self.check_limits()
+        self._calls_in_progress, self._sampled_tokens = self._calls_in_progress + 1, self._sampled_tokens + 1
         try:
             yield self._parameters(wanted)
         except BaseException:
-            self._spent -= 1
+            self._sampled_tokens -= 1
             raise
         finally:
-            self._under_way -= 1
+            self._calls_in_progress -= 1
             self.last_used = time.monotonic()
 
-    def _recorded_all_the_same(self, said: Said) -> None:
+    def _record_abandoned(self, said: ChatResponse) -> None:
         """Its caller gave up while a thread was at it."""
-        self._spent += 1
+        self._sampled_tokens += 1
 
-    def _parameters(self, wanted: Wanted) -> Sampling:
+    def _parameters(self, wanted: SamplingOverrides) -> Sampling:
         if self._merged is None or self._merged[0] != wanted:  # a harness asks for the same with every call
-            self._merged = wanted, merged(wanted, self.terms.sampling, fixed=self.terms.fixed)
+            self._merged = wanted, merge_sampling(wanted, self.config.sampling, fixed=self.config.fixed)
         sampling = self._merged[1]
-        number, self._begun = self._begun, self._begun + 1
-        if sampling.seed is None or not self.terms.fixed:
+        number, self._calls_begun = self._calls_begun, self._calls_begun + 1
+        if sampling.seed is None or not self.config.fixed:
             return sampling
         # each call draws from a seed of its own, the same in every attempt
-        seed = zlib.crc32(f"{sampling.seed}/{self.terms.sample_index}/{number}".encode())
+        seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
         return sampling.model_copy(update={"seed": seed})
 
     async def _sample(
-        self, prompt: Sequence[int], sampling: Sampling, speech: Speech, tell: Tell | None
+        self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText, tell: SendText | None
     ) -> tuple[Sampled, float]:
         """The turn and how many seconds it took, its text told as it comes. Raises Refusal."""
         started = time.monotonic()
@@ -279,7 +283,7 @@ class Session:
             self.exceeded, self.truncated = error, True
             told = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
             raise told from error
-        except Refusal:
+        except GatewayError:
             raise
         except RollyardError as error:
             if isinstance(error, EndpointRefused) and not isinstance(error, AnswerRefused):
@@ -291,7 +295,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _sampling(
-        self, prompt: Sequence[int], sampling: Sampling, speech: Speech | None
+        self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
     ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
         """The call runs inside the block, and is given up when the block is left before its end."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
@@ -314,10 +318,10 @@ class Session:
             await asyncio.gather(task, return_exceptions=True)
             self._in_flight.discard(task)
 
-    def _parser(self, asked: Asked) -> ToolCallParser | None:
+    def _parser(self, asked: ChatRequest) -> ToolCallParser | None:
         """None where no tools are on offer. Made before anything is sampled. Raises Refusal."""
         try:
-            return parser_for(self._template, self.terms.tool_parser, asked.tools) if asked.tools else None
+            return parser_for(self._template, self.config.tool_parser, asked.tools) if asked.tools else None
         except TaskError as error:
             raise bad_request(str(error), param="tools") from error
         except Exception as error:  # a parser may be anyone's
@@ -326,53 +330,58 @@ class Session:
                 f"the parser of tool calls does not support these tools: {error!r}", param="tools"
             ) from error
 
-    def _answer(
+    def _record_turn(
         self,
-        asked: Asked,
+        asked: ChatRequest,
         parser: ToolCallParser | None,
-        prepared: Prepared,
+        prepared: PreparedChat,
         sampled: Sampled,
         stops: Sequence[str],
         seconds: float,
-    ) -> Said:
+    ) -> ChatResponse:
         """Record the turn, as ids, and as the caller is told it. Raises Refusal."""
         self._check_open()
         conversation = prepared.branch.conversation
-        lead, none = prepared.lead, [None] * len(prepared.lead)
+        lead, none = prepared.continued_ids, [None] * len(prepared.continued_ids)
         whole = conversation.add_sampled(
             [*lead, *sampled.token_ids],
             [*none, *sampled.logprobs],
             [*none, *sampled.weights_versions],
             sampled.finish_reason,
         )
-        text = whole.removeprefix(asked.lead)
-        said, stop = _cut(text, stops)
-        shown = asked.lead + said
-        turn = parsed(parser, shown) if parser is not None else ParsedTurn(shown.strip())
-        calls = turn.calls if asked.wanted.parallel else turn.calls[:1]
+        text = whole.removeprefix(asked.continued_text)
+        said, stop = _truncate_at_stop(text, stops)
+        shown = asked.continued_text + said
+        turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
+        calls = turn.calls if asked.overrides.parallel_tool_calls else turn.calls[:1]
         content = shown.strip() if turn.error is not None and not calls else turn.content
         given = tuple(
-            Call(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls
+            ChatToolCall(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False))
+            for c in calls
         )
-        message = assistant(content, [(c.id, c.name, c.arguments) for c in given])
+        message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
         self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
-        content = content.removeprefix(asked.lead.lstrip())  # which the caller has already
-        self._took(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
-        finish = "tool_calls" if given else _finish(sampled, stop)
-        return Said(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
+        content = content.removeprefix(asked.continued_text.lstrip())  # which the caller has already
+        self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
+        finish = "tool_calls" if given else _finish_reason(sampled, stop)
+        return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
 
-    def _continued(self, prepared: PlainPrepared, sampled: Sampled, stops: Sequence[str], seconds: float) -> Said:
+    def _record_continuation(
+        self, prepared: PreparedPrompt, sampled: Sampled, stops: Sequence[str], seconds: float
+    ) -> ChatResponse:
         """Record the continuation, and as the caller is told it. Raises Refusal."""
         self._check_open()
-        text = self._template.decode(_said(sampled, self._template.stop_ids))
-        self._plain.record(prepared, sampled, self._template.decode(sampled.token_ids))
-        self._took(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
-        content, stop = _cut(text, stops)
-        return Said(content, (), _finish(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop)
+        text = self._template.decode(_decoded_text(sampled, self._template.stop_ids))
+        self._prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
+        self._append_turn(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
+        content, stop = _truncate_at_stop(text, stops)
+        return ChatResponse(
+            content, (), _finish_reason(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop
+        )
 
-    def _took(
+    def _append_turn(
         self,
-        branch: ChatBranch | PlainBranch,
+        branch: ChatBranch | PromptBranch,
         prompt: Sequence[int],
         sampled: Sampled,
         text: str,
@@ -396,25 +405,25 @@ class Session:
         self._turns.append((branch, turn))
         self.tokens = sum(branch.token_count for branch in self._branches())
 
-    def _branches(self) -> list[ChatBranch | PlainBranch]:
-        return [*self._chats.branches, *self._plain.branches]
+    def _branches(self) -> list[ChatBranch | PromptBranch]:
+        return [*self._chats.branches, *self._prompts.branches]
 
 
 def _characters(sampled: Sampled) -> int:
     return CHARACTERS_A_TOKEN * len(sampled.token_ids)
 
 
-def _said(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
+def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
     ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
     return sampled.token_ids[:-1] if ended else sampled.token_ids
 
 
-def _finish(sampled: Sampled, stop: str | None) -> str:
+def _finish_reason(sampled: Sampled, stop: str | None) -> str:
     """A turn that went on at another endpoint may have passed the text that ends it."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 
-def _cut(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+def _truncate_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     """Up to the first of the texts that end a turn, and which it was."""
     at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
     return text[:at], stop

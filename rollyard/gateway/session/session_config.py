@@ -11,7 +11,7 @@ BODY_BYTES_A_TOKEN = 64
 
 
 @dataclass(frozen=True)
-class Terms:
+class SessionConfig:
     model: str
     sampling: Sampling
     fixed: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-MAX_HELD = 16
+MAX_HELD_IDS = 16
 """Ids that make no whole character by then are bytes that will never make one."""
 REPLACEMENT = "\ufffd"
 CALL_MARKS = (
@@ -22,31 +22,31 @@ class Detokenizer:
         self._ids: list[int] = list(before)
         self._start = 0
         """Of the window."""
-        self._said = len(before)
+        self._sent = len(before)
         """So many ids have become text."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """Whole characters; what may still grow into one is held back."""
         self._ids += ids
-        text = self._new()
-        if text.endswith(REPLACEMENT) and len(self._ids) - self._said < MAX_HELD:
+        text = self._decode_new()
+        if text.endswith(REPLACEMENT) and len(self._ids) - self._sent < MAX_HELD_IDS:
             return ""
-        return self._take(text)
+        return self._without_sent(text)
 
     def flush(self) -> str:
-        return self._take(self._new())
+        return self._without_sent(self._decode_new())
 
-    def _new(self) -> str:
-        before = self._decode(self._ids[self._start : self._said])
+    def _decode_new(self) -> str:
+        before = self._decode(self._ids[self._start : self._sent])
         return self._decode(self._ids[self._start :])[len(before) :]
 
-    def _take(self, text: str) -> str:
+    def _without_sent(self, text: str) -> str:
         if text:
-            self._start, self._said = self._said, len(self._ids)
+            self._start, self._sent = self._sent, len(self._ids)
         return text
 
 
-class Speech:
+class StreamingText:
     """What of a turn the caller may be told so far. `stops`: texts that end a turn and are not part of it."""
 
     def __init__(
@@ -61,37 +61,37 @@ class Speech:
     ) -> None:
         """`calls`: there may be tool calls. `trim`: space around the turn is left out. `lead`: ids with which it began."""
         self._detokenizer = Detokenizer(decode, lead)
-        self._led = bool(lead)
+        self._continued_text = bool(lead)
         self._stop_ids = frozenset(stop_ids)
         self._marks = (*stops, *(CALL_MARKS if calls else ()))
         self._calls, self._trim = calls, trim
         self._longest = max(map(len, self._marks), default=0)
         self._text = ""
-        self._told = ""
-        self._at = 0
+        self._sent = ""
+        self._position = 0
         """So much of the text has been told or left out."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """What the caller may be told now."""
         self._text += self._detokenizer.feed([i for i in ids if i not in self._stop_ids])
-        if self._trim and not self._told and not self._led:
-            self._at = len(self._text) - len(self._text.lstrip())
-        end = max(self._at, self._safe())
-        delta = self._text[self._at : end]
-        self._at = end
-        self._told += delta
+        if self._trim and not self._sent and not self._continued_text:
+            self._position = len(self._text) - len(self._text.lstrip())
+        end = max(self._position, self._safe_length())
+        delta = self._text[self._position : end]
+        self._position = end
+        self._sent += delta
         return delta
 
     def finish(self, content: str) -> str:
         """What is left to tell of a turn that says `content` in all. Nothing where that begins otherwise after all."""
-        return content[len(self._told) :] if content.startswith(self._told) else ""
+        return content[len(self._sent) :] if content.startswith(self._sent) else ""
 
-    def _safe(self) -> int:
+    def _safe_length(self) -> int:
         text, end = self._text, len(self._text)
-        if self._calls and text[self._at - len(self._told) : self._at + 1].lstrip().startswith(("{", "[")):
-            return self._at - len(self._told)  # a call may be bare JSON
+        if self._calls and text[self._position - len(self._sent) : self._position + 1].lstrip().startswith(("{", "[")):
+            return self._position - len(self._sent)  # a call may be bare JSON
         for mark in self._marks:
-            found = text.find(mark, max(0, self._at - len(mark)))
+            found = text.find(mark, max(0, self._position - len(mark)))
             end = min(end, found) if found >= 0 else end
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             if any(mark.startswith(text[-size:]) for mark in self._marks if len(mark) > size):

@@ -98,7 +98,10 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         ),
         Column("EXIT", "Exit code of the job.", lambda o, now: _exit(o), wide=True),
         Column(
-            "REASON", "Reason why the job waits, or how it ended.", lambda o, now: o.status.why or "<none>", wide=True
+            "REASON",
+            "Reason why the job waits, or how it ended.",
+            lambda o, now: o.status.waiting_reason or "<none>",
+            wide=True,
         ),
         _AGE,
     ],
@@ -120,7 +123,7 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
 def _weights(pool: InferencePool) -> str:
     current, operation = pool.status.weights.current, pool.status.weights.operation
     version = current.version if current is not None else "<unknown>"
-    return f"{version}->{operation.target.version}" if operation is not None and operation.under_way else version
+    return f"{version}->{operation.target.version}" if operation is not None and operation.is_running else version
 
 
 def _stage(pool: RolloutPool, stage: str) -> str:

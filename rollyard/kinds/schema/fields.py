@@ -15,11 +15,11 @@ _WORDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 @dataclass(frozen=True)
-class Shape:
+class FieldShape:
     """One field: `word` is its type such as `integer`, `[]string`, `map[string]string`, `Workers`."""
 
     name: str
-    word: str
+    type_name: str
     description: str
     required: bool
     default: Any
@@ -29,7 +29,7 @@ class Shape:
     """The model of the value, or of the values in a list or mapping."""
 
 
-def fields_of(model: type[BaseModel]) -> dict[str, Shape]:
+def fields_of(model: type[BaseModel]) -> dict[str, FieldShape]:
     """By the name on the wire."""
     return {shape.name: shape for shape in (_shape(name, field) for name, field in model.model_fields.items())}
 
@@ -38,14 +38,14 @@ def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseMode
     """The model that is found at `path` (list indexes and mapping keys included); None where there is none."""
     annotation: Any = model
     for part in path:
-        annotation = _step(_bare(annotation), part)
-    bare = _bare(annotation)
+        annotation = _descend(_unwrapped(annotation), part)
+    bare = _unwrapped(annotation)
     return bare if _is_model(bare) else None
 
 
-def find(model: type[BaseModel], path: Sequence[str]) -> Shape | None:
+def find_field(model: type[BaseModel], path: Sequence[str]) -> FieldShape | None:
     """The field at a path of names such as `spec.engine.external.endpoints.url`, lists and mappings seen through."""
-    shape: Shape | None = None
+    shape: FieldShape | None = None
     holder: type[BaseModel] | None = model
     for name in path:
         shape = fields_of(holder).get(name) if holder else None
@@ -55,7 +55,7 @@ def find(model: type[BaseModel], path: Sequence[str]) -> Shape | None:
     return shape
 
 
-def walk(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Shape]]:
+def walk(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldShape]]:
     """Every field below a model with its path, outer ones first."""
     for name, shape in fields_of(model).items():
         yield (*above, name), shape
@@ -71,15 +71,15 @@ def dotted(path: Sequence[str | int]) -> str:
     return text
 
 
-def _shape(name: str, field: FieldInfo) -> Shape:
-    bare = _bare(field.annotation)
-    leaf = _leaf(bare)
+def _shape(name: str, field: FieldInfo) -> FieldShape:
+    bare = _unwrapped(field.annotation)
+    leaf = _leaf_type(bare)
     default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):
         default = default.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return Shape(
+    return FieldShape(
         name=field.alias or name,
-        word=_word(bare),
+        type_name=_type_name(bare),
         description=(field.description or (leaf.__doc__ if _is_model(leaf) else "") or "").strip(),
         required=field.is_required(),
         default=default,
@@ -88,35 +88,35 @@ def _shape(name: str, field: FieldInfo) -> Shape:
     )
 
 
-def _bare(annotation: Any) -> Any:
+def _unwrapped(annotation: Any) -> Any:
     """Without `Annotated[...]` and `| None`."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _bare(get_args(annotation)[0])
+        return _unwrapped(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         rest = [a for a in get_args(annotation) if a is not type(None)]
-        return _bare(rest[0]) if len(rest) == 1 else annotation
+        return _unwrapped(rest[0]) if len(rest) == 1 else annotation
     return annotation
 
 
-def _leaf(bare: Any) -> Any:
+def _leaf_type(bare: Any) -> Any:
     while get_origin(bare) in (list, dict):
-        bare = _bare(get_args(bare)[-1])
+        bare = _unwrapped(get_args(bare)[-1])
     return bare
 
 
-def _step(bare: Any, part: str | int) -> Any:
+def _descend(bare: Any, part: str | int) -> Any:
     if _is_model(bare):
         return next((f.annotation for n, f in bare.model_fields.items() if (f.alias or n) == part), None)
     return get_args(bare)[-1] if get_origin(bare) in (list, dict) else None
 
 
-def _word(bare: Any) -> str:
+def _type_name(bare: Any) -> str:
     origin = get_origin(bare)
     if origin is list:
-        return f"[]{_word(_bare(get_args(bare)[0]))}"
+        return f"[]{_type_name(_unwrapped(get_args(bare)[0]))}"
     if origin is dict:
-        return f"map[string]{_word(_bare(get_args(bare)[1]))}"
+        return f"map[string]{_type_name(_unwrapped(get_args(bare)[1]))}"
     if origin is Literal:
         return "string"
     return str(_WORDS.get(bare) or getattr(bare, "__name__", bare))

@@ -33,10 +33,10 @@ def label_problems(labels: Mapping[Any, Any]) -> Iterator[str]:
         if not isinstance(value, str):
             continue  # its type is told elsewhere
         if len(value) > MAX_NAME:
-            yield f"{_shown(value)}: must be no more than {MAX_NAME} characters"
+            yield f"{_quoted(value)}: must be no more than {MAX_NAME} characters"
         if not re.fullmatch(_VALUE, value):
             yield (
-                f"{_shown(value)}: a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or "
+                f"{_quoted(value)}: a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or "
                 "'.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', "
                 f"regex used for validation is '{_VALUE}')"
             )
@@ -53,7 +53,7 @@ def annotation_problems(annotations: Mapping[Any, Any]) -> Iterator[str]:
 def _key_problems(key: str) -> Iterator[str]:
     """Mistakes in a qualified name such as `app` or `example.com/app`."""
     prefix, slash, name = key.rpartition("/")
-    shown = _shown(key)
+    shown = _quoted(key)
     if slash and not prefix:
         yield f"{shown}: prefix part must be non-empty"
     elif len(prefix) > MAX_PREFIX:
@@ -76,5 +76,5 @@ def _key_problems(key: str) -> Iterator[str]:
         )
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     return f'"{text}"' if len(text) <= 100 else f'"{text[:97]}..."'

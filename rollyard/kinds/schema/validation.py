@@ -20,12 +20,12 @@ from pydantic_core import ErrorDetails
 from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.base import API_VERSION, GROUP, KindObject, ObjectMeta
 from rollyard.kinds.registry import KINDS
-from rollyard.kinds.schema.fields import Path, dotted, fields_of, find, model_at, walk
+from rollyard.kinds.schema.fields import Path, dotted, fields_of, find_field, model_at, walk
 from rollyard.kinds.schema.object_names import annotation_problems, label_problems, name_problems
 
 FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "deletionGracePeriodSeconds"})
 """Kubernetes's own, which its clients send; kept out without being an error."""
-MAX_TOLD = 20
+MAX_REPORTED = 20
 MAX_LISTED = 1000
 """Mistakes; to write down each of more would take seconds."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
@@ -64,17 +64,19 @@ class Problem:
 
 def validate_object(data: Any) -> KindObject:
     """A JSON object as its kind. Raises Invalid with one cause a mistake, `field` a dotted camelCase path."""
-    obj, problems = check(data)
+    obj, problems = parse(data)
     if obj is None:
         listed = "; ".join(str(p) for p in problems)
         raise Invalid(f"{_title(data)} is invalid: {listed}", causes=[p.cause() for p in problems])
     return obj
 
 
-def check(data: Any) -> tuple[KindObject | None, list[Problem]]:
+def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
     """The object, or every mistake that can be told."""
     if not isinstance(data, dict):
-        return None, [Problem((), f"must be a mapping with apiVersion, kind, metadata and spec, not {_given(data)}")]
+        return None, [
+            Problem((), f"must be a mapping with apiVersion, kind, metadata and spec, not {_given_text(data)}")
+        ]
     kind, problems = _kind(data)
     if kind is None:
         return None, problems
@@ -84,7 +86,7 @@ def check(data: Any) -> tuple[KindObject | None, list[Problem]]:
     unknown = [p for p in problems if p.at_key]
     if unknown:  # contradictions show only once every field is known: look again at what was probably meant
         seen = {p.path for p in problems}
-        problems += [p for p in _read(kind, _repaired(kind, data, unknown))[1] if p.path not in seen]
+        problems += [p for p in _read(kind, _repair(kind, data, unknown))[1] if p.path not in seen]
     return (None if problems else obj), problems
 
 
@@ -103,7 +105,9 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
     elif data["apiVersion"] != API_VERSION:
         problems.append(
             Problem(
-                ("apiVersion",), f"must be {API_VERSION}, not {_given(data['apiVersion'])}", "FieldValueNotSupported"
+                ("apiVersion",),
+                f"must be {API_VERSION}, not {_given_text(data['apiVersion'])}",
+                "FieldValueNotSupported",
             )
         )
     word = data.get("kind")
@@ -111,7 +115,9 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
     if kind is None:
         choices = [name for name, k in KINDS.items() if k.USER_WRITTEN]
         said = (
-            "is missing; write" if word is None else f"there is no {_given(word)}{did_you_mean(word, choices)}; write"
+            "is missing; write"
+            if word is None
+            else f"there is no {_given_text(word)}{did_you_mean(word, choices)}; write"
         )
         reason = "FieldValueRequired" if word is None else "FieldValueNotSupported"
         problems.append(Problem(("kind",), f"{said} one of {', '.join(choices)}", reason))
@@ -125,14 +131,14 @@ def _metadata(metadata: Any) -> list[Problem]:
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
     written = ("name", "namespace", "labels", "annotations")
     unknown = (_unknown(("metadata", key), written, None) for key in metadata if key not in known)
-    return list(islice(chain(unknown, _out_of_bounds(metadata)), MAX_TOLD))
+    return list(islice(chain(unknown, _out_of_bounds(metadata)), MAX_REPORTED))
 
 
 def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
     """As Kubernetes finds it, at the paths that it gives; what has the wrong type is told by the model."""
     for field in ("name", "namespace"):
         if isinstance(text := metadata.get(field), str):
-            yield from (Problem(("metadata", field), f"{_given(text)}: {words}") for words in name_problems(text))
+            yield from (Problem(("metadata", field), f"{_given_text(text)}: {words}") for words in name_problems(text))
     for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
         if isinstance(texts := metadata.get(field), dict):
             yield from (Problem(("metadata", field), words) for words in problems(texts))
@@ -152,13 +158,13 @@ def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list
     if count > MAX_LISTED:
         return [Problem((), f"it has {count} mistakes, which are too many to list")]
     errors = error.errors(include_url=False)
-    problems = [_problem(model, e) for e in errors[:MAX_TOLD]]
-    if count > MAX_TOLD:
-        problems.append(Problem((), f"and {count - MAX_TOLD} more mistakes"))
+    problems = [_problem(model, e) for e in errors[:MAX_REPORTED]]
+    if count > MAX_REPORTED:
+        problems.append(Problem((), f"and {count - MAX_REPORTED} more mistakes"))
     return problems
 
 
-def _repaired(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Problem]) -> dict[str, Any]:
+def _repair(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Problem]) -> dict[str, Any]:
     """Unknown fields under the name they were probably meant to have, or gone."""
     repaired = copy.deepcopy(data)
     for problem in unknown:
@@ -167,7 +173,7 @@ def _repaired(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Pr
             holder = holder[part]
         name = str(problem.path[-1])
         value = holder.pop(name)
-        meant = _closest(name, _names(model_at(kind, problem.path[:-1])))
+        meant = _closest_word(name, _names(model_at(kind, problem.path[:-1])))
         if meant is not None:
             holder.setdefault(meant, value)
     return repaired
@@ -182,23 +188,23 @@ def _problem(kind: type[BaseModel], error: ErrorDetails) -> Problem:
         case "missing":
             return Problem(path, _missing(kind, path), "FieldValueRequired")
         case "literal_error":
-            shape = find(kind, [p for p in path if isinstance(p, str)])
+            shape = find_field(kind, [p for p in path if isinstance(p, str)])
             choices = shape.choices if shape else ()
             meant = did_you_mean(given, choices)
             return Problem(
-                path, f"must be one of {', '.join(choices)}, not {_given(given)}{meant}", "FieldValueNotSupported"
+                path, f"must be one of {', '.join(choices)}, not {_given_text(given)}{meant}", "FieldValueNotSupported"
             )
         case "string_pattern_mismatch" | "string_too_long" | "string_too_short" | "too_short":
-            return Problem(path, f"{error['msg']}, not {_given(given)}{_hint(kind, path)}")
+            return Problem(path, f"{error['msg']}, not {_given_text(given)}{_hint(kind, path)}")
         case "value_error":
             return Problem(path, str(about["error"]))
         case word if word in _BOUNDS:
             phrase, key = _BOUNDS[word]
-            return Problem(path, f"must be {phrase} {about[key]}, not {_given(given)}")
+            return Problem(path, f"must be {phrase} {about[key]}, not {_given_text(given)}")
         case word if word in _EXPECTED:
             return Problem(path, _wrong_type(_EXPECTED[word], given), "FieldValueTypeInvalid")
         case _:
-            return Problem(path, f"{error['msg']}, not {_given(given)}")
+            return Problem(path, f"{error['msg']}, not {_given_text(given)}")
 
 
 def _unknown(path: Path, siblings: Sequence[str], kind: type[BaseModel] | None) -> Problem:
@@ -212,15 +218,15 @@ def _unknown(path: Path, siblings: Sequence[str], kind: type[BaseModel] | None) 
 
 
 def _missing(kind: type[BaseModel], path: Path) -> str:
-    shape = find(kind, [p for p in path if isinstance(p, str)])
+    shape = find_field(kind, [p for p in path if isinstance(p, str)])
     if shape is None:
         return "is missing"
     fields = f" with {', '.join(fields_of(shape.model))}" if shape.model else ""
-    return f"is missing; write {_article(shape.word)}{fields}{_hint(kind, path)}"
+    return f"is missing; write {_article(shape.type_name)}{fields}{_hint(kind, path)}"
 
 
 def _hint(kind: type[BaseModel], path: Path) -> str:
-    shape = find(kind, [p for p in path if isinstance(p, str)])
+    shape = find_field(kind, [p for p in path if isinstance(p, str)])
     return f" ({shape.description.splitlines()[0]})" if shape and shape.description else ""
 
 
@@ -234,13 +240,13 @@ def _wrong_type(expected: str, given: Any) -> str:
     if expected == "true or false" and isinstance(given, str):
         word = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
         plain = word.get(given.lower())
-        return f"must be true or false; write {plain}" if plain else f"must be true or false, not {_given(given)}"
+        return f"must be true or false; write {plain}" if plain else f"must be true or false, not {_given_text(given)}"
     if expected == "a list" and isinstance(given, str | int | float):
         return f"must be a list; write [{given}]"
-    return f"must be {expected}, not {_given(given)}"
+    return f"must be {expected}, not {_given_text(given)}"
 
 
-def _given(value: Any) -> str:
+def _given_text(value: Any) -> str:
     match value:
         case None:
             return "nothing"
@@ -272,11 +278,11 @@ def _names(model: type[BaseModel] | None) -> list[str]:
 
 def did_you_mean(word: Any, choices: Sequence[str]) -> str:
     """A half sentence; empty where nothing comes close."""
-    closest = _closest(str(word), choices)
+    closest = _closest_word(str(word), choices)
     return f"; did you mean `{closest}`?" if closest else ""
 
 
-def _closest(word: str, choices: Sequence[str]) -> str | None:
+def _closest_word(word: str, choices: Sequence[str]) -> str | None:
     def plain(text: str) -> str:
         return text.replace("_", "").replace("-", "").lower()
 

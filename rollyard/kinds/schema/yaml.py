@@ -18,7 +18,7 @@ from rollyard.core.errors import Invalid
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.registry import KINDS
 from rollyard.kinds.schema.fields import Path
-from rollyard.kinds.schema.validation import Problem, check
+from rollyard.kinds.schema.validation import Problem, parse
 from rollyard.kinds.values.paths import make_absolute
 
 MAX_NODES = 100_000
@@ -68,12 +68,14 @@ class _Document:
             text = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else ""
             below = (*path, text)
             if key_node.tag != _TAG + "str":
-                self._refuse(
+                self._add_problem(
                     (*path, text or "?"), key_node.start_mark, f'a key must be a string; write "{text}" in quotes'
                 )
             elif text in found:
                 first = self.keys[below].line + 1
-                self._refuse(below, key_node.start_mark, f"is given twice, first on line {first}; keep one of them")
+                self._add_problem(
+                    below, key_node.start_mark, f"is given twice, first on line {first}; keep one of them"
+                )
             else:
                 self.keys[below] = key_node.start_mark
                 found[text] = self.build(value_node, below)
@@ -93,16 +95,16 @@ class _Document:
             case "float" if re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", str(text)):
                 number = float(text)
                 return number if math.isfinite(number) else text
-        self._refuse(path, node.start_mark, f"the tag {node.tag} is not supported; write plain values")
+        self._add_problem(path, node.start_mark, f"the tag {node.tag} is not supported; write plain values")
         return None
 
-    def _refuse(self, path: Path, mark: yaml.Mark, message: str) -> None:
+    def _add_problem(self, path: Path, mark: yaml.Mark, message: str) -> None:
         # Several mistakes may share a path: they are told apart by where they stand.
-        self.problems.append(_Located(path, message, mark=mark))
+        self.problems.append(_LocatedProblem(path, message, mark=mark))
 
-    def mark(self, problem: Problem) -> yaml.Mark:
+    def locate(self, problem: Problem) -> yaml.Mark:
         """Where to look: the key for an unknown field or a whole mapping, the value otherwise."""
-        if isinstance(problem, _Located):
+        if isinstance(problem, _LocatedProblem):
             return problem.mark
         path = problem.path
         while path not in self.values:
@@ -113,7 +115,7 @@ class _Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Located(Problem):
+class _LocatedProblem(Problem):
     mark: yaml.Mark
 
 
@@ -134,7 +136,7 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
             obj, found = _check(data)
             told += [Problem((*above, *p.path), p.message, p.reason, p.at_key) for p in found]
             objects += [obj] if obj else []
-        marked = sorted(((document.mark(p), p) for p in told), key=lambda pair: (pair[0].line, pair[0].column))
+        marked = sorted(((document.locate(p), p) for p in told), key=lambda pair: (pair[0].line, pair[0].column))
         lines += [f"{source}:{m.line + 1}:{m.column + 1}: {p}" for m, p in marked]
         problems += [p for _, p in marked]
     if lines:
@@ -169,7 +171,7 @@ def _items(data: Any) -> Iterator[tuple[Any, Path]]:
 
 
 def _check(data: Any) -> tuple[KindObject | None, list[Problem]]:
-    obj, problems = check(data)
+    obj, problems = parse(data)
     word = data.get("kind") if isinstance(data, dict) else None
     if isinstance(word, str) and word in KINDS and not KINDS[word].USER_WRITTEN:
         choices = ", ".join(name for name, kind in KINDS.items() if kind.USER_WRITTEN)

@@ -16,7 +16,7 @@ from rollyard.kinds.values.quantity import Size
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
-OURS = {
+OWN_OPTIONS = {
     "array", "chdir", "cluster-constraint", "clusters", "comment", "dependency", "error", "gid", "help", "input", "job-name",
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
@@ -62,8 +62,8 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Raises ValueError for an option that is none, that we set, or that has a field; and for a value of several lines."""
     for option, value in options.items():
-        check_option(option, OURS)
-        if meant := _meant(option, FIELDS):
+        check_option(option, OWN_OPTIONS)
+        if meant := _did_you_mean(option, FIELDS):
             raise ValueError(f"{option}: write the field `{FIELDS[meant]}` of the allocation instead")
         if CONTROL.search(value):
             raise ValueError(f"{option}: write it on one line, without control characters")
@@ -74,11 +74,11 @@ def check_option(option: str, ours: Iterable[str]) -> None:
     """Raises ValueError for an option that is none, or that is one of ours."""
     if not OPTION.fullmatch(option):
         raise ValueError(f"{option!r} is not an option of sbatch; write a long option without dashes, such as begin")
-    if meant := _meant(option, ours):
+    if meant := _did_you_mean(option, ours):
         raise ValueError(f"{option}: Rollyard sets {meant}; leave it out")
 
 
-def _meant(option: str, known: Iterable[str]) -> str | None:
+def _did_you_mean(option: str, known: Iterable[str]) -> str | None:
     return option if option in known else next((name for name in sorted(known) if name.startswith(option)), None)
 
 

@@ -40,8 +40,8 @@ _SENTENCES = {"Nodes required for job are DOWN": "ReqNodeNotAvail"}
 _LIMIT = re.compile(
     r"(QOS(?!NotAllowed)|Assoc|Max)\w*|PartitionTimeLimit|PartitionNodeLimit|Licenses|JobArrayTaskLimit"
 )
-_PASSING = {UNKNOWN, "Priority", "Resources", "Prolog", "Cleaning", "BeginTime", "Dependency"}
-_WHAT = (
+_TRANSIENT = {UNKNOWN, "Priority", "Resources", "Prolog", "Cleaning", "BeginTime", "Dependency"}
+_LIMITED_THING = (
     (r"Billing", "billing"),
     (r"Energy", "energy"),
     (r"GRES", "GPUs or other gres"),
@@ -54,7 +54,7 @@ _WHAT = (
     (r"Wall|TimeLimit", "walltime"),
     (r"Job(s|Limit)", "running jobs"),
 )
-_WHOM = (
+_LIMITED_BY = (
     ("PerUser", "a user "),
     ("PerAccount", "an account "),
     ("PerJob", "one job "),
@@ -62,7 +62,7 @@ _WHOM = (
 )
 
 
-def word(reason: str) -> str:
+def reason_word(reason: str) -> str:
     """Of `ReqNodeNotAvail, UnavailableNodes:n[1-4]` the first word, which is from a fixed set; of nothing, `None`."""
     first = reason.strip("() ").partition(",")[0]
     spaced = first.replace("_", " ")
@@ -71,34 +71,34 @@ def word(reason: str) -> str:
 
 def is_limit(reason: str) -> bool:
     """Whether it is a limit that stands in the way, and not merely the order of the queue."""
-    return _LIMIT.fullmatch(word(reason)) is not None
+    return _LIMIT.fullmatch(reason_word(reason)) is not None
 
 
-def is_passing(reason: str) -> bool:
+def is_transient(reason: str) -> bool:
     """Whether most jobs wait for it for a while; any other reason keeps a job until somebody does something."""
-    return word(reason) in _PASSING
+    return reason_word(reason) in _TRANSIENT
 
 
-def meaning(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """Half a sentence for people; empty where Slurm's word says it all."""
-    name = word(reason)
-    return _MEANINGS.get(name) or (_limit(name) if is_limit(name) else "")
+    name = reason_word(reason)
+    return _MEANINGS.get(name) or (_limit_text(name) if is_limit(name) else "")
 
 
-def explained(reason: str) -> str:
+def reason_with_text(reason: str) -> str:
     """`Priority (other jobs have a higher priority)`."""
-    why = meaning(reason)
+    why = reason_text(reason)
     return f"{reason or UNKNOWN}{f' ({why})' if why else ''}"
 
 
-def _limit(name: str) -> str:
+def _limit_text(name: str) -> str:
     """`QOSMaxGRESPerUser` -> `the QOS allows a user no more GPUs or other gres`."""
     whose = "the account" if name.startswith("Assoc") else "the QOS"
-    what = next((words for pattern, words in _WHAT if re.search(pattern, name)), None)
+    what = next((words for pattern, words in _LIMITED_THING if re.search(pattern, name)), None)
     if what is None:
         return f"a limit of {whose} is reached"
     if re.match(r"(QOS|Assoc)Min", name):
         return f"{whose} requires more {what} in each job"
     amount = f"minutes of {what}" if "Minutes" in name else what
-    whom = next((words for part, words in _WHOM if part in name), "")
+    whom = next((words for part, words in _LIMITED_BY if part in name), "")
     return f"{whose} allows {whom}no more {amount}"

@@ -15,7 +15,7 @@ from rollyard.node.agents import tool_schemas
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parsed
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 
 class Policy(Protocol):
@@ -25,7 +25,7 @@ class Policy(Protocol):
 
 
 @dataclass
-class AgentRun:
+class AgentProgress:
     """What has happened so far; stays good when the loop is cut off in the middle."""
 
     conversation: Conversation
@@ -37,7 +37,7 @@ class AgentRun:
 
 
 async def run_agent(
-    run: AgentRun, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
+    run: AgentProgress, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
 ) -> None:
     """Fill `run` turn by turn. Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for
     the first token; every other limit ends it Truncated."""
@@ -45,7 +45,7 @@ async def run_agent(
         started = time.monotonic()
         prompt = await _prompt_ids(run.conversation)
         try:
-            sample = await policy.sample(prompt, _seeded(sampling, sample_index, number))
+            sample = await policy.sample(prompt, _with_turn_seed(sampling, sample_index, number))
         except ContextExceeded as error:
             if not run.turns:
                 raise ContextExceeded(
@@ -58,7 +58,7 @@ async def run_agent(
         )
         sampled = time.monotonic()
         segment = run.conversation.segment_count - 1
-        said = parsed(run.parser, text)
+        said = parse_safely(run.parser, text)
         calls = [{"name": c.name, "arguments": c.arguments} for c in said.calls]
         turn = Turn(
             segment=segment,
@@ -76,7 +76,7 @@ async def run_agent(
             run.status = Status.COMPLETED
             return
         results = [await tools.call(c.name, c.arguments) for c in said.calls]
-        results = _answer(run, said, results)
+        results = _append_results(run, said, results)
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
         run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
 
@@ -94,9 +94,9 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
         raise
 
 
-def _answer(run: AgentRun, said: ParsedTurn, results: list[str]) -> list[str]:
+def _append_results(run: AgentProgress, said: ParsedTurn, results: list[str]) -> list[str]:
     """Put behind the turn what its calls gave, and what is wrong with the one that cannot be read; gives both as texts."""
-    wrong = tool_schemas.bad_call(said.error, run.parser.form) if said.error is not None else None
+    wrong = tool_schemas.malformed_call_result(said.error, run.parser.form) if said.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
         # Mistral's template refuses a user behind tool results: only the model may speak there
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
@@ -107,7 +107,7 @@ def _answer(run: AgentRun, said: ParsedTurn, results: list[str]) -> list[str]:
     return [*results, wrong]
 
 
-def _seeded(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
+def _with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
     """Each turn of each sample draws from a seed of its own, the same in every attempt."""
     if sampling.seed is None:
         return sampling

@@ -22,16 +22,16 @@ class Tools:
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """What the model reads back. Raises SandboxLost alone."""
         if name not in self._offered:
-            return tool_schemas.unknown_tool(name, self._offered)
+            return tool_schemas.unknown_tool_result(name, self._offered)
         parameters = tool_schemas.SCHEMAS[name]["function"]["parameters"]
         if missing := [p for p in parameters["required"] if p not in arguments]:
-            return tool_schemas.bad_call(f"{name} needs {', '.join(missing)}", self._form)
+            return tool_schemas.malformed_call_result(f"{name} needs {', '.join(missing)}", self._form)
         if unknown := [a for a in arguments if a not in parameters["properties"]]:
-            return tool_schemas.bad_call(
+            return tool_schemas.malformed_call_result(
                 f"{name} has no argument {unknown[0]!r}; it takes {', '.join(parameters['properties'])}", self._form
             )
         if wrong := [p for p in parameters["required"] if not isinstance(arguments[p], str)]:
-            return tool_schemas.bad_call(f"{wrong[0]} must be a string", self._form)
+            return tool_schemas.malformed_call_result(f"{wrong[0]} must be a string", self._form)
         match name:
             case "bash":
                 done = await self._sandbox.bash(arguments["command"], self._timeout)

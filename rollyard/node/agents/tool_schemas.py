@@ -80,10 +80,10 @@ def ipython_result(output: str, *, timed_out_after: float | None = None, restart
     return "\n".join(lines) or "(no output)"
 
 
-def bad_call(why: str, form: str = FORM) -> str:
+def malformed_call_result(why: str, form: str = FORM) -> str:
     """What the model reads after text that looks like a tool call and is none; `form` says how to write one."""
     return f"Error: invalid tool call: {why}. {form}"
 
 
-def unknown_tool(name: str, offered: list[str]) -> str:
+def unknown_tool_result(name: str, offered: list[str]) -> str:
     return f"Error: there is no tool {name!r}; the tools are: {', '.join(offered)}."

@@ -37,7 +37,7 @@ UNUSED_SECONDS = 30 * 86_400
 """Of what other versions gathered, what nobody has used for longer is removed: no allocation lives that long."""
 ROOTS = ("ptyprocess", "ipython")
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-_LEFT_OUT = shutil.ignore_patterns(
+_OMITTED = shutil.ignore_patterns(
     "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages",
     "config-*", "_test*", "_tkinter*", "*.opt-?.pyc", "*.a",
 )  # fmt: skip
@@ -45,7 +45,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 def own_python(cache: Path) -> Path:
     """The gathered folder in `cache`; a few seconds the first time. Raises SandboxStartFailed."""
-    folder = build_once(cache / f"python-{_key()}", _gather)
+    folder = build_once(cache / f"python-{_key()}", _build)
     os.utime(folder)
     for other in cache.glob("python-*"):
         if time.time() - other.stat().st_mtime > UNUSED_SECONDS:
@@ -77,11 +77,11 @@ def _key() -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _gather(folder: Path) -> None:
+def _build(folder: Path) -> None:
     # Packages go among the standard library: where else a Python looks for them, each distribution decides for itself.
     standard = Path(sysconfig.get_path("stdlib"))
     library = folder / sys.platlibdir / standard.name
-    shutil.copytree(standard, library, ignore=_LEFT_OUT, ignore_dangling_symlinks=True)
+    shutil.copytree(standard, library, ignore=_OMITTED, ignore_dangling_symlinks=True)
     for distribution in _distributions():
         _copy_distribution(distribution, library)
     _copy_agent(library)

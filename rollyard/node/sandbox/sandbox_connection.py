@@ -20,7 +20,7 @@ Header = dict[str, Any]
 Frame = tuple[Header, bytes]
 
 
-class Connection(asyncio.Protocol):
+class SandboxConnection(asyncio.Protocol):
     """Calls fail with SandboxLost once the other side is gone; a cancelled call is stopped over there as well."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from rollyard.slurm.base import BatchScript, Job, Snapshot
 from rollyard.slurm.batch_script import JOB_PREFIX
 from rollyard.trust.secret_files import write_secret
 
-LAST_WORDS_BYTES = 4096
+LAST_LINE_BYTES = 4096
 
 
-class Place:
+class ServerJobFolder:
     """The folder; made, with a name for the jobs, when there is none. Blocks; raises OSError."""
 
     def __init__(self, data: Path) -> None:
@@ -36,7 +36,7 @@ class Place:
         """No owner of an allocation begins so: these jobs are nobody's orphans."""
         return f"rollyard-server:{self.name}"
 
-    def wanted(self) -> BatchScript | None:
+    def desired_script(self) -> BatchScript | None:
         """What is to be submitted when no server is queued; None when none shall run."""
         try:
             text = self.script_file.read_text()
@@ -44,22 +44,22 @@ class Place:
             return None
         return BatchScript(name=self.name, comment=self.comment, text=text, directory=str(self.folder))
 
-    def want(self, text: str) -> BatchScript:
+    def write_script(self, text: str) -> BatchScript:
         write_secret(self.script_file, text)
         return BatchScript(name=self.name, comment=self.comment, text=text, directory=str(self.folder))
 
-    def unwant(self) -> None:
+    def remove_script(self) -> None:
         self.script_file.unlink(missing_ok=True)
 
-    def live(self, snapshot: Snapshot) -> list[Job]:
+    def live_jobs(self, snapshot: Snapshot) -> list[Job]:
         """The server's jobs that have not ended."""
         return [job for job in snapshot.jobs.values() if job.name == self.name and not job.state.ended]
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of the log, cut to a length that can be shown."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
+                file.seek(max(0, self.log.stat().st_size - LAST_LINE_BYTES))
                 lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         except OSError:
             return ""

@@ -12,7 +12,7 @@ from rollyard.slurm.batch_script import directive
 
 WARNING_SECONDS = 120
 """Before the walltime ends; Slurm may warn up to half a minute early, and kills up to half a minute late."""
-OURS = sbatch_directives.OURS | {"nodes", "signal"}
+OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
 """What else has a field in a pool's template is the person's to set here."""
 
 
@@ -30,7 +30,7 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
     """Raises BadRequest for an option that is ours to set, Invalid for a value that does not stand on one line."""
     for option in options.directives:
         try:
-            sbatch_directives.check_option(option, OURS)
+            sbatch_directives.check_option(option, OWN_OPTIONS)
         except ValueError as error:
             raise BadRequest(f"--sbatch {error}") from None
     asked = {

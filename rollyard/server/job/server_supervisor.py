@@ -14,22 +14,22 @@ from collections.abc import Sequence
 
 from rollyard.core.aio import running, wait_or_timeout
 from rollyard.core.telemetry import set_up_logging
-from rollyard.server.job.job_folder import Place
+from rollyard.server.job.job_folder import ServerJobFolder
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
-WELL_SECONDS = 60.0
+STEADY_SECONDS = 60.0
 """A server that lived so long does not count as one that cannot start."""
 STOP_SECONDS = 20.0
 SUPERSEDED_EXIT = 3
 
 
-def run(place: Place, command: Sequence[str]) -> int:
+def run(place: ServerJobFolder, command: Sequence[str]) -> int:
     """Until it is told to stop (TERM, or USR1 before the walltime ends), or there is nothing more to do."""
     set_up_logging()
     os.umask(0o077)
-    if place.wanted() is None:
+    if place.desired_script() is None:
         log.info("a server on %s is no longer desired; ending", place.data)
         return 0
     return asyncio.run(_supervise(command))
@@ -45,7 +45,7 @@ async def _supervise(command: Sequence[str]) -> int:
         status = await _serve_once(command, stop)
         if stop.is_set() or status in (0, SUPERSEDED_EXIT):
             return status if status == SUPERSEDED_EXIT else 0
-        if asyncio.get_running_loop().time() - began > WELL_SECONDS:
+        if asyncio.get_running_loop().time() - began > STEADY_SECONDS:
             pause = FIRST_PAUSE_SECONDS
         log.error("the server ended with status %d; restarting it in %g s", status, pause)
         if await wait_or_timeout(stop, pause):

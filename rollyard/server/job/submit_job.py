@@ -11,23 +11,23 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollyard.core.errors import BadRequest, SlurmUnreachable, Unavailable
-from rollyard.server.job.job_folder import Place
+from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.job.job_script import JobOptions, server_script
 from rollyard.server.store.folder_lock import FolderLock
 from rollyard.slurm.base import Driver, Job, JobState
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.wire.files import EndpointFile
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 STOP_SECONDS = 120.0
 """For jobs to end; Slurm kills what has not within its KillWait."""
-Tell = Callable[[str], None]
+Print = Callable[[str], None]
 """Hears what a person who waits would want to know."""
 
 
 @dataclass(frozen=True)
-class Serving:
+class RunningServer:
     url: str
     kubeconfig: str
     job: str
@@ -35,7 +35,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Request:
+class ServerJobRequest:
     data: Path
     cluster: str
     """As for `serve --cluster`; local is refused."""
@@ -45,42 +45,44 @@ class Request:
     wait_seconds: float
 
 
-async def start(request: Request, tell: Tell) -> Serving:
+async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
     """Raises RollyardError: refused, ended, or not there within the time."""
     place, driver = await _open(request)
     try:
-        live = await _live(place, driver)
+        live = await _live_jobs(place, driver)
         if live:
             tell(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
-            if await asyncio.to_thread(place.wanted) is None:  # a --stop was interrupted: nobody would succeed it
-                await asyncio.to_thread(place.want, _script(place, request))
+            if (
+                await asyncio.to_thread(place.desired_script) is None
+            ):  # a --stop was interrupted: nobody would succeed it
+                await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)
-            (id,) = await driver.submit(place.want(_script(place, request)))
+            (id,) = await driver.submit(place.write_script(_script(place, request)))
             tell(f"submitted job {id}; its log is {place.log}")
         async with asyncio.timeout(request.wait_seconds):
-            return await _until_it_serves(place, driver, tell)
+            return await _wait_until_serving(place, driver, tell)
     except TimeoutError:
         raise Unavailable(
             f"the server does not serve yet after {request.wait_seconds:g} s; its job stays queued or running. The same "
-            f"command waits again, --stop ends the job ({place.last_words() or 'its log is empty'})"
+            f"command waits again, --stop ends the job ({place.last_log_line() or 'its log is empty'})"
         ) from None
     finally:
         await driver.close()
 
 
-async def stop(request: Request) -> list[str]:
+async def stop(request: ServerJobRequest) -> list[str]:
     """Ends the server and what waits behind it; the ids of their jobs. Allocations stay. Raises RollyardError."""
     place, driver = await _open(request)
     ended: dict[str, None] = {}
     try:
         # First the wish, then the jobs: a server that is still there would queue another.
-        await asyncio.to_thread(place.unwant)
+        await asyncio.to_thread(place.remove_script)
         async with asyncio.timeout(STOP_SECONDS):
-            while live := await _live(place, driver):
+            while live := await _live_jobs(place, driver):
                 ended |= dict.fromkeys(job.id for job in live)
                 await driver.cancel([job.id for job in live])
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise Unavailable(f"job {', '.join(ended)} has not ended after {STOP_SECONDS:g} s; check squeue") from None
     finally:
@@ -88,66 +90,66 @@ async def stop(request: Request) -> list[str]:
     return list(ended)
 
 
-async def _open(request: Request) -> tuple[Place, Driver]:
+async def _open(request: ServerJobRequest) -> tuple[ServerJobFolder, Driver]:
     if request.cluster == "local":
         raise BadRequest("--in-slurm needs a Slurm cluster; leave out --cluster or --in-slurm")
     try:
-        place = await asyncio.to_thread(Place, request.data)
+        place = await asyncio.to_thread(ServerJobFolder, request.data)
     except OSError as error:
         raise Unavailable(f"{error.filename} cannot be used: {error.strerror}") from None
     return place, await choose_driver(_cluster(request), place.data / "local-slurm")
 
 
-def _cluster(request: Request) -> str:
+def _cluster(request: ServerJobRequest) -> str:
     return "slurm" if request.cluster == "auto" else request.cluster
 
 
-def _script(place: Place, request: Request) -> str:
+def _script(place: ServerJobFolder, request: ServerJobRequest) -> str:
     run = [sys.executable, "-m", "rollyard.cli.main", "server-job", "--data", str(place.data)]
     command = [*run, "--cluster", _cluster(request), *request.arguments]
     return server_script(request.options, name=place.name, comment=place.comment, log=str(place.log), command=command)
 
 
-def _check_free(place: Place) -> None:
+def _check_free(place: ServerJobFolder) -> None:
     """Raises Unavailable when a server that is none of our jobs has the folder.
 
     One of our jobs on a node that was given up may have it: Slurm has just said that none lives, so the next takes it over.
     """
     lock = FolderLock(place.data)
     try:
-        if not lock.take() and ((holder := lock.holder_run()) is None or holder.name != place.name):
-            raise lock.refusal()
+        if not lock.acquire() and ((holder := lock.holder_run()) is None or holder.name != place.name):
+            raise lock.refusal_text()
     finally:
         lock.release()
 
 
-async def _live(place: Place, driver: Driver) -> list[Job]:
-    return place.live(await driver.snapshot())
+async def _live_jobs(place: ServerJobFolder, driver: Driver) -> list[Job]:
+    return place.live_jobs(await driver.snapshot())
 
 
-async def _until_it_serves(place: Place, driver: Driver, tell: Tell) -> Serving:
+async def _wait_until_serving(place: ServerJobFolder, driver: Driver, tell: Print) -> RunningServer:
     said = ""
     while True:
         try:
-            live = await _live(place, driver)
+            live = await _live_jobs(place, driver)
         except SlurmUnreachable as error:
-            live, said = None, _tell_once(tell, said, f"Slurm does not answer: {error}")
+            live, said = None, _print_once(tell, said, f"Slurm does not answer: {error}")
         if live == []:
-            raise Unavailable(f"the server's job has ended: {place.last_words() or f'see {place.log}'}")
+            raise Unavailable(f"the server's job has ended: {place.last_log_line() or f'see {place.log}'}")
         running = {job.id: job for job in live or () if job.state is JobState.RUNNING}
         found = _endpoint(place.data)
         if found is not None and found.job in running:
-            trouble = await _trouble(found.url, place.data / "ca.pem")
+            trouble = await _why_unreachable(found.url, place.data / "ca.pem")
             if not trouble:
                 kubeconfig = str(place.data / "admin.kubeconfig")
-                return Serving(found.url, kubeconfig, found.job, running[found.job].node)
-            said = _tell_once(tell, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
+                return RunningServer(found.url, kubeconfig, found.job, running[found.job].node)
+            said = _print_once(tell, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
         elif live and not running:
-            said = _tell_once(tell, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
-        await asyncio.sleep(LOOK_SECONDS)
+            said = _print_once(tell, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _tell_once(tell: Tell, said: str, now: str) -> str:
+def _print_once(tell: Print, said: str, now: str) -> str:
     if now != said:
         tell(now)
     return now
@@ -160,7 +162,7 @@ def _endpoint(data: Path) -> EndpointFile | None:
         return None  # no server has served yet
 
 
-async def _trouble(url: str, ca: Path) -> str:
+async def _why_unreachable(url: str, ca: Path) -> str:
     """Why the server is not reached, with its certificate checked; empty when it is."""
     parts = urlsplit(url)
     try:

@@ -11,28 +11,30 @@ from collections.abc import Callable
 
 from rollyard.core.clock import Clock
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
-from rollyard.server.job.job_folder import Place
+from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.slurm.base import Driver, JobState, Snapshot
 
 log = logging.getLogger(__name__)
 
 SUCCESSORS = 2
-LOOK_SECONDS = 1.0
-REFUSED_SECONDS = 60.0
+POLL_SECONDS = 1.0
+RETRY_AFTER_REFUSAL_SECONDS = 60.0
 
 
 class SuccessorKeeper:
     """Level-triggered, from the snapshot that everybody shares; `latest` gives it, None while Slurm cannot be read."""
 
-    def __init__(self, place: Place, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock) -> None:
-        self._place, self._driver, self._latest, self._clock = place, driver, latest, clock
+    def __init__(
+        self, place: ServerJobFolder, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock
+    ) -> None:
+        self._folder, self._driver, self._latest, self._clock = place, driver, latest, clock
         self._asked_at = float("-inf")
 
     async def run(self) -> None:
         while True:
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
             try:
-                await self.look()
+                await self.submit_missing()
             except SlurmUnreachable as error:
                 log.warning("some of the %d successors are not queued yet: %s", SUCCESSORS, error)
             except SubmitRefused as error:
@@ -40,18 +42,18 @@ class SuccessorKeeper:
                     "some of the %d successors cannot be queued; without a successor this server ends with its job: %s",
                     SUCCESSORS, error,
                 )  # fmt: skip
-                pause = REFUSED_SECONDS
+                pause = RETRY_AFTER_REFUSAL_SECONDS
             await asyncio.sleep(pause)
 
-    async def look(self) -> None:
+    async def submit_missing(self) -> None:
         """Submit as many as are missing. Raises SlurmUnreachable, SubmitRefused."""
         snapshot = self._latest()
         # A look-up that began before the last submit, or a submit whose answer was lost, decides nothing.
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
-        waiting = sum(job.state is JobState.PENDING for job in self._place.live(snapshot))
+        waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))
         for _ in range(SUCCESSORS - waiting):
-            script = await asyncio.to_thread(self._place.wanted)
+            script = await asyncio.to_thread(self._folder.desired_script)
             if script is None:
                 return
             self._asked_at = self._clock.time()

@@ -17,20 +17,20 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Second:
+class _SecondCount:
     at: int
     ended: int = 0
 
 
 @dataclass(slots=True)
-class _Line:
+class _EndCounts:
     """Those of one pool and status, by the second, the oldest first."""
 
-    seconds: deque[_Second] = field(default_factory=deque)
+    seconds: deque[_SecondCount] = field(default_factory=deque)
 
     def add(self, now: float) -> None:
         if not self.seconds or self.seconds[-1].at != int(now):
-            self.seconds.append(_Second(int(now)))
+            self.seconds.append(_SecondCount(int(now)))
         self.seconds[-1].ended += 1
         self.count(_window(now))
 
@@ -41,14 +41,14 @@ class _Line:
         return sum(second.ended for second in self.seconds)
 
 
-class Pace:
+class CompletionRate:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began = clock.monotonic()
-        self._lines: dict[Key, dict[Status, _Line]] = {}
+        self._counts: dict[Key, dict[Status, _EndCounts]] = {}
 
-    def ended(self, pool: Key, status: Status) -> None:
-        self._lines.setdefault(pool, {}).setdefault(status, _Line()).add(self._clock.monotonic())
+    def count(self, pool: Key, status: Status) -> None:
+        self._counts.setdefault(pool, {}).setdefault(status, _EndCounts()).add(self._clock.monotonic())
 
     def per_minute(self, pool: Key) -> Mapping[Status, float] | None:
         """By status, those that did not occur left out; None until there is something to conclude from."""
@@ -57,9 +57,9 @@ class Pace:
         seconds = now - max(since, self._began)
         if seconds < LEAST_SECONDS:
             return None
-        counts = {status: line.count(since) for status, line in self._lines.get(pool, {}).items()}
+        counts = {status: line.count(since) for status, line in self._counts.get(pool, {}).items()}
         if not any(counts.values()):
-            self._lines.pop(pool, None)
+            self._counts.pop(pool, None)
         return {status: 60 * count / seconds for status, count in counts.items() if count}
 
 

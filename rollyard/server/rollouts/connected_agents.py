@@ -10,14 +10,14 @@ from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.kinds.rollout import Stage
 from rollyard.wire.base import Identity
-from rollyard.wire.node import Drain, LeaseRef, ToNode, Want
+from rollyard.wire.node import CapacityRequest, Drain, LeaseRef, ToNode
 
 PoolKey = tuple[str, str]
 """(namespace, RolloutPool name)."""
 
 
 @dataclass(slots=True, eq=False)
-class NodeAgent:
+class ConnectedAgent:
     """One live connection."""
 
     identity: Identity
@@ -26,13 +26,13 @@ class NodeAgent:
     """Queues a message; never blocks."""
     expel: Callable[[], None] = field(kw_only=True)
     """Ends the connection for good: its process must exit."""
-    want_init: int = 0
-    want_eval: int = 0
+    free_init: int = 0
+    free_eval: int = 0
     kinds: frozenset[str] = frozenset()
     """Task kinds that it has handlers for; empty until it has said so."""
     failed_kinds: Mapping[str, str] = field(default_factory=dict)
     """Task kind -> why its handler cannot be loaded there."""
-    places: int = 0
+    capacity: int = 0
     """Sandboxes that fit into its allocation; its widths are left alone where that is not known."""
     widths: dict[Stage, int] = field(default_factory=dict)
     """As it said last; empty until then."""
@@ -41,7 +41,7 @@ class NodeAgent:
     grants: int = 0
     """Grants sent on this connection."""
     draining: bool = False
-    ends: float | None = None
+    walltime_ends: float | None = None
     """When its walltime is over (Unix seconds), once that is known."""
     heard_at: float | None = None
     """When its last heartbeat came (monotonic seconds)."""
@@ -52,40 +52,40 @@ class NodeAgent:
         return f"{self.identity.uid}/{self.identity.instance}"
 
 
-class Agents:
+class ConnectedAgents:
     """All connections, by holder. A reconnect replaces the connection before it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_holder: dict[str, NodeAgent] = {}
-        self._by_uid: dict[str, NodeAgent] = {}
+        self._by_holder: dict[str, ConnectedAgent] = {}
+        self._by_uid: dict[str, ConnectedAgent] = {}
         self._draining: set[str] = set()
-        self._ends: dict[str, float] = {}
-        self.agent_changed = Signal[NodeAgent]()
+        self._walltime_ends: dict[str, float] = {}
+        self.agent_changed = Signal[ConnectedAgent]()
         """A node agent came, went, or drains."""
         self.room_offered = Signal[PoolKey]()
         """A node agent of this pool may have room for more."""
-        self.work_moved = Signal[NodeAgent]()
+        self.work_moved = Signal[ConnectedAgent]()
         """Work of a node agent moved between stages."""
-        self.widths_changed = Signal[NodeAgent]()
+        self.widths_changed = Signal[ConnectedAgent]()
         """Stages of a node agent became wider or narrower."""
 
-    def connect(self, agent: NodeAgent) -> None:
+    def connect(self, agent: ConnectedAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
-        agent.ends = self._ends.get(agent.identity.uid)
+        agent.walltime_ends = self._walltime_ends.get(agent.identity.uid)
         self._by_holder[agent.holder] = self._by_uid[agent.identity.uid] = agent
         if agent.draining:
             agent.send(Drain())
         self.agent_changed.emit(agent)
 
-    def disconnect(self, agent: NodeAgent) -> None:
+    def disconnect(self, agent: ConnectedAgent) -> None:
         if self._by_holder.get(agent.holder) is agent:
             del self._by_holder[agent.holder]
             if self._by_uid.get(agent.identity.uid) is agent:
                 del self._by_uid[agent.identity.uid]
             self.agent_changed.emit(agent)
 
-    def heard(self, agent: NodeAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
+    def heartbeat(self, agent: ConnectedAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
         """What it has in hand, and how wide its stages are."""
         agent.heard_at = self._clock.monotonic()
         in_hand = Counter(ref.stage for ref in held)
@@ -97,10 +97,10 @@ class Agents:
             agent.widths = known
             self.widths_changed.emit(agent)
 
-    def wants(self, agent: NodeAgent, want: Want) -> None:
+    def request_capacity(self, agent: ConnectedAgent, want: CapacityRequest) -> None:
         """What it has room for; said before our last grant arrived, it does not count that, and is said again after."""
         if want.grants is None or want.grants == agent.grants:
-            agent.want_init, agent.want_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
+            agent.free_init, agent.free_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
             self.room_offered.emit(agent.pool)
 
     def width(self, stage: Stage) -> int:
@@ -118,12 +118,12 @@ class Agents:
             agent.send(Drain())
             self.agent_changed.emit(agent)
 
-    def ends(self, uid: str, at: float) -> None:
+    def set_walltime_end(self, uid: str, at: float) -> None:
         """The walltime of this allocation's job is over then."""
-        if self._ends.get(uid) != at:
-            self._ends[uid] = at
+        if self._walltime_ends.get(uid) != at:
+            self._walltime_ends[uid] = at
             if (agent := self.of_allocation(uid)) is not None:
-                agent.ends = at
+                agent.walltime_ends = at
 
     def expel(self, uid: str) -> None:
         """Its job has ended as far as Slurm can tell: a copy that is still connected lives on a lost node, and must go."""
@@ -133,18 +133,18 @@ class Agents:
     def forget(self, uid: str) -> None:
         """The allocation has ended."""
         self._draining.discard(uid)
-        self._ends.pop(uid, None)
+        self._walltime_ends.pop(uid, None)
 
-    def get(self, holder: str) -> NodeAgent | None:
+    def get(self, holder: str) -> ConnectedAgent | None:
         return self._by_holder.get(holder)
 
-    def of_allocation(self, uid: str) -> NodeAgent | None:
+    def of_allocation(self, uid: str) -> ConnectedAgent | None:
         return self._by_uid.get(uid)
 
-    def of_pool(self, pool: PoolKey) -> list[NodeAgent]:
+    def of_pool(self, pool: PoolKey) -> list[ConnectedAgent]:
         return [a for a in self._by_holder.values() if a.pool == pool]
 
-    def all(self) -> list[NodeAgent]:
+    def all(self) -> list[ConnectedAgent]:
         return list(self._by_holder.values())
 
     def kinds(self) -> set[str]:

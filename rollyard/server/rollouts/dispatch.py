@@ -16,10 +16,10 @@ from rollyard.core.errors import RollyardError
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.server.rollouts.connected_agents import Agents, NodeAgent, PoolKey
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents, PoolKey
 from rollyard.server.rollouts.leases import Leases
-from rollyard.server.rollouts.step import Granted, step, suspect
-from rollyard.server.routing.staleness import POLICY, Served, allowed
+from rollyard.server.rollouts.step import Granted, is_suspect, step
+from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
 from rollyard.server.store.base import GroupVersions, RolloutRecord, Store, Transaction
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import Grant, Lease
@@ -28,21 +28,21 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
-PAGES = 4
+MAX_QUEUE_PAGES = 4
 """Of the queue, in one look: so far does it go past what nobody takes."""
-TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
+STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
-class Checkout(Protocol):
+class EndpointCheckout(Protocol):
     def checkout(
         self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
     ) -> Endpoint | None: ...
 
 
-class Placement(Protocol):
-    """Where the endpoints come from; `inference.Endpoints` is one."""
+class EndpointSource(Protocol):
+    """Where the endpoints come from; `inference.EndpointRegistry` is one."""
 
-    def heap(self, pool: tuple[str, str]) -> Checkout: ...
+    def index_snapshot(self, pool: tuple[str, str]) -> EndpointCheckout: ...
 
     def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
 
@@ -51,47 +51,47 @@ class Placement(Protocol):
         ...
 
 
-def served_in(placement: Placement, pool: RolloutPool) -> Served:
+def served_versions(placement: EndpointSource, pool: RolloutPool) -> ServedVersions:
     """The weights that the agents of a RolloutPool sample from."""
-    name = pool.spec.inference.get(POLICY)
+    name = pool.spec.inference.get(POLICY_ROLE)
     if name is None:
-        return Served()
+        return ServedVersions()
     key = (pool.metadata.namespace, name)
     ready = frozenset(placement.versions(key, ready=True).values())
-    return Served(placement.weights(key), placement.versions(key, ready=False), ready)
+    return ServedVersions(placement.weights(key), placement.versions(key, ready=False), ready)
 
 
 @dataclass(frozen=True, slots=True)
-class _Granted:
-    agent: NodeAgent
+class _GrantedLease:
+    agent: ConnectedAgent
     record: RolloutRecord
     endpoints: dict[str, Endpoint]
 
 
 @dataclass(slots=True)
-class _Room:
+class _AgentCapacity:
     """What a node agent asked for when the round began; taken from in the writer, so no state of the loop is touched."""
 
-    agent: NodeAgent
+    agent: ConnectedAgent
     free: dict[Stage, int]
     """By the stage that a lease begins with."""
     held: int
     """Leases that it has, those of this round included."""
-    kept: bool = False
+    reserved: bool = False
     """It gets nothing more now, so that it is empty soon: a rollout waits for a node agent for itself."""
 
-    def takes(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+    def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
         """Whether it has room, and nothing else in hand where the rollout has to be alone."""
-        return not (suspect(record) and self.held) and self.fits(record, stages, now)
+        return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
 
-    def fits(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
+    def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
         """Whether it has room, knows this kind of task, and what is left of its walltime covers the stages to come."""
-        if self.kept or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
+        if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
             return False
-        if self.agent.ends is None:
+        if self.agent.walltime_ends is None:
             return True
-        left = self.agent.ends - now - SPARE_SECONDS
-        pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
+        left = self.agent.walltime_ends - now - SPARE_SECONDS
+        pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
         return left >= needed_seconds(record, stages)  # reads the request: only where it may decide
@@ -100,7 +100,7 @@ class _Room:
 def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
     """Budgets of the stages to come: the pool's, or the rollout's own where they are tighter."""
     own = RolloutRequest.model_validate_json(record.request).budgets
-    pools = {word: float(getattr(stages, word).timeout_seconds) for word in TO_COME[record.stage]}
+    pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
     return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
 
 
@@ -111,9 +111,9 @@ class Dispatcher:
         self,
         store: Store,
         clock: Clock,
-        agents: Agents,
+        agents: ConnectedAgents,
         leases: Leases,
-        placement: Placement,
+        placement: EndpointSource,
         pool: Callable[[PoolKey], Awaitable[RolloutPool]],
     ) -> None:
         self._store = store
@@ -151,24 +151,24 @@ class Dispatcher:
                     log.warning("no rollouts handed out in pool %s/%s: %s", *pool, error)
 
     async def _dispatch(self, key: PoolKey) -> None:
-        agents = [a for a in self._agents.of_pool(key) if not a.draining and (a.want_init > 0 or a.want_eval > 0)]
+        agents = [a for a in self._agents.of_pool(key) if not a.draining and (a.free_init > 0 or a.free_eval > 0)]
         if not agents:
             return
         pool = await self._pool(key)
         if pool.metadata.deletion_timestamp is not None or pool.spec.suspend:
             return
         rooms = [
-            _Room(a, {Stage.INIT: a.want_init, Stage.EVAL: a.want_eval}, self._leases.held(a.holder))
+            _AgentCapacity(a, {Stage.INIT: a.free_init, Stage.EVAL: a.free_eval}, self._leases.held_by(a.holder))
             for a in agents
-            if not self._leases.alone(a.holder)
+            if not self._leases.has_exclusive(a.holder)
         ]
-        served = served_in(self._placement, pool)
-        heaps = {name: self._placement.heap((key[0], name)) for name in pool.spec.inference.values()}
+        served = served_versions(self._placement, pool)
+        heaps = {name: self._placement.index_snapshot((key[0], name)) for name in pool.spec.inference.values()}
         granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
-            agent.want_eval -= sum(g.record.stage is Stage.EVAL for g in own)
-            agent.want_init -= sum(g.record.stage is Stage.INIT for g in own)
+            agent.free_eval -= sum(g.record.stage is Stage.EVAL for g in own)
+            agent.free_init -= sum(g.record.stage is Stage.INIT for g in own)
             for g in own:
                 self._leases.add(g.record)
             if own:
@@ -182,19 +182,19 @@ class Dispatcher:
         tx: Transaction,
         key: PoolKey,
         pool: RolloutPool,
-        rooms: list[_Room],
-        heaps: Mapping[str, Checkout],
-        served: Served,
-    ) -> list[_Granted]:
+        rooms: list[_AgentCapacity],
+        heaps: Mapping[str, EndpointCheckout],
+        served: ServedVersions,
+    ) -> list[_GrantedLease]:
         """In the writer: pick, step, put. `heaps`: by InferencePool."""
         now = self._clock.time()
-        matches = partial(_matches, tx, key, pool.spec.stages, rooms, now, served)
+        matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
             mates: dict[str | None, Mapping[str, Endpoint]] = {}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
-                allow = _allows(tx, record, served)
+                allow = _allowed_versions(tx, record, served)
                 endpoints = _endpoints(pool, record, room.agent, heaps, mates.get(record.group, {}), allow)
                 if endpoints is None and allow is None:
                     break  # a role has no endpoint that is ready and not full; its pool's conditions say why
@@ -209,19 +209,19 @@ class Dispatcher:
 
     @staticmethod
     def _put(
-        tx: Transaction, record: RolloutRecord, agent: NodeAgent, endpoints: dict[str, Endpoint], now: float
-    ) -> _Granted:
+        tx: Transaction, record: RolloutRecord, agent: ConnectedAgent, endpoints: dict[str, Endpoint], now: float
+    ) -> _GrantedLease:
         ids = {role: endpoint.id for role, endpoint in endpoints.items()}
-        version = endpoints[POLICY].weights_version if POLICY in endpoints else None
+        version = endpoints[POLICY_ROLE].weights_version if POLICY_ROLE in endpoints else None
         after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids, version))
-        return _Granted(agent, tx.put(after), endpoints)
+        return _GrantedLease(agent, tx.put(after), endpoints)
 
 
 def _endpoints(
     pool: RolloutPool,
     record: RolloutRecord,
-    agent: NodeAgent,
-    heaps: Mapping[str, Checkout],
+    agent: ConnectedAgent,
+    heaps: Mapping[str, EndpointCheckout],
     mate: Mapping[str, Endpoint],
     allow: Callable[[Endpoint], bool] | None,
 ) -> dict[str, Endpoint] | None:
@@ -233,7 +233,7 @@ def _endpoints(
     for role, name in pool.spec.inference.items():
         warm = [record.endpoints[role]] if role in record.endpoints else []
         warm += [mate[role].id] if role in mate else []
-        limit = allow if role == POLICY else None
+        limit = allow if role == POLICY_ROLE else None
         found = heaps[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
         if found is None:
             return None
@@ -241,8 +241,10 @@ def _endpoints(
     return chosen
 
 
-def _allows(tx: Transaction, record: RolloutRecord, served: Served) -> Callable[[Endpoint], bool] | None:
-    versions = allowed(record, _group(tx, record), served)
+def _allowed_versions(
+    tx: Transaction, record: RolloutRecord, served: ServedVersions
+) -> Callable[[Endpoint], bool] | None:
+    versions = allowed_versions(record, _group(tx, record), served)
     return None if versions is None else lambda endpoint: endpoint.weights_version in versions
 
 
@@ -252,37 +254,43 @@ def _group(tx: Transaction, record: RolloutRecord) -> GroupVersions:
     return tx.group_versions(record.namespace, record.group)
 
 
-def _matches(
-    tx: Transaction, key: PoolKey, stages: Stages, rooms: list[_Room], now: float, served: Served, stage: Stage
-) -> Iterator[tuple[RolloutRecord, _Room]]:
+def _match_queue(
+    tx: Transaction,
+    key: PoolKey,
+    stages: Stages,
+    rooms: list[_AgentCapacity],
+    now: float,
+    served: ServedVersions,
+    stage: Stage,
+) -> Iterator[tuple[RolloutRecord, _AgentCapacity]]:
     """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
     last: RolloutRecord | None = None
-    for _ in range(PAGES):
+    for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]
         limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
         kinds = {kind for r in takers for kind in r.agent.kinds}
-        minima = served.minima if stage is Stage.INIT else None
+        minima = served.minimum_versions if stage is Stage.INIT else None
         page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, after=last)
         for record in page:
-            if stage is Stage.INIT and allowed(record, _group(tx, record), served) == frozenset():
+            if stage is Stage.INIT and allowed_versions(record, _group(tx, record), served) == frozenset():
                 continue  # its group is bound to a version that no endpoint has room for now
-            able = (r for r in takers if r.takes(record, stages, now))
+            able = (r for r in takers if r.can_take(record, stages, now))
             room = max(able, key=lambda r: r.free[stage], default=None)
             if room is not None:
                 room.free[stage] -= 1
                 room.held += 1
-                room.kept |= suspect(record)
+                room.reserved |= is_suspect(record)
                 yield record, room
-            elif suspect(record) and not any(r.kept for r in rooms):
-                fitting = (r for r in takers if r.fits(record, stages, now))
+            elif is_suspect(record) and not any(r.reserved for r in rooms):
+                fitting = (r for r in takers if r.has_capacity(record, stages, now))
                 if (least := min(fitting, key=lambda r: r.held, default=None)) is not None:
-                    least.kept = True
+                    least.reserved = True
         if not page or len(page) < limit:
             return
         last = page[-1]
 
 
-def _lease(granted: _Granted) -> Lease:
+def _lease(granted: _GrantedLease) -> Lease:
     record = granted.record
     request = RolloutRequest.model_validate_json(record.request)
     return Lease(

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.kinds.rollout import Stage
-from rollyard.server.rollouts.step import suspect
+from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.node import LeaseRef
 
-PARKED_HEARD_SECONDS = 10.0
+PARKED_REPORT_SECONDS = 10.0
 """After its last word a holder that asked for an endpoint counts as one that has some; it asks every 2 s."""
 Key = tuple[str, str]
 """(namespace, rollout id)."""
@@ -33,9 +33,9 @@ class LiveLease:
     """As the holder last said; the durable stage moves only when RUN is stored."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
-    alone: bool = False
+    exclusive: bool = False
     """Its holder gets nothing else."""
-    told_at: float = float("-inf")
+    reported_at: float = float("-inf")
     """When its holder was last told to ask for another endpoint."""
     parked_since: float = 0.0
     """Since when its holder asks for an endpoint to go on at and there is none (Unix seconds)."""
@@ -43,7 +43,7 @@ class LiveLease:
     """When it asked last."""
 
     @property
-    def on(self) -> frozenset[str]:
+    def endpoint_ids(self) -> frozenset[str]:
         """The endpoints that it is a live session of: who is being scored samples nothing."""
         return frozenset() if self.stage is Stage.EVAL else frozenset(self.endpoints.values())
 
@@ -55,10 +55,10 @@ class Leases:
         self._clock = clock
         self.seconds = seconds
         self._live: dict[Key, LiveLease] = {}
-        self._on: dict[str, dict[Key, None]] = {}
+        self._by_endpoint: dict[str, dict[Key, None]] = {}
         """Endpoint id -> its leases, in the order in which they came there: the same set, seen from the other side."""
         self._held: Counter[str] = Counter()
-        self._alone: Counter[str] = Counter()
+        self._exclusive: Counter[str] = Counter()
         """Holder -> its leases, and those of them that are to be alone there."""
         self.sessions_changed = Signal[str]()
         """The number of sessions on this endpoint changed."""
@@ -69,43 +69,43 @@ class Leases:
         pool, key = (record.namespace, record.pool), (record.namespace, record.id)
         if key in self._live:
             self.discard(*key)
-        alone = suspect(record)
+        alone = is_suspect(record)
         lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints, alone)
         self._live[key] = lease
         self._held[lease.holder] += 1
-        self._alone[lease.holder] += alone
-        self._placed(key, frozenset(), lease)
+        self._exclusive[lease.holder] += alone
+        self._update_index(key, frozenset(), lease)
 
     def discard(self, namespace: str, id: str) -> None:
         lease = self._live.pop((namespace, id), None)
         if lease is not None:
-            self._leave((namespace, id), lease.on)
+            self._remove_from_index((namespace, id), lease.endpoint_ids)
             self._held[lease.holder] -= 1
-            self._alone[lease.holder] -= lease.alone
+            self._exclusive[lease.holder] -= lease.exclusive
             if not self._held[lease.holder]:
-                del self._held[lease.holder], self._alone[lease.holder]
+                del self._held[lease.holder], self._exclusive[lease.holder]
 
-    def held(self, holder: str) -> int:
+    def held_by(self, holder: str) -> int:
         """Leases of one node agent."""
         return self._held[holder]
 
-    def alone(self, holder: str) -> bool:
+    def has_exclusive(self, holder: str) -> bool:
         """Whether it has one that is to be alone there."""
-        return self._alone[holder] > 0
+        return self._exclusive[holder] > 0
 
-    def moved(self, record: RolloutRecord) -> None:
+    def lease_changed(self, record: RolloutRecord) -> None:
         """The durable stage or an endpoint moved under the same lease."""
         lease = self._live.get((record.namespace, record.id))
         if lease is not None and lease.fence == record.fence:
-            before = lease.on
+            before = lease.endpoint_ids
             lease.stage, lease.endpoints = record.stage, record.endpoints
-            self._placed((record.namespace, record.id), before, lease)
+            self._update_index((record.namespace, record.id), before, lease)
 
     def park(self, ref: LeaseRef) -> None:
         """Its holder asked for an endpoint to go on at, and there is none."""
         lease, now = self._live.get((ref.namespace, ref.id)), self._clock.monotonic()
         if lease is not None and lease.fence == ref.fence:
-            if now - lease.parked_at >= PARKED_HEARD_SECONDS:
+            if now - lease.parked_at >= PARKED_REPORT_SECONDS:
                 lease.parked_since = self._clock.time()
             lease.parked_at = now
 
@@ -118,7 +118,7 @@ class Leases:
     def parked_since(self, namespace: str, id: str, fence: int) -> float | None:
         """Since when it has no endpoint to go on at (Unix seconds); None where it has one, or has not asked for long."""
         lease = self._live.get((namespace, id))
-        if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_HEARD_SECONDS:
+        if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
         return lease.parked_since
 
@@ -132,31 +132,31 @@ class Leases:
                 continue
             lease.expires = expires
             if lease.stage is not ref.stage:
-                before, lease.stage = lease.on, ref.stage
-                self._placed((ref.namespace, ref.id), before, lease)
+                before, lease.stage = lease.endpoint_ids, ref.stage
+                self._update_index((ref.namespace, ref.id), before, lease)
         return lost
 
     def sessions(self, endpoint: str) -> int:
         """Live rollouts on an endpoint: leased, in INIT or RUN."""
-        return len(self._on.get(endpoint, ()))
+        return len(self._by_endpoint.get(endpoint, ()))
 
-    def on(self, endpoint: str) -> list[tuple[Key, LiveLease]]:
+    def sessions_on(self, endpoint: str) -> list[tuple[Key, LiveLease]]:
         """The leases that are live sessions of an endpoint, the youngest there first."""
-        return [(key, self._live[key]) for key in reversed(self._on.get(endpoint, {}))]
+        return [(key, self._live[key]) for key in reversed(self._by_endpoint.get(endpoint, {}))]
 
-    def _placed(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
-        after = lease.on
-        self._leave(key, before - after)
+    def _update_index(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
+        after = lease.endpoint_ids
+        self._remove_from_index(key, before - after)
         for endpoint in after - before:
-            self._on.setdefault(endpoint, {})[key] = None
+            self._by_endpoint.setdefault(endpoint, {})[key] = None
             self.sessions_changed.emit(endpoint)
 
-    def _leave(self, key: Key, endpoints: frozenset[str]) -> None:
+    def _remove_from_index(self, key: Key, endpoints: frozenset[str]) -> None:
         for endpoint in endpoints:
-            there = self._on[endpoint]
+            there = self._by_endpoint[endpoint]
             del there[key]
             if not there:
-                del self._on[endpoint]
+                del self._by_endpoint[endpoint]
             self.sessions_changed.emit(endpoint)
 
     def get(self, namespace: str, id: str) -> LiveLease | None:

@@ -64,7 +64,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
         there = tx.get(record.namespace, record.id)
         if there is None:
             accepted.append((tx.put(record), True))
-        elif there.digest == record.digest or _says_the_same(there, record, n):
+        elif there.digest == record.digest or _is_same_body(there, record, n):
             accepted.append((there, False))
         else:
             raise Conflict(
@@ -73,7 +73,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
     return accepted
 
 
-def _says_the_same(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
+def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
     """Of one that an earlier release accepted: its digest is of the whole body that was stored, defaults included."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False

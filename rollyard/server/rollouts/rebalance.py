@@ -13,32 +13,32 @@ from typing import Protocol
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
 from rollyard.core.telemetry import REPINS
-from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.leases import Key, Leases, LiveLease
-from rollyard.wire.node import LeaseRef, Repin
+from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS, HURRY_SECONDS = 5.0, 1.0
 """Between two looks; while an endpoint with sessions is out, the shorter one."""
-AGAIN_SECONDS = 2.0
+REPEAT_SECONDS = 2.0
 """Between two words to a lease on an endpoint that is out: it may not have begun to sample when it was told."""
 SETTLED_SECONDS = 60.0
 """Between two hints to one lease: a session that moved has paid for it, and one that drains has been told."""
 
 
-class Skew(Protocol):
-    """Who knows what is too much; `inference.Endpoints` does."""
+class MovesSource(Protocol):
+    """Who knows what is too much; `inference.EndpointRegistry` does."""
 
     def to_move(self) -> dict[str, int]: ...
 
     def stranded(self) -> dict[str, bool]: ...
 
 
-class Repinner:
+class Rebalancer:
     """Looks from time to time, and at once when an endpoint has moved."""
 
-    def __init__(self, clock: Clock, agents: Agents, leases: Leases, skew: Skew) -> None:
+    def __init__(self, clock: Clock, agents: ConnectedAgents, leases: Leases, skew: MovesSource) -> None:
         self._clock = clock
         self._agents = agents
         self._leases = leases
@@ -54,43 +54,45 @@ class Repinner:
         """For ever."""
         while True:
             await self._waker.pause(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS)
-            self.look()
+            self.send_hints()
             await asyncio.sleep(0.1)  # endpoints that move together are looked at together
 
-    def look(self) -> None:
+    def send_hints(self) -> None:
         """One round of hints."""
         stranded = self._skew.stranded()
         for endpoint, elsewhere in stranded.items():
             if elsewhere:
-                self._hurry(endpoint)
-            elif endpoint not in self._stuck and (waiting := len(self._leases.on(endpoint))):
+                self._hurry_all(endpoint)
+            elif endpoint not in self._stuck and (waiting := len(self._leases.sessions_on(endpoint))):
                 log.warning(
                     "%d sessions wait on endpoint %s, which is down: no other endpoint is ready", waiting, endpoint
                 )
         self._stuck = {endpoint for endpoint, elsewhere in stranded.items() if not elsewhere}
         for endpoint, excess in self._skew.to_move().items():
             told = 0
-            for key, lease in self._leases.on(endpoint):
+            for key, lease in self._leases.sessions_on(endpoint):
                 if told >= excess:
                     break
-                told += self._tell(endpoint, key, lease)
+                told += self._send_hint(endpoint, key, lease)
             if told:
                 log.info(
                     "told %d of the sessions on endpoint %s to move to another one with their next turn", told, endpoint
                 )
 
-    def _tell(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
+    def _send_hint(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
         now, agent = self._clock.monotonic(), self._agents.get(lease.holder)
-        if agent is None or now - lease.told_at < (AGAIN_SECONDS if hurry else SETTLED_SECONDS):
+        if agent is None or now - lease.reported_at < (REPEAT_SECONDS if hurry else SETTLED_SECONDS):
             return False
-        lease.told_at = now
+        lease.reported_at = now
         ref = LeaseRef(namespace=key[0], id=key[1], fence=lease.fence, stage=lease.stage)
         for role in (role for role, id in lease.endpoints.items() if id == endpoint):
-            agent.send(Repin(lease=ref, role=role, now=hurry))
+            agent.send(RechooseEndpoint(lease=ref, role=role, now=hurry))
         REPINS.inc()
         return True
 
-    def _hurry(self, endpoint: str) -> None:
-        told = sum(self._tell(endpoint, key, lease, hurry=True) for key, lease in self._leases.on(endpoint))
+    def _hurry_all(self, endpoint: str) -> None:
+        told = sum(
+            self._send_hint(endpoint, key, lease, hurry=True) for key, lease in self._leases.sessions_on(endpoint)
+        )
         if told:
             log.info("endpoint %s is down: told %d of its sessions to move at once", endpoint, told)

@@ -13,7 +13,7 @@ from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
-NOTHING = Outcome(status=Status.CANCELLED).model_dump(mode="json")
+EMPTY_OUTCOME = Outcome(status=Status.CANCELLED).model_dump(mode="json")
 """What stands in a trajectory when no outcome was stored."""
 
 
@@ -79,7 +79,7 @@ def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
 
     Identity, status, reward and error are the record's: it alone says how the rollout ended.
     """
-    found = json.loads(outcome) if outcome is not None else NOTHING
+    found = json.loads(outcome) if outcome is not None else EMPTY_OUTCOME
     timings = {**Timings().model_dump(), **found["timings"], "queued": round(record.queued_seconds, 6)}
     return {
         "id": record.id,

@@ -12,8 +12,8 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import Fenced, NotFound, Unavailable
 from rollyard.core.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_OUTDATED
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
-from rollyard.server.rollouts.completion_rate import Pace
-from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.completion_rate import CompletionRate
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.leases import Key, Leases
 from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.results import count_sampled
@@ -31,27 +31,27 @@ from rollyard.server.rollouts.step import (
     StopHolder,
     step,
 )
-from rollyard.server.routing.staleness import Verdict
-from rollyard.server.store.base import Demanding, GroupVersions, RolloutFilter, RolloutRecord, Store, Transaction
+from rollyard.server.routing.staleness import StalenessVerdict
+from rollyard.server.store.base import GroupVersions, RolloutFilter, RolloutRecord, Store, Transaction, VersionBound
 from rollyard.wire.node import Cancel, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
-FEW = 8
+SMALL_SWEEP = 8
 """Rollouts of a submit that are written down at once; more take a while, in a thread."""
-Judge = Callable[[Demanding, GroupVersions], Verdict | None]
+JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
 
-class Rollouts:
+class RolloutService:
     """All rollouts of one server."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        agents: Agents,
+        agents: ConnectedAgents,
         leases: Leases,
         outside_sessions: Callable[[], Mapping[str, int]],
     ) -> None:
@@ -60,7 +60,7 @@ class Rollouts:
         self._clock = clock
         self._agents = agents
         self.leases = leases
-        self.pace = Pace(clock)
+        self.completion_rate = CompletionRate(clock)
         self._outside_sessions = outside_sessions
         self.rollout_queued = Signal[[Key, float]]()
         """This pool has work to hand out from this time on (Unix seconds)."""
@@ -93,7 +93,7 @@ class Rollouts:
         def expanded() -> list[tuple[RolloutRecord, int]]:
             return [(record, request.n) for request in requests for record in expand(namespace, request, now)]
 
-        few = sum(request.n for request in requests) <= FEW
+        few = sum(request.n for request in requests) <= SMALL_SWEEP
         records = expanded() if few else await asyncio.to_thread(expanded)
         accepted = await self._store.transact(lambda tx: accept(tx, records))
         for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
@@ -151,7 +151,7 @@ class Rollouts:
     ) -> RolloutRecord:
         """Terminal at once, whatever it was doing; what had ended stays as it was. Raises NotFound."""
         event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
-        await self._apply([((namespace, id), event)])
+        await self._apply_events([((namespace, id), event)])
         return await self.get(namespace, id)
 
     async def cancel_queued(self, pool: Key, reason: str, message: str) -> int:
@@ -163,7 +163,7 @@ class Rollouts:
             return [(record, Cancelled(now, reason, message)) for record in queued]
 
         total = 0
-        while ended := await self._change(pick):
+        while ended := await self._step_records(pick):
             total += len(ended)
         return total
 
@@ -176,12 +176,12 @@ class Rollouts:
         now = self._clock.time()
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-            record = _held(tx, ref, holder_uid)
+            record = _held_record(tx, ref, holder_uid)
             if record.stage is Stage.EVAL and record.fence == ref.fence and record.leased:
                 return []
             return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions))]
 
-        await self._change(change)
+        await self._step_records(change)
 
     async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
         """The holder's verdict, with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
@@ -192,7 +192,7 @@ class Rollouts:
             sampled = await asyncio.to_thread(count_sampled, blob) if status.scored else 0
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-            record = _held(tx, ref, holder_uid)
+            record = _held_record(tx, ref, holder_uid)
             if record.leased and record.fence == ref.fence:
                 result = tx.add_blob(blob)
                 verdict = Finished(
@@ -201,7 +201,7 @@ class Rollouts:
                 return [(record, verdict)]
             return [(record, Finished(now, ref.fence, status, None, None, None, max_attempts, sampled))]
 
-        await self._change(change)
+        await self._step_records(change)
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
         """The rollout broke its node agent's code: a fault, which is counted. Raises Fenced."""
@@ -209,24 +209,24 @@ class Rollouts:
             stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
         )
         fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
-        await self._change(lambda tx: [(_held(tx, ref, holder_uid), fault)])
+        await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
         """The lease came back undone; a void lease is nobody's loss."""
         event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
-            await self._apply([((ref.namespace, ref.id), event)])
+            await self._apply_events([((ref.namespace, ref.id), event)])
             LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
         except Fenced:
-            self._drop_void(ref)
+            self._stop_void_holder(ref)
 
-    async def judge_weights(self, pool: Key, judge: Judge) -> int:
+    async def judge_weights(self, pool: Key, judge: JudgeWeights) -> int:
         """Begin anew, or end, what `judge` says of all that asks something of the weights; answers how many."""
         now = self._clock.time()
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
             found: list[tuple[RolloutRecord, Event]] = []
-            for demanding in tx.demanding(pool):
+            for demanding in tx.version_bound(pool):
                 alone = demanding.group is None or not demanding.weights.same
                 group = GroupVersions() if alone else tx.group_versions(pool[0], str(demanding.group))
                 verdict = judge(demanding, group)
@@ -235,7 +235,7 @@ class Rollouts:
                     found.append((record, _event(record, verdict, now)))
             return found
 
-        changed = await self._change(pick)
+        changed = await self._step_records(pick)
         for record in changed:
             ROLLOUTS_OUTDATED.labels("Ended" if record.status.terminal else "BegunAnew").inc()
         return len(changed)
@@ -247,8 +247,8 @@ class Rollouts:
 
     async def move_endpoint(self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str) -> None:
         now = self._clock.time()
-        await self._change(
-            lambda tx: [(_held(tx, ref, holder_uid), EndpointMoved(now, ref.fence, role, endpoint))],
+        await self._step_records(
+            lambda tx: [(_held_record(tx, ref, holder_uid), EndpointMoved(now, ref.fence, role, endpoint))],
         )
 
     async def queued(self, namespace: str, pool: str) -> dict[Stage, int]:
@@ -263,7 +263,7 @@ class Rollouts:
 
     # the one way in
 
-    async def _apply(self, events: Sequence[tuple[Key, Event]]) -> None:
+    async def _apply_events(self, events: Sequence[tuple[Key, Event]]) -> None:
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
             found = []
             for (namespace, id), event in events:
@@ -273,9 +273,9 @@ class Rollouts:
                 found.append((record, event))
             return found
 
-        await self._change(change)
+        await self._step_records(change)
 
-    async def _change(self, pick: Change) -> list[RolloutRecord]:
+    async def _step_records(self, pick: Change) -> list[RolloutRecord]:
         """Step the records that `pick` names, write them in one transaction, then act on the effects."""
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]]:
@@ -289,12 +289,12 @@ class Rollouts:
 
         changed = await self._store.transact(change)
         for before, after, effects in changed:
-            self._follow(before, after, effects)
+            self._carry_out_effects(before, after, effects)
         return [after for _, after, _ in changed]
 
-    def _follow(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:
+    def _carry_out_effects(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:
         if after.leased:
-            self.leases.moved(after)
+            self.leases.lease_changed(after)
         elif before.leased:
             self.leases.discard(before.namespace, before.id)
         for effect in effects:
@@ -306,11 +306,11 @@ class Rollouts:
                     if agent is not None:
                         agent.send(Cancel(lease=LeaseRef(namespace=after.namespace, id=after.id, fence=fence)))
                 case Ended():
-                    self._tell(after)
+                    self._notify_waiters(after)
 
-    def _tell(self, record: RolloutRecord) -> None:
+    def _notify_waiters(self, record: RolloutRecord) -> None:
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
-        self.pace.ended((record.namespace, record.pool), record.status)
+        self.completion_rate.count((record.namespace, record.pool), record.status)
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
@@ -319,20 +319,20 @@ class Rollouts:
         for event in self._waiting.get((record.namespace, record.id), ()):
             event.set()
 
-    def _drop_void(self, ref: LeaseRef) -> None:
+    def _stop_void_holder(self, ref: LeaseRef) -> None:
         lease = self.leases.get(ref.namespace, ref.id)
         if lease is not None and lease.fence <= ref.fence:
             log.info("lease %s of rollout %s had already ended in the store", ref.fence, ref.id)
             self.leases.discard(ref.namespace, ref.id)
 
 
-def _event(record: RolloutRecord, verdict: Verdict, now: float) -> Event:
-    if verdict.ends:
+def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Event:
+    if verdict.ends_rollout:
         return Cancelled(now, verdict.reason, verdict.message)
     return Outdated(now, record.fence, verdict.reason, verdict.message)
 
 
-def _held(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
+def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
     """The record that a holder speaks of; its own, or Fenced."""
     record = tx.get(ref.namespace, ref.id)
     if record is None:

@@ -12,8 +12,15 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import Stages
-from rollyard.server.rollouts.connected_agents import Agents, NodeAgent, PoolKey
-from rollyard.server.rollouts.stage_widths import History, Load, at_first, changes_at, follow, share
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents, PoolKey
+from rollyard.server.rollouts.stage_widths import (
+    History,
+    StageLoad,
+    initial,
+    next_change_at,
+    plan_widths,
+    share_of_queue,
+)
 from rollyard.wire.node import Resize
 
 log = logging.getLogger(__name__)
@@ -24,21 +31,21 @@ IDLE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class _Sized:
+class _AgentWidths:
     """One connection."""
 
     history: History
-    asked: dict[Stage, int] | None = None
+    requested: dict[Stage, int] | None = None
     """What it was told last; one that does not know the word is not told again and again."""
 
 
-class Resizer:
+class StageResizer:
     """Wakes for a pool when work comes, or moves from one stage to the next."""
 
     def __init__(
         self,
         clock: Clock,
-        agents: Agents,
+        agents: ConnectedAgents,
         queued: Callable[[str, str], Awaitable[dict[Stage, int]]],
         stages: Callable[[PoolKey], Awaitable[Stages]],
     ) -> None:
@@ -46,7 +53,7 @@ class Resizer:
         self._agents = agents
         self._queued = queued
         self._stages = stages
-        self._sized: dict[PoolKey, dict[NodeAgent, _Sized]] = {}
+        self._sized: dict[PoolKey, dict[ConnectedAgent, _AgentWidths]] = {}
         self._due: set[PoolKey] = set()
         self._waker = Waker()
 
@@ -63,28 +70,28 @@ class Resizer:
             self._due = set()
             for pool in due:
                 try:
-                    await self._look(pool)
+                    await self._resize(pool)
                 except NotFound:
                     self._sized.pop(pool, None)  # the pool is gone, and its node agents will follow
                 except RollyardError as error:
                     log.warning("the stage widths in pool %s/%s were not changed this time: %s", *pool, error)
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _look(self, key: PoolKey) -> None:
+    async def _resize(self, key: PoolKey) -> None:
         known = self._sized.pop(key, {})
-        agents = [a for a in self._agents.of_pool(key) if a.widths and a.places]
+        agents = [a for a in self._agents.of_pool(key) if a.widths and a.capacity]
         if not agents:
             return
         stages, queued = await self._stages(key), await self._queued(*key)
         now, taking = self._clock.monotonic(), sum(not a.draining for a in agents)
-        expected = share(queued, taking)
-        sized = self._sized[key] = {a: known.get(a) or _Sized(at_first(a.widths)) for a in agents}
+        expected = share_of_queue(queued, taking)
+        sized = self._sized[key] = {a: known.get(a) or _AgentWidths(initial(a.widths)) for a in agents}
         for agent, mine in sized.items():
-            load = Load(agent.in_hand, {} if agent.draining else expected)
-            mine.history, widths = follow(mine.history, load, stages, agent.places, now)
-            if widths is not None and widths != mine.asked:
-                mine.asked = widths
-                agent.send(Resize(widths={stage.value: n for stage, n in widths.items()}, places=agent.places))
-        again = [at for mine in sized.values() if (at := changes_at(mine.history)) is not None]
+            load = StageLoad(agent.in_hand, {} if agent.draining else expected)
+            mine.history, widths = plan_widths(mine.history, load, stages, agent.capacity, now)
+            if widths is not None and widths != mine.requested:
+                mine.requested = widths
+                agent.send(Resize(widths={stage.value: n for stage, n in widths.items()}, places=agent.capacity))
+        again = [at for mine in sized.values() if (at := next_change_at(mine.history)) is not None]
         if again:
             asyncio.get_running_loop().call_later(max(0.0, min(again) - now) + 0.001, self.wake, key)

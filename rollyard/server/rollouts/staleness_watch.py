@@ -11,22 +11,22 @@ from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.dispatch import Placement, served_in
-from rollyard.server.rollouts.service import Rollouts
-from rollyard.server.routing.staleness import Served, judge
+from rollyard.server.rollouts.dispatch import EndpointSource, served_versions
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.staleness import ServedVersions, check
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0
 """A version that nobody serves any more may come back so long: engines register again after a server's start, and one that
 fell silent or was ejected may be healthy in a moment. What ends for it does not come back."""
-PASSES = 3
+MAX_PASSES = 3
 """What begins anew in one may end in the next."""
 
 
 @dataclass(slots=True)
-class _Watched:
+class _PoolVersions:
     """What was seen of one pool's weights; in monotonic seconds."""
 
     since: float
@@ -34,13 +34,13 @@ class _Watched:
     """Version -> when it was last seen to be served."""
 
 
-class WeightsWatch:
+class StalenessWatch:
     """Decides from the store and from what endpoints say now; a restart forgets only since when a version is missed."""
 
     def __init__(
         self,
-        rollouts: Rollouts,
-        placement: Placement,
+        rollouts: RolloutService,
+        placement: EndpointSource,
         pools: Callable[[], Awaitable[list[RolloutPool]]],
         clock: Clock,
     ) -> None:
@@ -48,7 +48,7 @@ class WeightsWatch:
         self._placement = placement
         self._pools = pools
         self._clock = clock
-        self._watched: dict[tuple[str, str], _Watched] = {}
+        self._watched: dict[tuple[str, str], _PoolVersions] = {}
         self._waker = Waker()
 
     def wake(self) -> None:
@@ -62,30 +62,30 @@ class WeightsWatch:
             self._watched = {key: watched for key, watched in self._watched.items() if key in there}
             for pool in pools:
                 try:
-                    await self.look(pool)
+                    await self.check_pool(pool)
                 except RollyardError as error:
                     log.warning(
                         "the weights of running rollouts in pool %s were not checked: %s", pool.metadata.name, error
                     )
-            await self._waker.pause(LOOK_SECONDS)
+            await self._waker.pause(POLL_SECONDS)
 
-    async def look(self, pool: RolloutPool) -> int:
+    async def check_pool(self, pool: RolloutPool) -> int:
         """Answers how many were begun anew or ended."""
         key, changed = _key(pool), 0
-        for _ in range(PASSES):
-            found = await self._rollouts.judge_weights(key, partial(judge, served=self._served(pool)))
+        for _ in range(MAX_PASSES):
+            found = await self._rollouts.judge_weights(key, partial(check, served=self._served(pool)))
             changed += found
             if not found:
                 break
         return changed
 
-    def _served(self, pool: RolloutPool) -> Served:
-        served, now = served_in(self._placement, pool), self._clock.monotonic()
-        watched = self._watched.setdefault(_key(pool), _Watched(now))
+    def _served(self, pool: RolloutPool) -> ServedVersions:
+        served, now = served_versions(self._placement, pool), self._clock.monotonic()
+        watched = self._watched.setdefault(_key(pool), _PoolVersions(now))
         watched.seen.update(dict.fromkeys(served.ready, now))
         watched.seen = {version: at for version, at in watched.seen.items() if now - at < GRACE_SECONDS}
         known = now - watched.since >= GRACE_SECONDS
-        return replace(served, lately=frozenset(watched.seen) if known else None)
+        return replace(served, recently_served=frozenset(watched.seen) if known else None)
 
 
 def _key(pool: RolloutPool) -> tuple[str, str]:

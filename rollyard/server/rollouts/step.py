@@ -140,7 +140,7 @@ class StopHolder:
 Effect = Requeued | Ended | StopHolder
 
 
-def suspect(record: RolloutRecord) -> bool:
+def is_suspect(record: RolloutRecord) -> bool:
     """Whether it is granted only to a node agent that has nothing else in hand, which then gets nothing else."""
     return record.losses >= SUSPECT_LOSSES
 
@@ -245,13 +245,13 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
             # Elsewhere, if it can be: the endpoint may have had its part in the fault.
             return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
     status, error = event.status, event.error
-    if status.scored and (refused := _nothing_to_learn(record, event)) is not None:
+    if status.scored and (refused := _why_not_scored(record, event)) is not None:
         status, error = Status.FAILED, refused
     reward = event.reward if status.scored else None
     return _end(record, status, reward, error, event.result, event.summary, event.at), (Ended(),)
 
 
-def _nothing_to_learn(record: RolloutRecord, event: Finished) -> RolloutError | None:
+def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
     """Why a verdict cannot stand as a score: a reward for no sampled token, or none that is a number, spoils a batch."""
     ended = f"it ended {event.status}"
     if event.sampled == 0:

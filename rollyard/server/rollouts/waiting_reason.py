@@ -17,13 +17,13 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import needed_seconds
-from rollyard.server.rollouts.step import suspect
-from rollyard.server.routing.staleness import POLICY, Served, allowed, waiting
+from rollyard.server.rollouts.step import is_suspect
+from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions, why_waiting
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
-LOOK_AHEAD = 10_000
+LOOK_AHEAD_RECORDS = 10_000
 """Places of a queue that are counted; how many more stand before a rollout is not counted."""
 PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
 """Slurm's states of jobs."""
@@ -32,7 +32,7 @@ SUBMITTED = "Submitted"
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class ModelSupply:
     """An InferencePool of the queue's RolloutPool, as rollouts meet it."""
 
     name: str
@@ -41,7 +41,7 @@ class Supply:
     allocations: Sequence[Allocation] = ()
     ready: int = 0
     """Endpoints that take new work, full ones included."""
-    with_room: int = 0
+    count_with_room: int = 0
     """Those of them that are not full."""
 
 
@@ -53,12 +53,12 @@ class QueueView:
     now: float
     """Unix seconds."""
     pool: RolloutPool | None
-    supplies: Sequence[Supply] = ()
+    supplies: Sequence[ModelSupply] = ()
     allocations: Sequence[Allocation] = ()
     """The RolloutPool's own."""
-    agents: Sequence[NodeAgent] = ()
+    agents: Sequence[ConnectedAgent] = ()
     """Connected and not draining."""
-    served: Served = field(default_factory=Served)
+    served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
     """Versions of the groups that ask for one."""
     places: Mapping[int, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class WaitReason:
     """Half an answer: what is the matter, and since when."""
 
     sentence: str
@@ -74,7 +74,7 @@ class Fact:
     """None: for as long as the rollout has been queued."""
 
 
-Row = Callable[[RolloutRecord, QueueView], Fact | None]
+Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
 def explain(record: RolloutRecord, view: QueueView) -> str | None:
@@ -84,7 +84,7 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
-    return f"{word}: {fact.sentence} (since {_at(max(since, record.queued_at))})"
+    return f"{word}: {fact.sentence} (since {_time_text(max(since, record.queued_at))})"
 
 
 def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
@@ -92,52 +92,54 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
-    return f"Parked: in RUN, its budget does not run: {why} (since {_at(since)})"
+    return f"Parked: in RUN, its budget does not run: {why} (since {_time_text(since)})"
 
 
 # what no time will mend
 
 
-def _pool_missing(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _pool_missing(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if view.pool is not None:
         return None
-    return Fact(f"RolloutPool {view.name} does not exist; create it, or cancel the rollout")
+    return WaitReason(f"RolloutPool {view.name} does not exist; create it, or cancel the rollout")
 
 
-def _pool_deleting(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _pool_deleting(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if view.pool is None or view.pool.metadata.deletion_timestamp is None:
         return None
-    return Fact(f"RolloutPool {view.name} is being deleted", view.pool.metadata.deletion_timestamp)
+    return WaitReason(f"RolloutPool {view.name} is being deleted", view.pool.metadata.deletion_timestamp)
 
 
-def _suspended(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _suspended(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if view.pool is None or not view.pool.spec.suspend:
         return None
     sentence = f"RolloutPool {view.name} is suspended; `rollyard resume rp/{view.name}` resumes it"
-    return Fact(sentence, _since(view.pool.status, "Suspended", "True"))
+    return WaitReason(sentence, _condition_since(view.pool.status, "Suspended", "True"))
 
 
-def _inference_missing(record: RolloutRecord, view: QueueView) -> Fact | None:
-    for supply in _needed(record, view):
+def _inference_missing(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+    for supply in _needed_supplies(record, view):
         if supply.pool is None:
-            return Fact(f"role {supply.role} names InferencePool {supply.name!r}, which does not exist; create it")
+            return WaitReason(
+                f"role {supply.role} names InferencePool {supply.name!r}, which does not exist; create it"
+            )
     return None
 
 
-def _inference_suspended(record: RolloutRecord, view: QueueView) -> Fact | None:
-    for supply in _needed(record, view):
+def _inference_suspended(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+    for supply in _needed_supplies(record, view):
         if supply.pool is not None and supply.pool.spec.suspend:
             sentence = f"InferencePool {supply.name} is suspended; `rollyard resume ip/{supply.name}` resumes it"
-            return Fact(sentence, _since(supply.pool.status, "Suspended", "True"))
+            return WaitReason(sentence, _condition_since(supply.pool.status, "Suspended", "True"))
     return None
 
 
-def _unknown_kind(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _unknown_kind(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     sentence = unknown_kind(record.task_kind, view.name, view.agents)
-    return Fact(sentence) if sentence is not None else None
+    return WaitReason(sentence) if sentence is not None else None
 
 
-def unknown_kind(kind: str, pool: str, agents: Sequence[NodeAgent]) -> str | None:
+def unknown_kind(kind: str, pool: str, agents: Sequence[ConnectedAgent]) -> str | None:
     """Why none of a pool's node agents can take this kind of task; None where one can, or may: it has not said yet."""
     if not agents or any(not a.kinds or kind in a.kinds for a in agents):
         return None
@@ -154,24 +156,24 @@ def unknown_kind(kind: str, pool: str, agents: Sequence[NodeAgent]) -> str | Non
 # what time mends
 
 
-def _backoff(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if record.not_before <= view.now:
         return None
     why = f" after {record.error.reason}: {record.error.message}" if record.error is not None else ""
-    return Fact(f"attempt {record.attempt} starts at {_at(record.not_before)}{why}")
+    return WaitReason(f"attempt {record.attempt} starts at {_time_text(record.not_before)}{why}")
 
 
-def _weights_version(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     assert view.pool is not None
-    sentence = waiting(record, view.pool.spec.inference.get(POLICY, ""), view.served)
-    return Fact(sentence) if sentence is not None else None
+    sentence = why_waiting(record, view.pool.spec.inference.get(POLICY_ROLE, ""), view.served)
+    return WaitReason(sentence) if sentence is not None else None
 
 
 # what a pool lacks: the InferencePools first, for without them nothing begins
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class PoolShortage:
     """A pool that has nothing there to take a rollout."""
 
     pool: RolloutPool | InferencePool
@@ -184,125 +186,127 @@ class Shortage:
         return f"{self.pool.kind} {self.pool.metadata.name}"
 
     @property
-    def short(self) -> str:
+    def is_short(self) -> str:
         return f"{self.pool.SHORT[0]}/{self.pool.metadata.name}"
 
 
-def _slurm_unreachable(lack: Shortage) -> Fact | None:
-    found = get_condition(lack.pool.status.conditions, "SlurmReachable")
+def _slurm_unreachable(shortage: PoolShortage) -> WaitReason | None:
+    found = get_condition(shortage.pool.status.conditions, "SlurmReachable")
     if found is None or found.status != "False":
         return None
-    return Fact(f"{lack.name} needs an allocation, but {found.message}", found.last_transition_time)
+    return WaitReason(f"{shortage.name} needs an allocation, but {found.message}", found.last_transition_time)
 
 
-def _at_zero(lack: Shortage) -> Fact | None:
-    if lack.pool.spec.replicas == 0:
-        return Fact(f"{lack.name} has 0 replicas; `rollyard scale {lack.short} --replicas 1` starts one")
-    limited = get_condition(lack.pool.status.conditions, "ScalingLimited")
-    if lack.pool.status.replicas.desired or lack.allocations or limited is None or limited.status != "True":
+def _scaled_to_zero(shortage: PoolShortage) -> WaitReason | None:
+    if shortage.pool.spec.replicas == 0:
+        return WaitReason(
+            f"{shortage.name} has 0 replicas; `rollyard scale {shortage.is_short} --replicas 1` starts one"
+        )
+    limited = get_condition(shortage.pool.status.conditions, "ScalingLimited")
+    if shortage.pool.status.replicas.desired or shortage.allocations or limited is None or limited.status != "True":
         return None
-    return Fact(f"{lack.name} has no allocation: {limited.message}", limited.last_transition_time)
+    return WaitReason(f"{shortage.name} has no allocation: {limited.message}", limited.last_transition_time)
 
 
-def _submit_unanswered(lack: Shortage) -> Fact | None:
-    for a in lack.allocations:
+def _submit_unanswered(shortage: PoolShortage) -> WaitReason | None:
+    for a in shortage.allocations:
         said = get_condition(a.status.conditions, SUBMITTED)
         if a.status.job_id is None and said is not None and said.status != "True":
-            sentence = f"{lack.name} needs an allocation, but for {a.metadata.name} {said.message}"
-            return Fact(sentence, said.last_transition_time)
+            sentence = f"{shortage.name} needs an allocation, but for {a.metadata.name} {said.message}"
+            return WaitReason(sentence, said.last_transition_time)
     return None
 
 
-def _pending(lack: Shortage) -> Fact | None:
-    for a in lack.allocations:
+def _pending(shortage: PoolShortage) -> WaitReason | None:
+    for a in shortage.allocations:
         if a.status.job_state == PENDING:
             start = a.status.start_time
-            expected = f"; Slurm expects it to start at {_at(start.timestamp())}" if start is not None else ""
+            expected = f"; Slurm expects it to start at {_time_text(start.timestamp())}" if start is not None else ""
             sentence = (
-                f"{lack.name} waits for job {a.status.job_id} of allocation {a.metadata.name}, which is pending: "
-                f"{a.status.why}{expected}"
+                f"{shortage.name} waits for job {a.status.job_id} of allocation {a.metadata.name}, which is pending: "
+                f"{a.status.waiting_reason}{expected}"
             )
-            return Fact(sentence, a.status.intended_at)
+            return WaitReason(sentence, a.status.intended_at)
     return None
 
 
-def _suspended_by_slurm(lack: Shortage) -> Fact | None:
-    for a in lack.allocations:
+def _suspended_by_slurm(shortage: PoolShortage) -> WaitReason | None:
+    for a in shortage.allocations:
         if a.status.job_state == SUSPENDED:
-            return Fact(
-                f"{lack.name} waits for job {a.status.job_id} of allocation {a.metadata.name}: Slurm suspended it"
+            return WaitReason(
+                f"{shortage.name} waits for job {a.status.job_id} of allocation {a.metadata.name}: Slurm suspended it"
             )
     return None
 
 
-def _failing(lack: Shortage) -> Fact | None:
-    ready = _not_ready(lack.pool)
-    if ready is None or not lack.pool.status.failures:
+def _failing(shortage: PoolShortage) -> WaitReason | None:
+    ready = _not_ready(shortage.pool)
+    if ready is None or not shortage.pool.status.failures:
         return None
-    return Fact(f"{lack.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
+    return WaitReason(f"{shortage.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
 
 
-def _starting(lack: Shortage) -> Fact | None:
-    for a in lack.allocations:
+def _starting(shortage: PoolShortage) -> WaitReason | None:
+    for a in shortage.allocations:
         if a.status.job_state == RUNNING:
             job = f"job {a.status.job_id} of allocation {a.metadata.name} runs on {a.status.node}"
-            if not isinstance(lack.pool, RolloutPool):
-                return Fact(f"{lack.name} is starting: {job}, and {_engine_says(a)}", a.status.start_time)
+            if not isinstance(shortage.pool, RolloutPool):
+                return WaitReason(f"{shortage.name} is starting: {job}, and {_engine_reason(a)}", a.status.start_time)
             if a.status.ready_at is None:
-                return Fact(
-                    f"{lack.name} is starting: {job}, but its node agent has not connected yet", a.status.start_time
+                return WaitReason(
+                    f"{shortage.name} is starting: {job}, but its node agent has not connected yet", a.status.start_time
                 )
-            return Fact(f"{lack.name} has no node agent: {job}, but its node agent has lost its connection")
+            return WaitReason(f"{shortage.name} has no node agent: {job}, but its node agent has lost its connection")
     return None
 
 
-def _engine_says(allocation: Allocation) -> str:
+def _engine_reason(allocation: Allocation) -> str:
     said = get_condition(allocation.status.conditions, "Ready")
     how = f": {said.message}" if said is not None and said.reason == "Starting" and said.message else ""
     return f"its model server accepts no rollouts yet{how}"
 
 
-def _submitting(lack: Shortage) -> Fact | None:
-    if not lack.allocations:
+def _submitting(shortage: PoolShortage) -> WaitReason | None:
+    if not shortage.allocations:
         return None
-    made = lack.allocations[0].metadata
-    return Fact(f"{lack.name} is about to submit allocation {made.name}", made.creation_timestamp)
+    made = shortage.allocations[0].metadata
+    return WaitReason(f"{shortage.name} is about to submit allocation {made.name}", made.creation_timestamp)
 
 
-def _not_serving(lack: Shortage) -> Fact | None:
-    ready = _not_ready(lack.pool)
+def _not_serving_yet(shortage: PoolShortage) -> WaitReason | None:
+    ready = _not_ready(shortage.pool)
     if ready is not None:
-        return Fact(f"{lack.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
-    what = "node agent" if isinstance(lack.pool, RolloutPool) else "model server"
-    return Fact(f"{lack.name} has no {what} yet; for details: `rollyard describe {lack.short}`")
+        return WaitReason(f"{shortage.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
+    what = "node agent" if isinstance(shortage.pool, RolloutPool) else "model server"
+    return WaitReason(f"{shortage.name} has no {what} yet; for details: `rollyard describe {shortage.is_short}`")
 
 
-def _of_pools(lacking: Callable[[Shortage], Fact | None]) -> Row:
+def _shortage_row(reason: Callable[[PoolShortage], WaitReason | None]) -> Row:
     """The row about whichever pool lacks what it has to bring."""
 
-    def row(record: RolloutRecord, view: QueueView) -> Fact | None:
-        facts = (lacking(lack) for lack in _shortages(record, view))
+    def row(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+        facts = (reason(shortage) for shortage in _shortages(record, view))
         return next((fact for fact in facts if fact is not None), None)
 
     return row
 
 
-def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[Shortage]:
-    for supply in _needed(record, view):
+def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]:
+    for supply in _needed_supplies(record, view):
         if supply.pool is not None and not supply.ready:
-            yield Shortage(supply.pool, _active(supply.allocations), view.now)
+            yield PoolShortage(supply.pool, _active(supply.allocations), view.now)
     if view.pool is not None and not view.agents:
-        yield Shortage(view.pool, _active(view.allocations), view.now)
+        yield PoolShortage(view.pool, _active(view.allocations), view.now)
 
 
 # what is there and takes nothing more
 
 
-def _walltime(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     """Every walltime ends too early for the budgets of the stages to come."""
     assert view.pool is not None
     able = [a for a in view.agents if record.task_kind in a.kinds]
-    ends = [a.ends for a in able if a.ends is not None]
+    ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
@@ -313,50 +317,54 @@ def _walltime(record: RolloutRecord, view: QueueView) -> Fact | None:
         return None
     sentence = (
         f"its budgets need {need:g} s of walltime, but the last allocation of RolloutPool {view.name} ends at "
-        f"{_at(max(ends))}"
+        f"{_time_text(max(ends))}"
     )
-    lack = Shortage(view.pool, [a for a in _active(view.allocations) if not a.status.ready], view.now)
+    shortage = PoolShortage(view.pool, [a for a in _active(view.allocations) if not a.status.ready], view.now)
     rows = (_slurm_unreachable, _submit_unanswered, _pending, _failing, _starting, _submitting)
-    facts = (row(lack) for row in rows)
+    facts = (row(shortage) for row in rows)
     successor = next((fact.sentence for fact in facts if fact is not None), "no successor is submitted yet")
-    return Fact(f"{sentence}; {successor}", last_start)
+    return WaitReason(f"{sentence}; {successor}", last_start)
 
 
-def _endpoints_full(record: RolloutRecord, view: QueueView) -> Fact | None:
-    for supply in _needed(record, view):
-        if supply.ready and not supply.with_room:
+def _endpoints_full(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+    for supply in _needed_supplies(record, view):
+        if supply.ready and not supply.count_with_room:
             admitting = _condition(supply.pool.status, "Admitting", "False") if supply.pool is not None else None
             why = f": {admitting.message}" if admitting is not None else ""
             since = admitting.last_transition_time if admitting is not None else None
-            return Fact(f"each model server of InferencePool {supply.name} is full{why}", since)
+            return WaitReason(f"each model server of InferencePool {supply.name} is full{why}", since)
     return None
 
 
-def _group_version(record: RolloutRecord, view: QueueView) -> Fact | None:
+def _group_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if record.stage is Stage.EVAL or record.group is None or record.weights is None or not record.weights.same:
         return None
     group = view.groups.get(record.group, GroupVersions())
-    if group.fixed is None or allowed(record, group, view.served):
+    if group.fixed is None or allowed_versions(record, group, view.served):
         return None
-    return Fact(f"its group is sampled from {group.fixed}, but no endpoint that serves it is ready")
+    return WaitReason(f"its group is sampled from {group.fixed}, but no endpoint that serves it is ready")
 
 
-def _alone(record: RolloutRecord, view: QueueView) -> Fact | None:
-    if not suspect(record):
+def _needs_exclusive(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+    if not is_suspect(record):
         return None
-    return Fact(f"{record.losses} node agents in a row were lost with it, so it waits for one without other work")
+    return WaitReason(f"{record.losses} node agents in a row were lost with it, so it waits for one without other work")
 
 
-def _in_queue(record: RolloutRecord, view: QueueView) -> Fact:
+def _in_queue(record: RolloutRecord, view: QueueView) -> WaitReason:
     before, agents = view.places.get(record.seq), len(view.agents)
     stage = record.stage.value
-    if before is None and len(view.places) >= LOOK_AHEAD:
-        return Fact(f"more than {LOOK_AHEAD} rollouts for {stage} are before it in RolloutPool {view.name}")
+    if before is None and len(view.places) >= LOOK_AHEAD_RECORDS:
+        return WaitReason(
+            f"more than {LOOK_AHEAD_RECORDS} rollouts for {stage} are before it in RolloutPool {view.name}"
+        )
     if before:
-        return Fact(f"{before} rollouts for {stage} are before it in RolloutPool {view.name}")
-    if before is None or any((a.want_eval if record.stage is Stage.EVAL else a.want_init) > 0 for a in view.agents):
-        return Fact("it is next and starts in a moment")
-    return Fact(f"it is next, but all {stage} places of the {agents} node agents of RolloutPool {view.name} are busy")
+        return WaitReason(f"{before} rollouts for {stage} are before it in RolloutPool {view.name}")
+    if before is None or any((a.free_eval if record.stage is Stage.EVAL else a.free_init) > 0 for a in view.agents):
+        return WaitReason("it is next and starts in a moment")
+    return WaitReason(
+        f"it is next, but all {stage} places of the {agents} node agents of RolloutPool {view.name} are busy"
+    )
 
 
 ROWS: tuple[tuple[str, Row], ...] = (
@@ -368,19 +376,19 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("UnknownTaskKind", _unknown_kind),
     ("Backoff", _backoff),
     ("WeightsVersion", _weights_version),
-    ("SlurmUnreachable", _of_pools(_slurm_unreachable)),
-    ("NoReplicas", _of_pools(_at_zero)),
-    ("SubmitUnanswered", _of_pools(_submit_unanswered)),
-    ("AllocationPending", _of_pools(_pending)),
-    ("AllocationSuspended", _of_pools(_suspended_by_slurm)),
-    ("AllocationFailed", _of_pools(_failing)),
-    ("AllocationStarting", _of_pools(_starting)),
-    ("Submitting", _of_pools(_submitting)),
-    ("PoolNotReady", _of_pools(_not_serving)),
+    ("SlurmUnreachable", _shortage_row(_slurm_unreachable)),
+    ("NoReplicas", _shortage_row(_scaled_to_zero)),
+    ("SubmitUnanswered", _shortage_row(_submit_unanswered)),
+    ("AllocationPending", _shortage_row(_pending)),
+    ("AllocationSuspended", _shortage_row(_suspended_by_slurm)),
+    ("AllocationFailed", _shortage_row(_failing)),
+    ("AllocationStarting", _shortage_row(_starting)),
+    ("Submitting", _shortage_row(_submitting)),
+    ("PoolNotReady", _shortage_row(_not_serving_yet)),
     ("WalltimeTooShort", _walltime),
     ("EndpointsFull", _endpoints_full),
     ("GroupVersion", _group_version),
-    ("NodeAgentForItself", _alone),
+    ("NodeAgentForItself", _needs_exclusive),
     ("InQueue", _in_queue),
 )
 """(word, row). The first row that says something is what a rollout waits for; the last one always does."""
@@ -396,13 +404,15 @@ OF_MODEL_SERVERS = frozenset(
 """Rows that can keep a rollout from going on that has begun."""
 
 
-def _needed(record: RolloutRecord, view: QueueView) -> Sequence[Supply]:
+def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSupply]:
     """EVAL samples nothing."""
     return () if record.stage is Stage.EVAL else view.supplies
 
 
 def _active(allocations: Sequence[Allocation]) -> list[Allocation]:
-    return [a for a in allocations if not (a.status.ended or a.spec.drain or a.metadata.deletion_timestamp is not None)]
+    return [
+        a for a in allocations if not (a.status.is_ended or a.spec.drain or a.metadata.deletion_timestamp is not None)
+    ]
 
 
 def _not_ready(pool: RolloutPool | InferencePool) -> Condition | None:
@@ -414,10 +424,10 @@ def _condition(status: PoolStatus, type: str, word: str) -> Condition | None:
     return found if found is not None and found.status == word else None
 
 
-def _since(status: PoolStatus, type: str, word: str) -> datetime | None:
+def _condition_since(status: PoolStatus, type: str, word: str) -> datetime | None:
     found = _condition(status, type, word)
     return found.last_transition_time if found is not None else None
 
 
-def _at(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     return f"{as_datetime(seconds):%Y-%m-%d %H:%M:%S} UTC"

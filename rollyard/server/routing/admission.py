@@ -22,7 +22,7 @@ GROWTH, SHRINKAGE = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EndpointLoad:
     """Of one endpoint, as it last said, and its live sessions by the leases."""
 
     sessions: int
@@ -39,34 +39,34 @@ class Admission:
     why: str = ""
     """For people; empty where there is no limit."""
 
-    def takes(self, sessions: int) -> bool:
+    def admits(self, sessions: int) -> bool:
         """Whether one more is admitted beside so many; to an idle one always, so that nothing waits for ever."""
         return self.limit is None or sessions < self.limit or sessions == 0
 
 
-OPEN = Admission()
+UNLIMITED = Admission()
 
 
-def admission(load: Load, before: Admission) -> Admission:
+def admission(load: EndpointLoad, before: Admission) -> Admission:
     """What holds from this heartbeat to the next."""
-    pressure = _pressure(load)
+    pressure = _why_overloaded(load)
     if pressure is not None:
         overflows = (load.waiting or 0) > 0 and (load.kv_usage or 0.0) >= FULL
         kept = load.sessions - round(load.sessions * SHRINKAGE) if overflows else load.sessions
         limit = kept if before.limit is None else min(before.limit, kept)
         return Admission(max(1, limit), pressure)
     if before.limit is None:
-        return OPEN
-    if not _easy(load):
+        return UNLIMITED
+    if not _is_relaxed(load):
         return before
     limit = max(before.limit, load.sessions) + max(1, round(before.limit * GROWTH))
     # Three times what it holds, and still at ease: the limit is not what holds it any more.
-    return OPEN if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
+    return UNLIMITED if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
 
 
-def _pressure(load: Load) -> str | None:
+def _why_overloaded(load: EndpointLoad) -> str | None:
     """What speaks against one more."""
-    usage, crowd = load.kv_usage, _crowd(load)
+    usage, crowd = load.kv_usage, _projected_cache_use(load)
     if usage is not None and usage >= FULL:
         return f"its cache is {usage:.0%} full"
     if crowd is not None and crowd >= CROWDED:
@@ -76,8 +76,8 @@ def _pressure(load: Load) -> str | None:
     return None
 
 
-def _easy(load: Load) -> bool:
-    crowd = _crowd(load)
+def _is_relaxed(load: EndpointLoad) -> bool:
+    crowd = _projected_cache_use(load)
     return (
         (load.kv_usage is None or load.kv_usage <= EASY)
         and (crowd is None or crowd <= ROOMY)
@@ -85,7 +85,7 @@ def _easy(load: Load) -> bool:
     )
 
 
-def _crowd(load: Load) -> float | None:
+def _projected_cache_use(load: EndpointLoad) -> float | None:
     """How often all sessions at once would fill the cache; None where too few run to tell."""
     if load.kv_usage is None or not load.running or load.running < SAMPLE * load.sessions:
         return None

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollyard.kinds.endpoint_metrics import Figures
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.server.routing.admission import Admission
-from rollyard.server.routing.endpoint_rates import Rates, together
+from rollyard.server.routing.endpoint_rates import EndpointRates, merge
 from rollyard.server.routing.endpoint_state import EndpointState
 
 DIGITS = 3
 """Significant ones: what is finer is noise, and would make each look differ from the last."""
 
 
-def known(state: EndpointState) -> bool:
+def has_metrics(state: EndpointState) -> bool:
     """Whether its engine says anything of its load; one that fell silent does not."""
     return state.waiting is not None or bool(state.history)
 
 
-def figures(state: EndpointState) -> Figures:
-    return total([state])
+def metrics_of(state: EndpointState) -> EndpointMetrics:
+    return total_metrics([state])
 
 
-def total(states: Sequence[EndpointState]) -> Figures:
+def total_metrics(states: Sequence[EndpointState]) -> EndpointMetrics:
     """Sums, means and shares over those of which something is known."""
-    heard = [state for state in states if known(state)]
+    heard = [state for state in states if has_metrics(state)]
     usage = [state.kv_usage for state in heard if state.kv_usage is not None]
     waiting = [state.waiting for state in heard if state.waiting is not None]
-    return _figures(
-        together(state.rates for state in heard),
+    return _metrics(
+        merge(state.rates for state in heard),
         running=sum(state.running for state in heard) if heard else None,
         waiting=sum(waiting) if waiting else None,
         kv_usage=_rounded(sum(usage) / len(usage)) if usage else None,
     )
 
 
-def status(
-    state: EndpointState, sessions: Mapping[str, int], shown: Figures, admission: Admission | None = None
+def endpoint_status(
+    state: EndpointState, sessions: Mapping[str, int], shown: EndpointMetrics, admission: Admission | None = None
 ) -> EndpointStatus:
     """As a pool's status and `top` have it; with the limit of now, where no other is given."""
     admission = admission or state.admission
@@ -56,8 +56,10 @@ def status(
     )
 
 
-def _figures(rates: Rates, *, running: int | None, waiting: int | None, kv_usage: float | None) -> Figures:
-    return Figures(
+def _metrics(
+    rates: EndpointRates, *, running: int | None, waiting: int | None, kv_usage: float | None
+) -> EndpointMetrics:
+    return EndpointMetrics(
         tokens_per_second=_rounded(rates.generated_tokens),
         prompt_tokens_per_second=_rounded(rates.prompt_tokens),
         running=running,

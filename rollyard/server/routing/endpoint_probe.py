@@ -13,47 +13,47 @@ from typing import Any, Literal
 
 import aiohttp
 
-from rollyard.core.errors import failure_text
+from rollyard.core.errors import connection_failure_text
 from rollyard.wire.endpoint import Endpoint
 
 PROBE_SECONDS = 10.0
 """For one answer: one token, from a server that may have a queue."""
 PROMPT = [1]
 """Any token will do; every vocabulary has this one."""
-MAX_WORDS = 200
-Dialect = Literal["openai", "sglang"]
+MAX_ERROR_CHARS = 200
+DialectName = Literal["openai", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     why: str = ""
     """What is wrong with it; empty when it did what was asked."""
-    dialect: Dialect = "openai"
+    dialect: DialectName = "openai"
 
 
-class Probe:
+class EndpointProbe:
     """Asks endpoints; `trust` is for those whose certificate is of our own CA."""
 
     def __init__(self, http: aiohttp.ClientSession, trust: ssl.SSLContext) -> None:
         self._http = http
         self._trust = trust
 
-    async def token(self, endpoint: Endpoint) -> Finding:
+    async def sample_one_token(self, endpoint: Endpoint) -> ProbeResult:
         """Let it sample one token, by the route that is known, or by whichever answers with token ids."""
         try:
             status, body = await self._post(endpoint, "/v1/completions", _completion(endpoint.model))
             if status == 200 and _completion_ids(body):
-                return Finding()
-            first = f"/v1/completions answers {_words(status, body, _completion_ids(body))}"
+                return ProbeResult()
+            first = f"/v1/completions answers {_answer_problem(status, body, _completion_ids(body))}"
             status, body = await self._post(endpoint, "/generate", _GENERATE)
             if status == 200 and _generate_ids(body):
-                return Finding(dialect="sglang")
+                return ProbeResult(dialect="sglang")
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            return Finding(f"Unreachable: {_said(error)}")
-        second = f"/generate {_words(status, body, _generate_ids(body))}"
-        return Finding(f"NoTokenIds: {first}, {second}; it must be vLLM 0.10.2 or later, or SGLang")
+            return ProbeResult(f"Unreachable: {_error_text(error)}")
+        second = f"/generate {_answer_problem(status, body, _generate_ids(body))}"
+        return ProbeResult(f"NoTokenIds: {first}, {second}; it must be vLLM 0.10.2 or later, or SGLang")
 
-    async def models(self, endpoint: Endpoint) -> Finding:
+    async def check_models(self, endpoint: Endpoint) -> ProbeResult:
         """Whether it answers and lists the model; costs it nothing."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
@@ -62,10 +62,10 @@ class Probe:
                     answer.raise_for_status()
                     served = [m["id"] for m in (await answer.json())["data"]]
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
-            return Finding(f"Unreachable: {_said(error)}")
+            return ProbeResult(f"Unreachable: {_error_text(error)}")
         if endpoint.model in served:
-            return Finding(dialect=endpoint.dialect)
-        return Finding(f"ModelMissing: it serves {', '.join(served) or 'nothing'}, not {endpoint.model}")
+            return ProbeResult(dialect=endpoint.dialect)
+        return ProbeResult(f"ModelMissing: it serves {', '.join(served) or 'nothing'}, not {endpoint.model}")
 
     async def _post(self, endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -111,11 +111,11 @@ def _generate_ids(body: Any) -> bool:
     return False
 
 
-def _words(status: int, body: Any, ids: bool) -> str:
+def _answer_problem(status: int, body: Any, ids: bool) -> str:
     if status == 200:
         return "without token ids"
-    return f"{status} {body if isinstance(body, str) else ''}".strip()[:MAX_WORDS]
+    return f"{status} {body if isinstance(body, str) else ''}".strip()[:MAX_ERROR_CHARS]
 
 
-def _said(error: BaseException) -> str:
-    return failure_text(error)[:MAX_WORDS]
+def _error_text(error: BaseException) -> str:
+    return connection_failure_text(error)[:MAX_ERROR_CHARS]

@@ -20,7 +20,7 @@ History = tuple[EngineLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class EndpointRates:
     """Per second, over the last 15 or so; None is what is not known."""
 
     generated_tokens: float | None = None
@@ -42,15 +42,15 @@ class Rates:
         return _share(self.first_token_seconds, self.first_tokens)
 
 
-UNKNOWN = Rates()
-_TOTALS = tuple(f.name for f in fields(Rates))
+UNKNOWN = EndpointRates()
+_TOTALS = tuple(f.name for f in fields(EndpointRates))
 
 
-def extended(history: History, load: EngineLoad | None) -> History:
+def append(history: History, load: EngineLoad | None) -> History:
     """The history with what was said now; empty when nothing was."""
     if load is None:
         return ()
-    if not history or _anew(history[-1], load):
+    if not history or _is_restarted(history[-1], load):
         return (load,)
     if load.at == history[-1].at:
         return history  # the same look, said twice
@@ -61,20 +61,22 @@ def extended(history: History, load: EngineLoad | None) -> History:
     return grown[first:]
 
 
-def rates(history: History) -> Rates:
+def rates(history: History) -> EndpointRates:
     """Of the whole history; UNKNOWN where it is too short."""
     if not history or (seconds := history[-1].at - history[0].at) < LEAST_SECONDS:
         return UNKNOWN
-    return Rates(**{name: _rate(getattr(history[0], name), getattr(history[-1], name), seconds) for name in _TOTALS})
+    return EndpointRates(
+        **{name: _rate(getattr(history[0], name), getattr(history[-1], name), seconds) for name in _TOTALS}
+    )
 
 
-def together(several: Iterable[Rates]) -> Rates:
+def merge(several: Iterable[EndpointRates]) -> EndpointRates:
     """Of all that are known; the shares are thereby weighted by what each server did."""
     listed = list(several)
-    return Rates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
+    return EndpointRates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
 
 
-def _anew(before: EngineLoad, now: EngineLoad) -> bool:
+def _is_restarted(before: EngineLoad, now: EngineLoad) -> bool:
     pairs = ((getattr(before, name), getattr(now, name)) for name in _TOTALS)
     fell = any(old is not None and new is not None and new < old for old, new in pairs)
     return now.life != before.life or now.at < before.at or fell

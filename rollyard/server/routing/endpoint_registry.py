@@ -17,23 +17,23 @@ from rollyard.core.clock import Clock
 from rollyard.core.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.server.routing.admission import Load, admission
-from rollyard.server.routing.endpoint_rates import UNKNOWN, extended, rates
-from rollyard.server.routing.endpoint_selector import Candidate, EndpointHeap, EndpointOrder
+from rollyard.server.routing.admission import EndpointLoad, admission
+from rollyard.server.routing.endpoint_rates import UNKNOWN, append, rates
+from rollyard.server.routing.endpoint_selector import Candidate, EndpointIndex, EndpointSelector
 from rollyard.server.routing.endpoint_state import (
     SLOW_START_SECONDS,
     SLOW_START_STEPS,
     EndpointState,
     PoolKey,
+    published,
     readiness,
-    told,
 )
-from rollyard.server.routing.health import Trust, complained, probed
-from rollyard.server.routing.surplus_sessions import Place, excess, to_move
-from rollyard.server.weights.engine_target import Serving, denial
+from rollyard.server.routing.health import EndpointTrust, with_complaint, with_probe
+from rollyard.server.routing.surplus_sessions import EndpointShare, excess, to_move
+from rollyard.server.weights.engine_target import EndpointWeights, why_not_routable
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, WeightsOrder
+from rollyard.wire.engine import EngineHeartbeat, WeightsTarget
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Allow = Callable[[Endpoint], bool]
 """Whether a session may go there, for its weights."""
 
 
-class Endpoints:
+class EndpointRegistry:
     """All endpoints of all InferencePools, by id."""
 
     def __init__(self, clock: Clock, live_sessions: Callable[[str], int]) -> None:
@@ -54,10 +54,10 @@ class Endpoints:
         self._sessions = live_sessions
         self._began = clock.monotonic()
         self._states: dict[str, EndpointState] = {}
-        self._orders: dict[PoolKey, EndpointOrder] = {}
+        self._indexes: dict[PoolKey, EndpointIndex] = {}
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
-        self._steps: list[tuple[float, str]] = []
+        self._slow_starts: list[tuple[float, str]] = []
         """A heap of when which endpoint takes its next step of a slow start."""
         self.endpoint_changed = Signal[EndpointState]()
         """An endpoint appeared, vanished, changed readiness or weights, or became full."""
@@ -91,7 +91,7 @@ class Endpoints:
             self._weights.setdefault(pool, weights)
         old, uid = self._states.get(endpoint.id), identity.uid
         fresh = EndpointState(
-            self._patient(pool, endpoint),
+            self._log_unanswered_patience(pool, endpoint),
             pool,
             uid,
             identity.allocation,
@@ -113,14 +113,14 @@ class Endpoints:
             return False
         endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
         load, history = (
-            Load(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
-            extended(state.history, beat.load),
+            EndpointLoad(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
+            append(state.history, beat.load),
         )
         state = replace(
             state,
             endpoint=endpoint,
             healthy=beat.ready and bool(beat.weights_version),
-            said="" if beat.reason == beat.weights_error else beat.reason,  # what is denied says it better
+            engine_reason="" if beat.reason == beat.weights_error else beat.reason,  # what is denied says it better
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -133,19 +133,19 @@ class Endpoints:
             weights_error=beat.weights_error,
             weights_attempt=beat.weights_attempt,
             weights_note=beat.weights_note,
-            spoken=True,
-            obeys=state.told,
+            has_reported=True,
+            acknowledged_order=state.published_state,
         )
-        self._put(replace(state, denied=self._denial(state)))
+        self._put(replace(state, why_not_routable=self._denial(state)))
         return True
 
-    def listed(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
+    def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
         """An external server that its pool names; what was known of it stays."""
-        old, endpoint = self._states.get(endpoint.id), self._patient(pool, endpoint)
+        old, endpoint = self._states.get(endpoint.id), self._log_unanswered_patience(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
-    def unlisted(self, pool: PoolKey, keep: set[str]) -> None:
+    def remove_unlisted(self, pool: PoolKey, keep: set[str]) -> None:
         """External servers that their pool does not name any more: they drain, and go with their last session."""
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:
@@ -159,7 +159,7 @@ class Endpoints:
         state = self._states.get(id)
         if state is not None:
             log.warning("endpoint %s: complaint of %s: %s", id, voter, why)
-            self._judge(state, complained(state.trust, voter, why, self._clock.monotonic()))
+            self._set_trust(state, with_complaint(state.trust, voter, why, self._clock.monotonic()))
             self.endpoint_suspected.emit(id)
 
     def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
@@ -168,9 +168,9 @@ class Endpoints:
         if state is not None:
             if not why:
                 state = replace(state, endpoint=state.endpoint.model_copy(update={"dialect": dialect}))
-            self._judge(state, probed(state.trust, why, self._clock.monotonic()))
+            self._set_trust(state, with_probe(state.trust, why, self._clock.monotonic()))
 
-    def suspects(self) -> list[EndpointState]:
+    def suspected_endpoints(self) -> list[EndpointState]:
         """Those that are to be probed now."""
         now = self._clock.monotonic()
         return [s for s in self._states.values() if s.trust.probe_due(now)]
@@ -184,7 +184,7 @@ class Endpoints:
                 said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
                 log.warning("endpoint %s: %s", state.endpoint.id, said)
                 silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
-                self._put(replace(silent, healthy=False, said=said))
+                self._put(replace(silent, healthy=False, engine_reason=said))
 
     # what reconcilers say
 
@@ -203,11 +203,11 @@ class Endpoints:
         self._specs[pool] = spec
         if before is None or before.patience != spec.patience:
             for state in self.of_pool(pool):
-                self._put(replace(state, endpoint=self._patient(pool, state.endpoint)))
+                self._put(replace(state, endpoint=self._log_unanswered_patience(pool, state.endpoint)))
         if spec.engine.external != (before.engine.external if before is not None else None):
             self.externals_changed.emit(pool)
 
-    def follow(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
+    def follow_weights(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
         """What the pool's status says of its weights now; None for a pool that is gone."""
         if weights is None:
             self._weights.pop(pool, None)
@@ -215,16 +215,16 @@ class Endpoints:
         before, self._weights[pool] = self._weights.get(pool), weights
         for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
             denied = self._denial(state)
-            if denied != state.denied:
-                self._put(replace(state, denied=denied))
+            if denied != state.why_not_routable:
+                self._put(replace(state, why_not_routable=denied))
         if before is None or (before.current, before.history) != (weights.current, weights.history):
             self.weights_changed.emit(pool)
 
-    def told(self, id: str, order: WeightsOrder | None) -> None:
+    def note_order(self, id: str, order: WeightsTarget | None) -> None:
         """What it is answered; what it says next is about that."""
         state = self._states.get(id)
         if state is not None:
-            self._states[id] = replace(state, told=order)
+            self._states[id] = replace(state, published_state=order)
 
     # what leases say
 
@@ -232,7 +232,7 @@ class Endpoints:
         """The number of live sessions on it has changed."""
         state = self._states.get(id)
         if state is not None:
-            self._orders[state.pool].count(id, self._sessions(id))
+            self._indexes[state.pool].set_sessions(id, self._sessions(id))
 
     # what others ask
 
@@ -253,28 +253,28 @@ class Endpoints:
 
     def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
         """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
-        found = (s for s in self._states.values() if s.pool == pool and (s.takes or not ready))
+        found = (s for s in self._states.values() if s.pool == pool and (s.is_accepting or not ready))
         return {s.endpoint.id: s.endpoint.weights_version for s in found}
 
-    def taking(self, pool: PoolKey) -> tuple[int, int]:
+    def count_with_room(self, pool: PoolKey) -> tuple[int, int]:
         """Endpoints that take new work, and how many of them have room for one session more."""
-        found = [s for s in self.of_pool(pool) if s.takes]
-        return len(found), sum(s.admission.takes(self._sessions(s.endpoint.id)) for s in found)
+        found = [s for s in self.of_pool(pool) if s.is_accepting]
+        return len(found), sum(s.admission.admits(self._sessions(s.endpoint.id)) for s in found)
 
-    def serving(self, uid: str, id: str) -> Serving:
+    def weights_report(self, uid: str, id: str) -> EndpointWeights:
         """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
         state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
-            return Serving(id, known_for=now - self._began)
-        heard = state.spoken and now - state.heard_at < STALE_SECONDS
-        return state.serving(heard, now - (self._began if heard else state.heard_at))
+            return EndpointWeights(id, known_for=now - self._began)
+        heard = state.has_reported and now - state.heard_at < STALE_SECONDS
+        return state.weights_report(heard, now - (self._began if heard else state.heard_at))
 
-    def heap(self, pool: PoolKey) -> EndpointHeap:
+    def index_snapshot(self, pool: PoolKey) -> EndpointSelector:
         """Over the endpoints of this pool that take new work now."""
-        self._step()
-        return self._orders.setdefault(pool, EndpointOrder()).heap()
+        self._advance_slow_starts()
+        return self._indexes.setdefault(pool, EndpointIndex()).selector()
 
-    def another(
+    def choose_again(
         self, pool: PoolKey, current: str, failed: str, node: str, allow: Allow | None = None
     ) -> Endpoint | None:
         """For a session on `current`, of which `failed` could not be used, or nothing where it is empty.
@@ -292,20 +292,20 @@ class Endpoints:
         def elsewhere(endpoint: Endpoint) -> bool:
             return endpoint.id not in (failed, current) and (allow is None or allow(endpoint))
 
-        found = self.heap(pool).checkout(node=node, allow=elsewhere) or self._least(pool, elsewhere)
-        if found is None and here is not None and here.ready and (not failed or self._just_cleared(here)):
+        found = self.index_snapshot(pool).checkout(node=node, allow=elsewhere) or self._least_loaded(pool, elsewhere)
+        if found is None and here is not None and here.ready and (not failed or self._was_just_cleared(here)):
             return here.endpoint
         return found
 
     def _should_leave(self, state: EndpointState) -> bool:
-        return not state.takes or state.endpoint.id in excess(self._places(state.pool))
+        return not state.is_accepting or state.endpoint.id in excess(self._shares(state.pool))
 
-    def _just_cleared(self, state: EndpointState) -> bool:
+    def _was_just_cleared(self, state: EndpointState) -> bool:
         return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
 
-    def _least(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
+    def _least_loaded(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
         """The least loaded of those allowed, whatever it says of its cache."""
-        able = [s for s in self.of_pool(pool) if s.takes and allow(s.endpoint)]
+        able = [s for s in self.of_pool(pool) if s.is_accepting and allow(s.endpoint)]
         least = min(able, key=lambda s: (self._sessions(s.endpoint.id) + 1) / s.capacity, default=None)
         return least.endpoint if least is not None else None
 
@@ -313,49 +313,54 @@ class Endpoints:
         """Endpoint id -> live sessions that should go on elsewhere, of all pools."""
         moves: dict[str, int] = {}
         for pool in {s.pool for s in self._states.values()}:
-            moves |= to_move(self._places(pool))
+            moves |= to_move(self._shares(pool))
         return moves
 
     def stranded(self) -> dict[str, bool]:
         """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
-        out = [s for s in self._states.values() if s.out and self._sessions(s.endpoint.id)]
-        return {s.endpoint.id: any(other.takes for other in self.of_pool(s.pool)) for s in out}
+        out = [s for s in self._states.values() if s.is_out and self._sessions(s.endpoint.id)]
+        return {s.endpoint.id: any(other.is_accepting for other in self.of_pool(s.pool)) for s in out}
 
     # inside
 
-    def _places(self, pool: PoolKey) -> list[Place]:
+    def _shares(self, pool: PoolKey) -> list[EndpointShare]:
         now = self._clock.monotonic()
         return [
-            Place(s.endpoint.id, self._sessions(s.endpoint.id), s.capacity * s.share(now) if s.ready else 0.0, s.drain)
+            EndpointShare(
+                s.endpoint.id,
+                self._sessions(s.endpoint.id),
+                s.capacity * s.capacity_share(now) if s.ready else 0.0,
+                s.drain,
+            )
             for s in self.of_pool(pool)
         ]
 
     def _candidate(self, state: EndpointState) -> Candidate:
-        share = state.share(self._clock.monotonic())
+        share = state.capacity_share(self._clock.monotonic())
         return Candidate(state.endpoint, state.node, state.capacity, share, state.admission)
 
-    def _step(self) -> None:
+    def _advance_slow_starts(self) -> None:
         """Those in a slow start that are due take a step."""
         now = self._clock.monotonic()
-        while self._steps and self._steps[0][0] <= now:
-            _, id = heapq.heappop(self._steps)
+        while self._slow_starts and self._slow_starts[0][0] <= now:
+            _, id = heapq.heappop(self._slow_starts)
             state = self._states.get(id)
-            if state is not None and state.takes:
-                self._orders[state.pool].put(self._candidate(state), self._sessions(id))
+            if state is not None and state.is_accepting:
+                self._indexes[state.pool].put(self._candidate(state), self._sessions(id))
             if state is not None and state.warm_at > now:
-                heapq.heappush(self._steps, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
+                heapq.heappush(self._slow_starts, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
 
     def _denial(self, state: EndpointState) -> str:
         weights = self._weights.get(state.pool)
         if weights is None or state.model not in (None, weights.model):
             return ""  # of an earlier spec: it serves what it has until its successor is ready
-        return denial(weights, state.serving(True))
+        return why_not_routable(weights, state.weights_report(True))
 
-    def _patient(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
+    def _log_unanswered_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
         spec = self._specs.get(pool)
         return endpoint if spec is None else endpoint.model_copy(update={"patience": spec.patience})
 
-    def _judge(self, state: EndpointState, trust: Trust) -> None:
+    def _set_trust(self, state: EndpointState, trust: EndpointTrust) -> None:
         """Ejected or trusted again."""
         if trust.ejected and not state.trust.ejected:
             log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
@@ -368,29 +373,29 @@ class Endpoints:
         ready, reason = readiness(state)
         state = replace(state, ready=ready, reason=reason)
         old = self._states.get(id)
-        if state.ready and not (old is not None and old.ready) and self._cold(state, old):
+        if state.ready and not (old is not None and old.ready) and self._is_cold(state, old):
             state = replace(state, warm_at=now + SLOW_START_SECONDS)
-            heapq.heappush(self._steps, (now, id))
+            heapq.heappush(self._slow_starts, (now, id))
         self._states[id] = state
-        order = self._orders.setdefault(state.pool, EndpointOrder())
-        if state.takes:
+        order = self._indexes.setdefault(state.pool, EndpointIndex())
+        if state.is_accepting:
             order.put(self._candidate(state), self._sessions(id))
         else:
             order.drop(id)
-        if old is None or told(old) != told(state):
-            self._tell(state)
+        if old is None or published(old) != published(state):
+            self._notify_changes(state)
         elif (old.admission.limit or 0) < (state.admission.limit or 0):
             self.capacity_freed.emit(state.pool)
 
-    def _cold(self, state: EndpointState, old: EndpointState | None) -> bool:
+    def _is_cold(self, state: EndpointState, old: EndpointState | None) -> bool:
         """After a restart of the server an endpoint is new to us alone: its sessions tell."""
         return self._sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:
         state = self._states.pop(id)
-        self._orders[state.pool].drop(id)
-        self._tell(state)
+        self._indexes[state.pool].drop(id)
+        self._notify_changes(state)
 
-    def _tell(self, state: EndpointState) -> None:
-        ENDPOINTS_READY.set(sum(s.takes for s in self._states.values()))
+    def _notify_changes(self, state: EndpointState) -> None:
+        ENDPOINTS_READY.set(sum(s.is_accepting for s in self._states.values()))
         self.endpoint_changed.emit(state)

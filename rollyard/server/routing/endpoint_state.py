@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rollyard.server.routing.admission import OPEN, Admission
-from rollyard.server.routing.endpoint_rates import UNKNOWN, History, Rates
-from rollyard.server.routing.health import TRUSTED, Trust
-from rollyard.server.weights.engine_target import Serving
+from rollyard.server.routing.admission import UNLIMITED, Admission
+from rollyard.server.routing.endpoint_rates import UNKNOWN, EndpointRates, History
+from rollyard.server.routing.health import TRUSTED, EndpointTrust
+from rollyard.server.weights.engine_target import EndpointWeights
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
-OUT = ("Ejected", "Unhealthy")
+OUT_SECONDS = ("Ejected", "Unhealthy")
 """Words of ours and of an engine's supervisor for one that has fallen silent; others say that it loads or ends in order."""
 
 
@@ -38,7 +38,7 @@ class EndpointState:
     """None until it has said so, and when it has fallen silent; so too `waiting`."""
     history: History = ()
     """Totals that it said lately; empty where `kv_usage` would be None."""
-    rates: Rates = UNKNOWN
+    rates: EndpointRates = UNKNOWN
     """Of this history."""
     heard_at: float = 0.0
     """Monotonic seconds."""
@@ -46,51 +46,51 @@ class EndpointState:
     node: str = ""
     capacity: float = 1.0
     """Beside the others of its pool, such as GPUs."""
-    trust: Trust = TRUSTED
-    admission: Admission = OPEN
+    trust: EndpointTrust = TRUSTED
+    admission: Admission = UNLIMITED
     warm_at: float = 0.0
     """When its slow start is over (monotonic seconds)."""
     healthy: bool = False
     """By its own word, or by a probe for one that says none; `ready` when it is trusted and has the right weights as well."""
-    said: str = ""
+    engine_reason: str = ""
     """Why it is not healthy."""
     model: str | None = None
     """Folder of the model that its allocation was made for; None where that is not known."""
-    denied: str = ""
+    why_not_routable: str = ""
     """What is the matter with its weights."""
-    spoken: bool = False
+    has_reported: bool = False
     """It has said how it is since it registered here."""
     weights_checksum: str = ""
     weights_phase: str = ""
     weights_error: str = ""
     weights_attempt: int | None = None
     weights_note: str | None = None
-    told: WeightsOrder | None = None
+    published_state: WeightsTarget | None = None
     """The order in the last answer to it."""
-    obeys: WeightsOrder | None = None
+    acknowledged_order: WeightsTarget | None = None
     """The one before its last heartbeat: that is what it speaks of."""
 
     @property
-    def takes(self) -> bool:
+    def is_accepting(self) -> bool:
         """Whether new work may go there at all."""
         return self.ready and not self.drain
 
     @property
-    def out(self) -> bool:
+    def is_out(self) -> bool:
         """It does not answer: a request that waits there should go on elsewhere."""
-        return not self.ready and (self.trust.ejected or self.said.partition(":")[0] in OUT)
+        return not self.ready and (self.trust.ejected or self.engine_reason.partition(":")[0] in OUT_SECONDS)
 
-    def share(self, now: float) -> float:
+    def capacity_share(self, now: float) -> float:
         """Of its capacity, what it may have of the load: from one step to all of them."""
         left = self.warm_at - now
         if left <= 0:
             return 1.0
         return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
 
-    def serving(self, heard: bool, known_for: float = math.inf) -> Serving:
-        return Serving(
+    def weights_report(self, heard: bool, known_for: float = math.inf) -> EndpointWeights:
+        return EndpointWeights(
             id=self.endpoint.id,
-            heard=heard,
+            last_report_at=heard,
             known_for=known_for,
             healthy=self.healthy,
             version=self.endpoint.weights_version,
@@ -99,28 +99,28 @@ class EndpointState:
             error=self.weights_error,
             attempt=self.weights_attempt,
             note=self.weights_note,
-            obeys=self.obeys,
+            acknowledged=self.acknowledged_order,
         )
 
 
 def readiness(state: EndpointState) -> tuple[bool, str]:
     """Whether new work may go there, and why not: what an engine says of itself first, then our trust, then its weights."""
     if not state.healthy and state.uid:
-        return False, _telling(state) if state.spoken or state.said else "Registering"
+        return False, _main_reason(state) if state.has_reported or state.engine_reason else "Registering"
     if state.trust.ejected:
         return False, f"Ejected: {state.trust.why}" if state.uid else state.trust.why
-    if state.denied:
-        return False, _telling(state)
+    if state.why_not_routable:
+        return False, _main_reason(state)
     return state.healthy, "" if state.healthy else "Probing"
 
 
-def _telling(state: EndpointState) -> str:
+def _main_reason(state: EndpointState) -> str:
     """Of its own word and the one on its weights the first that says what is the matter."""
-    words = (state.said, state.denied)
-    return next((word for word in words if ":" in word), state.said or state.denied or "Registering")
+    words = (state.engine_reason, state.why_not_routable)
+    return next((word for word in words if ":" in word), state.engine_reason or state.why_not_routable or "Registering")
 
 
-def told(state: EndpointState) -> tuple[object, ...]:
+def published(state: EndpointState) -> tuple[object, ...]:
     """What others act on."""
     weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
     return state.ready, state.reason, state.drain, state.admission.limit is None, *weights

@@ -15,12 +15,12 @@ VOTES = 2
 VOTE_SECONDS = 60.0
 """So long a complaint counts, unless a probe answers it."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
-FORGIVEN_SECONDS = 300.0
+REMEMBER_EJECTIONS_SECONDS = 300.0
 """Trusted for so long, it begins again with the shortest ejection."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
     """Who complained, and when, since a probe last succeeded."""
     out_until: float | None = None
@@ -41,29 +41,29 @@ class Trust:
         return self.suspected or (self.out_until is not None and now >= self.out_until)
 
 
-TRUSTED = Trust()
+TRUSTED = EndpointTrust()
 
 
-def complained(trust: Trust, voter: str, why: str, now: float) -> Trust:
+def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> EndpointTrust:
     """A node agent could not use it."""
     votes = {who: at for who, at in trust.votes.items() if now - at < VOTE_SECONDS} | {voter: now}
     if trust.ejected:
         return replace(trust, votes=votes)
     trust = replace(trust, votes=votes, suspected=True, why=why)
-    return _eject(trust, f"{len(votes)} node agents: {why}", now) if len(votes) >= VOTES else trust
+    return _ejected(trust, f"{len(votes)} node agents: {why}", now) if len(votes) >= VOTES else trust
 
 
-def probed(trust: Trust, why: str, now: float) -> Trust:
+def with_probe(trust: EndpointTrust, why: str, now: float) -> EndpointTrust:
     """A probe of ours came back; `why` is empty when the endpoint did what was asked."""
     if why:
-        return _eject(trust, why, now)
+        return _ejected(trust, why, now)
     if trust.ejected and trust.out_until is not None and now < trust.out_until:
         return replace(trust, suspected=False)  # voted out while the probe was under way: it serves its time
-    return Trust(ejections=trust.ejections, cleared_at=now)
+    return EndpointTrust(ejections=trust.ejections, cleared_at=now)
 
 
-def _eject(trust: Trust, why: str, now: float) -> Trust:
-    forgiven = not trust.ejected and now - trust.cleared_at > FORGIVEN_SECONDS
+def _ejected(trust: EndpointTrust, why: str, now: float) -> EndpointTrust:
+    forgiven = not trust.ejected and now - trust.cleared_at > REMEMBER_EJECTIONS_SECONDS
     ejections = 1 if forgiven else trust.ejections + 1
     seconds = min(EJECTED_CAP_SECONDS, EJECTED_SECONDS * 2.0 ** (ejections - 1))
     return replace(trust, out_until=now + seconds, suspected=False, ejections=ejections, why=why)

@@ -13,24 +13,24 @@ import aiohttp
 from rollyard.core.aio import Waker
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.server.routing.endpoint_probe import Finding, Probe
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.routing.endpoint_probe import EndpointProbe, ProbeResult
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import PoolKey
 from rollyard.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 EXTERNAL_SECONDS = 5.0
 """Between two looks at a server that sends no heartbeat."""
-AT_ONCE = 32
+MAX_CONCURRENT = 32
 
 
-class Prober:
+class EndpointProber:
     """The one that asks. `pools` answers all InferencePools."""
 
     def __init__(
-        self, endpoints: Endpoints, pools: Callable[[], Awaitable[list[InferencePool]]], trust: ssl.SSLContext
+        self, endpoints: EndpointRegistry, pools: Callable[[], Awaitable[list[InferencePool]]], trust: ssl.SSLContext
     ) -> None:
         self._endpoints = endpoints
         self._pools = pools
@@ -39,7 +39,7 @@ class Prober:
         self._relisted = Waker()
         self._seen: set[PoolKey] = set()
         self._busy: set[str] = set()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     def wake(self) -> None:
         """A probe is due."""
@@ -57,38 +57,38 @@ class Prober:
             aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
             asyncio.TaskGroup() as tasks,
         ):
-            probe = Probe(http, self._trust)
-            tasks.create_task(self._look_after_externals(tasks, probe))
+            probe = EndpointProbe(http, self._trust)
+            tasks.create_task(self._probe_externals(tasks, probe))
             while True:
-                for state in self._endpoints.suspects():
-                    self._begin(tasks, probe, state.endpoint, whole=True)
-                await self._suspected.pause(LOOK_SECONDS)
+                for state in self._endpoints.suspected_endpoints():
+                    self._start_probe(tasks, probe, state.endpoint, whole=True)
+                await self._suspected.pause(POLL_SECONDS)
 
-    async def _look_after_externals(self, tasks: asyncio.TaskGroup, probe: Probe) -> None:
+    async def _probe_externals(self, tasks: asyncio.TaskGroup, probe: EndpointProbe) -> None:
         while True:
-            await self._list()
+            await self._sync_registry()
             for key in self._seen:
                 for state in self._endpoints.of_pool(key):
                     # While it is ejected the half-open probe alone goes there.
                     if not state.uid and not state.trust.ejected and not state.drain:
-                        self._begin(tasks, probe, state.endpoint, whole=not state.ready)
+                        self._start_probe(tasks, probe, state.endpoint, whole=not state.ready)
             await self._relisted.pause(EXTERNAL_SECONDS)
 
-    async def _list(self) -> None:
+    async def _sync_registry(self) -> None:
         """Bring the registry in line with what the pools name."""
         found = {(p.metadata.namespace, p.metadata.name): p for p in await self._pools()}
         pools = {key: p for key, p in found.items() if p.spec.engine.external and not p.metadata.deletion_timestamp}
         for gone in self._seen - pools.keys():
-            self._endpoints.unlisted(gone, set())
+            self._endpoints.remove_unlisted(gone, set())
         self._seen = {key for key in self._seen if self._endpoints.of_pool(key)} | set(pools)
         for key, pool in pools.items():
             assert pool.spec.engine.external is not None
             listed = pool.spec.engine.external.endpoints
-            self._endpoints.unlisted(key, {external_id(key, e) for e in listed})
+            self._endpoints.remove_unlisted(key, {external_id(key, e) for e in listed})
             for external in listed:
-                await self._one(key, pool, external)
+                await self._register_external(key, pool, external)
 
-    async def _one(self, key: PoolKey, pool: InferencePool, external: ExternalEndpoint) -> None:
+    async def _register_external(self, key: PoolKey, pool: InferencePool, external: ExternalEndpoint) -> None:
         id, model = external_id(key, external), pool.spec.model
         token = None
         if external.token_file is not None:
@@ -108,21 +108,21 @@ class Prober:
             logprobs=external.logprobs_mode,
             dialect=known.endpoint.dialect if known is not None else "openai",
         )
-        self._endpoints.listed(key, endpoint, external.capacity)
+        self._endpoints.add_external(key, endpoint, external.capacity)
 
-    def _begin(self, tasks: asyncio.TaskGroup, probe: Probe, endpoint: Endpoint, *, whole: bool) -> None:
+    def _start_probe(self, tasks: asyncio.TaskGroup, probe: EndpointProbe, endpoint: Endpoint, *, whole: bool) -> None:
         """Not twice at once: a slow one is still being waited for."""
         if endpoint.id not in self._busy:
             self._busy.add(endpoint.id)
             tasks.create_task(self._probe(probe, endpoint, whole))
 
-    async def _probe(self, probe: Probe, endpoint: Endpoint, whole: bool) -> None:
+    async def _probe(self, probe: EndpointProbe, endpoint: Endpoint, whole: bool) -> None:
         try:
             async with self._slots:
                 # Ours say by heartbeat what they serve.
-                found = Finding() if endpoint.ca else await probe.models(endpoint)
+                found = ProbeResult() if endpoint.ca else await probe.check_models(endpoint)
                 if whole and not found.why:
-                    found = await probe.token(endpoint)
+                    found = await probe.sample_one_token(endpoint)
         finally:
             self._busy.discard(endpoint.id)
         self._endpoints.probed(endpoint.id, found.why, found.dialect)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import PoolKey
-from rollyard.server.routing.staleness import Served, lacking
+from rollyard.server.routing.staleness import ServedVersions, why_none
 from rollyard.wire.endpoint import Endpoint
 
 
 class SessionPlacement:
     """`least`: the oldest version of the weights that the session may sample from, None for any."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: EndpointRegistry) -> None:
         self._endpoints = endpoints
 
-    def first(self, pool: PoolKey, least: str | None) -> Endpoint | None:
+    def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
         """For a session that opens; None when no endpoint is ready and has room."""
-        return self._endpoints.heap(pool).checkout(allow=self._allows(pool, least))
+        return self._endpoints.index_snapshot(pool).checkout(allow=self._allowed_versions(pool, least))
 
-    def another(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
-        return self._endpoints.another(pool, current, failed, "", self._allows(pool, least))
+    def choose_again(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
+        return self._endpoints.choose_again(pool, current, failed, "", self._allowed_versions(pool, least))
 
-    def lacking(self, pool: PoolKey, least: str | None) -> str:
+    def why_none(self, pool: PoolKey, least: str | None) -> str:
         """Why there is none, in words."""
         ready = frozenset(self._endpoints.versions(pool, ready=True).values())
-        served = Served(self._endpoints.weights(pool), ready=ready)
-        if least is not None and least not in served.minima:
-            return lacking(pool[1], least, served)
+        served = ServedVersions(self._endpoints.weights(pool), ready=ready)
+        if least is not None and least not in served.minimum_versions:
+            return why_none(pool[1], least, served)
         return f"no endpoint of InferencePool {pool[1]} is ready and has a free place"
 
     def stranded(self) -> Mapping[str, bool]:
@@ -40,7 +40,7 @@ class SessionPlacement:
     def to_move(self) -> Mapping[str, int]:
         return self._endpoints.to_move()
 
-    def _allows(self, pool: PoolKey, least: str | None) -> Callable[[Endpoint], bool] | None:
+    def _allowed_versions(self, pool: PoolKey, least: str | None) -> Callable[[Endpoint], bool] | None:
         if least is None:
             return None
         weights = self._endpoints.weights(pool)

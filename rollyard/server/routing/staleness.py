@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.server.store.base import Demanding, GroupVersions, RolloutRecord
+from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBound
 
-POLICY = "policy"
+POLICY_ROLE = "policy"
 """The role that an agent samples from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedVersions:
     """The weights of a policy's pool, and who serves which of them now."""
 
     weights: WeightsStatus = field(default_factory=WeightsStatus)
@@ -26,11 +26,11 @@ class Served:
     """Endpoint id -> the version that it has proven."""
     ready: frozenset[str] = frozenset()
     """Versions that new rollouts can get."""
-    lately: frozenset[str] | None = frozenset()
+    recently_served: frozenset[str] | None = frozenset()
     """Those that they could get a short while ago; None while that is not known."""
 
     @property
-    def minima(self) -> frozenset[str]:
+    def minimum_versions(self) -> frozenset[str]:
         """Least versions that some endpoint is good enough for."""
         weights = self.weights
         return frozenset(r.version for r in weights.history if any(weights.at_least(v, r.version) for v in self.ready))
@@ -40,26 +40,26 @@ class Served:
         known = [r.version for r in self.weights.history if r.version in self.ready]
         return known[-1] if known else min(self.ready, default=None)
 
-    def gone(self, version: str) -> bool:
+    def is_gone(self, version: str) -> bool:
         """Nobody serves it or did until just now, and nobody is going to."""
         current, operation = self.weights.current, self.weights.operation
-        if current is None or self.lately is None:
+        if current is None or self.recently_served is None:
             return False  # the server, or the pool, has just begun: what is served is yet to be heard
-        if operation is not None and operation.under_way and operation.target.version == version:
+        if operation is not None and operation.is_running and operation.target.version == version:
             return False
-        return version != current.version and version not in self.ready | self.lately
+        return version != current.version and version not in self.ready | self.recently_served
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StalenessVerdict:
     """An attempt must be given up, or the rollout must end."""
 
     reason: str
     message: str
-    ends: bool = False
+    ends_rollout: bool = False
 
 
-def allowed(record: RolloutRecord, group: GroupVersions, served: Served) -> frozenset[str] | None:
+def allowed_versions(record: RolloutRecord, group: GroupVersions, served: ServedVersions) -> frozenset[str] | None:
     """The versions that it may begin with; None for any."""
     if record.weights is None and record.min_weights_version is None:
         return None
@@ -73,20 +73,20 @@ def allowed(record: RolloutRecord, group: GroupVersions, served: Served) -> froz
     return may
 
 
-def judge(record: Demanding, group: GroupVersions, served: Served) -> Verdict | None:
+def check(record: VersionBound, group: GroupVersions, served: ServedVersions) -> StalenessVerdict | None:
     """What its weights have come to; None where they are still what it asked for."""
     if record.stage is Stage.EVAL:
         return None  # all of it is sampled
     if record.leased:
-        return _too_old(record, served) or _moved(record, served)
+        return _check_too_old(record, served) or _check_changed(record, served)
     fixed = group.fixed
-    if record.weights.same and fixed is not None and group.sampled and served.gone(fixed):
+    if record.weights.same and fixed is not None and group.sampled and served.is_gone(fixed):
         message = f"its group was sampled from {fixed}, which no endpoint serves any more"
-        return Verdict("WeightsVersionGone", message, ends=True)
+        return StalenessVerdict("WeightsVersionGone", message, ends_rollout=True)
     return None
 
 
-def _too_old(record: Demanding, served: Served) -> Verdict | None:
+def _check_too_old(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:
     limit, start = record.weights.max_staleness, record.weights_version
     if limit is None or start is None:
         return None
@@ -94,26 +94,33 @@ def _too_old(record: Demanding, served: Served) -> Verdict | None:
     if behind <= limit or current is None:
         return None
     message = f"it started with {start}, which is {behind} versions behind {current.version} (max_staleness {limit})"
-    return Verdict("WeightsStale", message)
+    return StalenessVerdict("WeightsStale", message)
 
 
-def _moved(record: Demanding, served: Served) -> Verdict | None:
+def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:
     """Its endpoint has taken other weights under it."""
-    start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY, ""), "")
+    start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY_ROLE, ""), "")
     if not record.weights.same or not start or now in ("", start):
         return None
-    return Verdict("WeightsVersionGone", f"its group is sampled from {start}, but its endpoint now serves {now}")
+    return StalenessVerdict(
+        "WeightsVersionGone", f"its group is sampled from {start}, but its endpoint now serves {now}"
+    )
 
 
-def waiting(record: RolloutRecord, pool: str, served: Served) -> str | None:
+def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:
     """Why no endpoint is good enough for it; None where one is. `pool`: the InferencePool."""
     least = record.min_weights_version
-    if record.status is not Status.QUEUED or record.stage is Stage.EVAL or least is None or least in served.minima:
+    if (
+        record.status is not Status.QUEUED
+        or record.stage is Stage.EVAL
+        or least is None
+        or least in served.minimum_versions
+    ):
         return None
-    return lacking(pool, least, served)
+    return why_none(pool, least, served)
 
 
-def lacking(pool: str, least: str, served: Served) -> str:
+def why_none(pool: str, least: str, served: ServedVersions) -> str:
     """Why there is no endpoint with such weights. `pool`: the InferencePool."""
     current = served.weights.current
     now = f"it serves {current.version}" if current is not None else "its version is not known yet"

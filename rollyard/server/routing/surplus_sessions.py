@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 SKEW, SKEW_SESSIONS = 0.25, 2
 """So far above its fair share, in part and in sessions, an endpoint is left as it is."""
-PART = 0.1
+MOVE_SHARE = 0.1
 """Of its sessions, what a skewed endpoint gives away in one look."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EndpointShare:
     """An endpoint as sessions see it."""
 
     id: str
@@ -28,7 +28,7 @@ class Place:
     """It drains: all its sessions should move."""
 
 
-def excess(places: Sequence[Place]) -> dict[str, int]:
+def excess(places: Sequence[EndpointShare]) -> dict[str, int]:
     """Endpoint id -> sessions that it has above what it may have; nothing where nobody could take them.
 
     One that takes nothing new for now, and is not leaving, keeps its sessions: it may be loading new weights.
@@ -45,7 +45,9 @@ def excess(places: Sequence[Place]) -> dict[str, int]:
     return moves
 
 
-def to_move(places: Sequence[Place]) -> dict[str, int]:
+def to_move(places: Sequence[EndpointShare]) -> dict[str, int]:
     """The same, but of a skewed endpoint only a part in one look."""
     known, moves = {p.id: p for p in places}, excess(places)
-    return {id: n if known[id].leaving else min(n, max(1, int(known[id].sessions * PART))) for id, n in moves.items()}
+    return {
+        id: n if known[id].leaving else min(n, max(1, int(known[id].sessions * MOVE_SHARE))) for id, n in moves.items()
+    }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsDemand
+from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsConstraint
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class RolloutRecord:
     """Position among terminal records; given by the store when the status becomes terminal."""
     min_weights_version: str | None = None
     """It is leased to nothing older."""
-    weights: WeightsDemand | None = None
+    weights: WeightsConstraint | None = None
     """What it asks of the weights once it has begun; None for nothing, so that most records are never looked at for it."""
     weights_version: str | None = None
     """Of the policy when the lease was given; gone with it where the sampling is to be done again."""
@@ -133,7 +133,7 @@ class Transaction(Protocol):
         """Endpoint id -> live rollouts on it: leased, in INIT or RUN."""
         ...
 
-    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
+    def version_bound(self, pool: tuple[str, str]) -> list[VersionBound]:
         """What has not ended in this (namespace, pool) and asks something of the weights."""
         ...
 
@@ -145,7 +145,7 @@ class Transaction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Demanding:
+class VersionBound:
     """Of a record that asks something of the weights, what decides about it."""
 
     id: str
@@ -153,7 +153,7 @@ class Demanding:
     stage: Stage
     leased: bool
     endpoints: Mapping[str, str]
-    weights: WeightsDemand
+    weights: WeightsConstraint
     weights_version: str | None
 
 

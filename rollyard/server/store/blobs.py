@@ -29,7 +29,7 @@ class PackWriter:
         self._limit = limit
         self._number = 0
         self._fd: int | None = None
-        self._kept = 0
+        self._committed_size = 0
         self._added = 0
         self._waiting: list[bytes] = []
 
@@ -38,7 +38,7 @@ class PackWriter:
         return f"{self._epoch:08d}-{self._number:04d}.pack"
 
     def add(self, data: bytes) -> BlobRef:
-        ref = BlobRef(self._name, self._kept + self._added, len(data), hashlib.sha256(data).hexdigest())
+        ref = BlobRef(self._name, self._committed_size + self._added, len(data), hashlib.sha256(data).hexdigest())
         self._waiting.append(data)
         self._added += len(data)
         return ref
@@ -58,17 +58,17 @@ class PackWriter:
         if self._fd is None:
             self._fd = os.open(self._folder / self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             _sync_folder(self._folder)
-        position = self._kept
+        position = self._committed_size
         for data in self._waiting:
             position += _write_at(self._fd, data, position)
         os.fdatasync(self._fd)
 
     def keep(self) -> None:
         """The rows are committed."""
-        self._kept += self._added
+        self._committed_size += self._added
         self._added = 0
         self._waiting.clear()
-        if self._kept >= self._limit:
+        if self._committed_size >= self._limit:
             self._next_pack()
 
     def drop(self) -> None:
@@ -76,12 +76,16 @@ class PackWriter:
         self._added = 0
         self._waiting.clear()
         # Never on in this one: after a failed fsync the kernel may call pages clean that did not reach the disk.
-        self._next_pack(cut_at=self._kept)
+        self._next_pack(cut_at=self._committed_size)
 
     def _next_pack(self, cut_at: int | None = None) -> None:
         if self._fd is None:
             return
-        fd, self._fd, self._kept = self._fd, None, 0  # first of all: whatever close says, the descriptor is gone
+        fd, self._fd, self._committed_size = (
+            self._fd,
+            None,
+            0,
+        )  # first of all: whatever close says, the descriptor is gone
         self._number += 1
         with contextlib.suppress(OSError):  # what rows name is on disk since `sync`, and other bytes are harmless
             if cut_at is not None:

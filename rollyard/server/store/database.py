@@ -56,7 +56,7 @@ def open_database(folder: Path, run: JobRun | None = None, told_epoch: int = 0) 
             blobs.mkdir(mode=0o700, exist_ok=True)
             lock = FolderLock(folder, run)
             undo.callback(lock.release)
-            _take(lock, folder)
+            _take_lock(lock, folder)
             journal = choose_journal(folder, moves=run is not None)
             database = _open(undo, folder / "rollyard.db", blobs, lock, journal, told_epoch)
         except OSError as error:
@@ -67,21 +67,21 @@ def open_database(folder: Path, run: JobRun | None = None, told_epoch: int = 0) 
         return database
 
 
-def _take(lock: FolderLock, folder: Path) -> None:
-    if lock.take():
+def _take_lock(lock: FolderLock, folder: Path) -> None:
+    if lock.acquire():
         return
     if not lock.is_left_over():
-        raise lock.refusal()
+        raise lock.refusal_text()
     with closing(_connect(folder / "rollyard.db")) as db:
         tables.begin_epoch(db)  # from here on the holder commits nothing
-    if not lock.take_within(TAKE_OVER_SECONDS):
+    if not lock.acquire_within(TAKE_OVER_SECONDS):
         log.warning("continuing without the lock of %s: a node that Slurm has given up still holds it", folder)
 
 
 def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal, told_epoch: int) -> Database:
     packs = newest_epoch(blobs)
     if packs is not None and not (path.exists() and path.stat().st_size):
-        raise _lost(path, blobs)  # before an empty one is made
+        raise _why_rows_missing(path, blobs)  # before an empty one is made
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite itself would follow the umask
     writing = _connect(path)
     undo.callback(writing.close)
@@ -89,7 +89,7 @@ def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: J
         raise Unavailable(f"{path} cannot change to journal mode {journal}; is another process reading it?")
     writing.execute("PRAGMA synchronous=FULL")
     if packs is not None and tables.is_new(writing):
-        raise _lost(path, blobs)
+        raise _why_rows_missing(path, blobs)
     tables.migrate(writing)
     last = tables.last_epoch(writing)
     newest = max(packs or 0, told_epoch)
@@ -120,7 +120,7 @@ def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: J
     )
 
 
-def _lost(path: Path, blobs: Path) -> Unavailable:
+def _why_rows_missing(path: Path, blobs: Path) -> Unavailable:
     return Unavailable(
         f"{path} is missing or empty, but {blobs} contains trajectories: restore the database from a backup (rollyard.db with "
         "its -wal file, if there is one), or move blobs/ away to start without them"

@@ -48,7 +48,7 @@ class FolderLock:
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Whether it is held now. Raises Unavailable where the file system has no locks."""
         if self.held:
             return True
@@ -64,10 +64,10 @@ class FolderLock:
         os.pwrite(self._fd, f"{self._name()}\n".encode(), 0)
         return True
 
-    def take_within(self, seconds: float) -> bool:
+    def acquire_within(self, seconds: float) -> bool:
         """Blocks."""
         deadline = time.monotonic() + seconds
-        while not self.take():
+        while not self.acquire():
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
@@ -83,7 +83,7 @@ class FolderLock:
         holder = self.holder_run()
         return holder is not None and self._run is not None and self._run.succeeds(holder)
 
-    def refusal(self) -> Unavailable:
+    def refusal_text(self) -> Unavailable:
         holder = self._holder() or "another process"
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 

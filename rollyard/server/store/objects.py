@@ -17,7 +17,7 @@ from rollyard.core.errors import AlreadyExists, Cause, Conflict, Invalid, Method
 from rollyard.kinds.base import GROUP, KindObject, ObjectKey, ObjectMeta
 from rollyard.kinds.registry import KINDS
 from rollyard.server.store.base import WatchEvent
-from rollyard.server.store.writer import Unit
+from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
 """How far back a watch may begin, in changes; the log holds at least so many."""
@@ -26,7 +26,7 @@ _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
-def create(unit: Unit, obj: KindObject, now: datetime) -> KindObject:
+def create(unit: WriteUnit, obj: KindObject, now: datetime) -> KindObject:
     if (there := _find(unit.db, obj.key)) is not None:
         going = "object is being deleted: " if there.metadata.deletion_timestamp else ""
         raise AlreadyExists(f"{going}{describe(obj.key)} already exists")
@@ -34,7 +34,7 @@ def create(unit: Unit, obj: KindObject, now: datetime) -> KindObject:
     return _record(unit, "ADDED", _with_metadata(obj, **given))
 
 
-def update(unit: Unit, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
+def update(unit: WriteUnit, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
     current = _get(unit.db, obj.key)
     _check(current, obj.metadata.uid, obj.metadata.resource_version)
     new = _with_status(current, obj) if part == "status" else _with_spec(current, obj)
@@ -44,7 +44,7 @@ def update(unit: Unit, obj: KindObject, part: Literal["spec", "status"]) -> Kind
     return _record(unit, "DELETED" if gone else "MODIFIED", new)
 
 
-def delete(unit: Unit, key: ObjectKey, uid: str | None, now: datetime) -> KindObject:
+def delete(unit: WriteUnit, key: ObjectKey, uid: str | None, now: datetime) -> KindObject:
     current = _get(unit.db, key)
     _check(current, uid or "", "")
     if not current.metadata.finalizers:
@@ -54,7 +54,7 @@ def delete(unit: Unit, key: ObjectKey, uid: str | None, now: datetime) -> KindOb
     return _record(unit, "MODIFIED", _with_metadata(current, deletion_timestamp=now))
 
 
-def delete_unchanged(unit: Unit, objects: Sequence[KindObject]) -> int:
+def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
     """Delete those that are still exactly as given; answers how many."""
     found = [o for o in objects if _find(unit.db, o.key) == o]
     for obj in found:
@@ -127,7 +127,7 @@ def _with_metadata(obj: KindObject, **changes: Any) -> KindObject:
 def _with_status(current: KindObject, obj: KindObject) -> KindObject:
     if "status" not in type(current).model_fields:
         raise MethodNotAllowed(f"{type(current).PLURAL} have no status; update the object itself")
-    return _normal(current.model_copy(update={"status": obj.status}))  # type: ignore[attr-defined]
+    return _normalized(current.model_copy(update={"status": obj.status}))  # type: ignore[attr-defined]
 
 
 def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
@@ -142,7 +142,7 @@ def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
             "owner_references": obj.metadata.owner_references,
         }
     )
-    new = _normal(current.model_copy(update={**content, "metadata": metadata}))
+    new = _normalized(current.model_copy(update={**content, "metadata": metadata}))
     if all(getattr(new, name) == getattr(current, name) for name in content):
         return new
     return _with_metadata(new, generation=current.metadata.generation + 1)
@@ -155,7 +155,7 @@ def _check_finalizers(current: KindObject, metadata: ObjectMeta) -> None:
         raise Invalid(f"{describe(current.key)}: {message}", causes=[Cause("metadata.finalizers", message)])
 
 
-def _normal(obj: KindObject) -> KindObject:
+def _normalized(obj: KindObject) -> KindObject:
     """As it will be read back, so that comparing is about meaning and nothing of the caller's is shared."""
     return _parse(obj.kind, _dump(obj))
 
@@ -168,7 +168,7 @@ def _dump(obj: KindObject) -> str:
     return obj.model_dump_json(by_alias=True, exclude_none=True)
 
 
-def _record(unit: Unit, change: Change, obj: KindObject) -> KindObject:
+def _record(unit: WriteUnit, change: Change, obj: KindObject) -> KindObject:
     """Write the object and its line in the log; answers it with its new resourceVersion."""
     version = latest_version(unit.db) + 1
     body = _dump(_with_metadata(obj, resource_version=str(version)))

@@ -11,8 +11,8 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.rollout import Stage
 from rollyard.server.store import rollout_queries, row_codec
-from rollyard.server.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
-from rollyard.server.store.writer import Unit
+from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
+from rollyard.server.store.writer import WriteUnit
 
 _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
 """What is nearest its end goes first: it frees what it holds."""
@@ -21,7 +21,7 @@ _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
 class RolloutTransaction:
     """`Transaction` on the writer's connection; good for one change."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: WriteUnit) -> None:
         self._unit = unit
         self._db = unit.db
 
@@ -36,7 +36,7 @@ class RolloutTransaction:
         else:
             record = self._insert(record)
         if record.status.terminal:
-            self._tally(record)
+            self._update_counts(record)
         return record
 
     def _insert(self, record: RolloutRecord) -> RolloutRecord:
@@ -61,7 +61,7 @@ class RolloutTransaction:
     def _next_cursor(self) -> int:
         return rollout_queries.newest_cursor(self._db) + 1
 
-    def _tally(self, record: RolloutRecord) -> None:
+    def _update_counts(self, record: RolloutRecord) -> None:
         rewarded = record.reward is not None
         self._db.execute(
             "INSERT INTO tallies VALUES (?, ?, ?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET records = records + 1, "
@@ -83,16 +83,16 @@ class RolloutTransaction:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
             return found  # SQLite finds no plan for that
-        also, values = _narrowed(kinds, minima, after)
+        also, values = _queue_conditions(kinds, minima, after)
         for stage in (s for s in _LATEST_FIRST if s in stages):
             room = limit - len(found)
             if room <= 0:
                 break
-            lines = [self._line(also, [*pool, stage.value, now, *values, room]) for pool in pools]
+            lines = [self._queue_rows(also, [*pool, stage.value, now, *values, room]) for pool in pools]
             found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.seq)), room))
         return found
 
-    def _line(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
+    def _queue_rows(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
         query = (
             f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
             f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, seq LIMIT ?"
@@ -115,8 +115,8 @@ class RolloutTransaction:
                 counts[endpoint] = counts.get(endpoint, 0) + records
         return counts
 
-    def demanding(self, pool: tuple[str, str]) -> list[Demanding]:
-        return [row_codec.demanding_from(r) for r in self._db.execute(row_codec.DEMANDING, pool)]
+    def version_bound(self, pool: tuple[str, str]) -> list[VersionBound]:
+        return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_COLUMNS, pool)]
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:
         found: dict[bool, set[str]] = {True: set(), False: set()}
@@ -133,7 +133,7 @@ class RolloutTransaction:
         return self._unit.packs.add(data)
 
 
-def _narrowed(
+def _queue_conditions(
     kinds: Collection[str] | None, minima: Collection[str] | None, after: RolloutRecord | None
 ) -> tuple[str, list[object]]:
     """Further conditions on a queue, and their values."""

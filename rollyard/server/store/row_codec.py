@@ -8,8 +8,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsDemand
-from rollyard.server.store.base import BlobRef, Demanding, RolloutRecord
+from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsConstraint
+from rollyard.server.store.base import BlobRef, RolloutRecord, VersionBound
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
@@ -37,7 +37,7 @@ _CODECS: dict[str, Codec] = {
     "result": _BLOB,
     "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
     "summary": (mapping_text, mapping_of),
-    "weights": (WeightsDemand.model_dump_json, WeightsDemand.model_validate_json),
+    "weights": (WeightsConstraint.model_dump_json, WeightsConstraint.model_validate_json),
 }
 """Field -> to a column's value, and back; None stays None."""
 
@@ -89,14 +89,14 @@ def from_row(row: Iterable[Any]) -> RolloutRecord:
     return RolloutRecord(*_translate(row, _DECODE))
 
 
-DEMANDING = (
+VERSION_BOUND_COLUMNS = (
     'SELECT id, "group", stage, holder IS NOT NULL, endpoints, weights, weights_version FROM rollouts '
     "INDEXED BY rollouts_demanding WHERE namespace = ? AND pool = ? AND weights IS NOT NULL AND cursor IS NULL ORDER BY seq"
 )
-"""With a namespace and a pool; its rows are for `demanding_from`."""
+"""With a namespace and a pool; its rows are for `version_bound_from`."""
 
 
-def demanding_from(row: tuple[Any, ...]) -> Demanding:
+def version_bound_from(row: tuple[Any, ...]) -> VersionBound:
     id, group, stage, leased, endpoints, weights, version = row
-    demand = WeightsDemand.model_validate_json(weights)
-    return Demanding(id, group, Stage(stage), bool(leased), mapping_of(endpoints), demand, version)
+    demand = WeightsConstraint.model_validate_json(weights)
+    return VersionBound(id, group, Stage(stage), bool(leased), mapping_of(endpoints), demand, version)

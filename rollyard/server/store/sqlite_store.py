@@ -23,8 +23,8 @@ from rollyard.server.store.database import Database, open_database
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.read_connections import Readers
 from rollyard.server.store.rollout_transaction import RolloutTransaction
-from rollyard.server.store.watch import Feed, Watch
-from rollyard.server.store.writer import Unit, Writer
+from rollyard.server.store.watch import Watch, WatchFeed
+from rollyard.server.store.writer import Writer, WriteUnit
 
 T = TypeVar("T")
 LOG_CHUNK = 500
@@ -43,8 +43,8 @@ class SqliteStore:
         self._lock = database.lock
         self._blobs = database.blobs
         self._readers = Readers(database.reading)
-        self._feed = Feed(database.objects, database.version, database.oldest, self._read_log)
-        self._writer = Writer(Unit(database.writing, database.packs), database.epoch, self._feed.publish)
+        self._feed = WatchFeed(database.objects, database.version, database.oldest, self._read_log)
+        self._writer = Writer(WriteUnit(database.writing, database.packs), database.epoch, self._feed.publish)
         self._closed = False
 
     @classmethod
@@ -61,7 +61,7 @@ class SqliteStore:
     async def confirm(self) -> None:
         """The folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot be read."""
         if not self._lock.held:
-            await asyncio.to_thread(self._lock.take)  # a node that was given up may have let go of it by now
+            await asyncio.to_thread(self._lock.acquire)  # a node that was given up may have let go of it by now
         await self._readers.call(lambda db: tables.check_epoch(db, self.epoch))
 
     async def close(self) -> None:

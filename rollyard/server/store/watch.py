@@ -20,7 +20,7 @@ ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
 """Changes after a version, from the log on disk."""
 
 
-class Feed:
+class WatchFeed:
     """Fed by the writer after each commit."""
 
     def __init__(self, objects: Iterable[KindObject], version: int, oldest: int, read_log: ReadLog) -> None:
@@ -31,7 +31,7 @@ class Feed:
         self.read_log = read_log
         self._oldest = oldest
         self._recent: dict[int, WatchEvent] = {}
-        self._news = asyncio.Event()
+        self._published = asyncio.Event()
         self._closed = False
 
     def publish(self, events: list[WatchEvent]) -> None:
@@ -53,8 +53,8 @@ class Feed:
         self._wake()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._published.set()
+        self._published = asyncio.Event()
 
     def get(self, key: ObjectKey) -> KindObject | None:
         return self._view.get(key.kind, {}).get(key)
@@ -79,13 +79,13 @@ class Feed:
     async def changed(self, position: int) -> None:
         """Returns once there is something after this position, or the feed is closed."""
         while self.version == position and not self._closed:
-            await self._news.wait()
+            await self._published.wait()
 
 
 class Watch:
     """One watcher's place in the feed. It moves only when a change is handed over, so waiting may be cancelled."""
 
-    def __init__(self, feed: Feed, kind: str | None, since: str) -> None:
+    def __init__(self, feed: WatchFeed, kind: str | None, since: str) -> None:
         if not since.isdecimal():
             raise BadRequest(f"resourceVersion {since!r} is not a valid one; send one that a list or an object had")
         self._feed = feed

@@ -26,7 +26,7 @@ MAX_BATCH = 1024
 
 
 @dataclass(slots=True)
-class Unit:
+class WriteUnit:
     """What a change works with. All of it is undone with the change and durable with the commit."""
 
     db: sqlite3.Connection
@@ -37,7 +37,7 @@ class Unit:
 
 @dataclass(slots=True)
 class _Request:
-    change: Callable[[Unit], Any]
+    change: Callable[[WriteUnit], Any]
     future: asyncio.Future[Any]
     result: Any = None
     error: Exception | None = None
@@ -46,7 +46,7 @@ class _Request:
 class Writer:
     """Runs changes in order of arrival; `published` is called on the loop, before the answers, with what was committed."""
 
-    def __init__(self, unit: Unit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
+    def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
         self._epoch = epoch
         self._published = published
@@ -57,7 +57,7 @@ class Writer:
         self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
         self._thread.start()
 
-    async def call(self, change: Callable[[Unit], T]) -> T:
+    async def call(self, change: Callable[[WriteUnit], T]) -> T:
         """Runs `change` in the writer; answers once it is on disk."""
         if self._closing:
             raise Unavailable("the store is closed")
@@ -76,16 +76,16 @@ class Writer:
     def _main(self) -> None:
         running = True
         while running:
-            batch, running = self._take()
+            batch, running = self._next_batch()
             if batch:
                 self._commit(batch)
                 events, self._unit.events = self._unit.events, []
-                self._loop.call_soon_threadsafe(self._settle, batch, events)
+                self._loop.call_soon_threadsafe(self._publish, batch, events)
         self._unit.packs.close()
         self._unit.db.close()
         self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _take(self) -> tuple[list[_Request], bool]:
+    def _next_batch(self) -> tuple[list[_Request], bool]:
         """All that waits, at least one; and whether to go on."""
         batch: list[_Request] = []
         request = self._requests.get()
@@ -107,9 +107,9 @@ class Writer:
             unit.packs.sync()
             unit.db.execute("COMMIT")
         except Superseded as error:
-            self._abandon(batch, error)
+            self._fail_batch(batch, error)
         except (sqlite3.Error, OSError) as error:
-            self._abandon(batch, Unavailable(f"nothing was stored: {error}", retry_after=5))
+            self._fail_batch(batch, Unavailable(f"nothing was stored: {error}", retry_after=5))
         else:
             unit.packs.keep()
 
@@ -128,7 +128,7 @@ class Writer:
             del unit.events[events:]
         unit.db.execute("RELEASE change")
 
-    def _abandon(self, batch: list[_Request], error: Unavailable) -> None:
+    def _fail_batch(self, batch: list[_Request], error: Unavailable) -> None:
         unit = self._unit
         # SQLite may have rolled back by itself (a full disk, an I/O error); if neither works, the next BEGIN fails too.
         with contextlib.suppress(sqlite3.Error):
@@ -140,7 +140,7 @@ class Writer:
             # Also where the change itself raised: it may have judged by what another of the batch had written.
             request.error = error
 
-    def _settle(self, batch: list[_Request], events: list[WatchEvent]) -> None:
+    def _publish(self, batch: list[_Request], events: list[WatchEvent]) -> None:
         self._published(events)
         for request in batch:
             if request.future.done():

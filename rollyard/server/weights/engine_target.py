@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class EndpointWeights:
     """An endpoint as it was last heard."""
 
     id: str
-    heard: bool = False
+    last_report_at: bool = False
     """Lately, by this server: what has not been heard says nothing."""
     known_for: float = math.inf
     """Seconds since this server began to listen; of what is silent, since it was heard last, if it was."""
@@ -27,7 +27,7 @@ class Serving:
     """Of the order that failed; None where it does not say so."""
     note: str | None = None
     """Why it read the folder where a transfer was ordered; None where it does not know of transfers."""
-    obeys: WeightsOrder | None = None
+    acknowledged: WeightsTarget | None = None
     """The order that it had been told before it said this."""
 
     @property
@@ -36,19 +36,19 @@ class Serving:
         return self.phase in ("", "Failed")
 
     @property
-    def serves(self) -> bool:
-        return self.heard and self.healthy and bool(self.version) and self.settled
+    def is_serving(self) -> bool:
+        return self.last_report_at and self.healthy and bool(self.version) and self.settled
 
 
-def has(member: Serving, record: WeightsRecord) -> bool:
+def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:
     return member.version == record.version and member.settled and _same_content(member, record)
 
 
-def _same_content(member: Serving, record: WeightsRecord) -> bool:
+def _same_content(member: EndpointWeights, record: WeightsRecord) -> bool:
     return not (record.proven and member.checksum) or record.proven == member.checksum
 
 
-def carried_out(member: Serving, operation: WeightsOperation) -> bool:
+def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
     """Whether it has what the operation wants.
 
     As long as nobody has shown what that is, it must have been told: else it may be from another folder, ordered under the
@@ -56,34 +56,36 @@ def carried_out(member: Serving, operation: WeightsOperation) -> bool:
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
     if target.proven is not None or not member.checksum:
-        return has(member, target)
-    return has(member, target) and member.obeys == order_of(target, progress.attempt if progress is not None else None)
+        return has_weights(member, target)
+    return has_weights(member, target) and member.acknowledged == target_of(
+        target, progress.attempt if progress is not None else None
+    )
 
 
-def order_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsOrder | None:
+def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsTarget | None:
     """What it should serve; None for what it began with. `fresh`: it has just started, and serves nothing yet."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(id) if operation is not None else None
     attempt = progress.attempt if progress is not None else None
-    if operation is not None and operation.under_way:
+    if operation is not None and operation.is_running:
         if fresh or (progress is not None and progress.phase != "Waiting"):
-            return order_of(operation.target, attempt)
+            return target_of(operation.target, attempt)
         if current is not None and current.origin == "Spec":
             return None
-        return _from_folder(order_of(current)) if current is not None else None
+        return _from_folder(target_of(current)) if current is not None else None
     if current is None or (current.origin == "Spec" and (operation is None or operation.phase == "Superseded")):
         return None
-    return _from_folder(order_of(current, attempt))
+    return _from_folder(target_of(current, attempt))
 
 
-def _from_folder(order: WeightsOrder) -> WeightsOrder:
+def _from_folder(order: WeightsTarget) -> WeightsTarget:
     """Of an update that has ended: nobody waits any more to transfer it."""
     return order.model_copy(update={"transfer": False})
 
 
-def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
+def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
     """`attempt`: of one that is tried once more; it is told what the others found, for it may have found something else."""
-    return WeightsOrder(
+    return WeightsTarget(
         version=record.version,
         mode=record.mode,
         path=record.path,
@@ -94,26 +96,28 @@ def order_of(record: WeightsRecord, attempt: int | None = None) -> WeightsOrder:
     )
 
 
-def denial(weights: WeightsStatus, member: Serving) -> str:
+def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> str:
     """Why it may not be in the heap, as `Word: what is the matter`; empty when the weights do not stand in its way."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(member.id) if operation is not None else None
-    if operation is not None and operation.under_way:
-        if carried_out(member, operation):
+    if operation is not None and operation.is_running:
+        if is_at_target(member, operation):
             return ""
         if progress is None or progress.phase == "Waiting":
-            return "" if current is None or weights.record(member.version) is not None else _unproven(current, member)
+            return (
+                "" if current is None or weights.record(member.version) is not None else _why_unproven(current, member)
+            )
         if progress.phase == "Failed":
             return f"WeightsFailed: {operation.target.version}: {progress.reason}"
         return "WeightsUpdating"
-    if current is None or has(member, current):
+    if current is None or has_weights(member, current):
         return ""
     if progress is not None and progress.phase == "Failed":
         return f"WeightsFailed: {current.version}: {progress.reason}"
-    return _unproven(current, member)
+    return _why_unproven(current, member)
 
 
-def _unproven(current: WeightsRecord, member: Serving) -> str:
+def _why_unproven(current: WeightsRecord, member: EndpointWeights) -> str:
     if member.phase == "Failed":
         why = member.error or "the engine gives no reason"
         return f"WeightsUnavailable: {current.version} from {current.source}: {why}"

@@ -20,16 +20,16 @@ from rollyard.kinds.weights import (
     WeightsStatus,
     WeightsUpdate,
 )
-from rollyard.server.weights.engine_target import Serving, carried_out, has, order_of
+from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 DRAIN_SHARE = 4
 """Of so many endpoints one reloads at a time in mode Drain, so that the pool keeps serving; one at least."""
-HOPELESS = 3
+PERMANENT_FAILURES = 3
 """So many endpoints that failed, and none that did it: the rest is not tried, and goes on serving what it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WeightsEvent:
     """An event to write."""
 
     reason: str
@@ -38,9 +38,9 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WeightsStep:
     weights: WeightsStatus
-    said: tuple[Said, ...] = ()
+    events: tuple[WeightsEvent, ...] = ()
 
 
 # asking for an update
@@ -52,10 +52,10 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
     The same again attaches; the current version again tries once more the endpoints that failed; another one takes the
     place of what is under way.
     """
-    weights = _rebased(weights, model, now).weights
+    weights = _follow_spec_model(weights, model, now).weights
     last = weights.operation
-    if last is not None and last.under_way and last.target.version == update.version:
-        if not (_same_source(last.target, update) and _same_way(last, update)):
+    if last is not None and last.is_running and last.target.version == update.version:
+        if not (_same_source(last.target, update) and _is_same_mode(last, update)):
             raise Conflict(
                 f"version {update.version!r} is being loaded from {last.target.source} in mode "
                 f"{last.target.mode}{_moved_by(last.target)}; "
@@ -68,9 +68,9 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
             f"version {update.version!r} is {known.source}{_proof(known)}; use another version name for other weights"
         )
     current = weights.current
-    if current is not None and current.version == update.version and not (last is not None and last.under_way):
-        return _again(weights, update, now)
-    supersedes = last.target.version if last is not None and last.under_way else None
+    if current is not None and current.version == update.version and not (last is not None and last.is_running):
+        return _retry_current(weights, update, now)
+    supersedes = last.target.version if last is not None and last.is_running else None
     target = WeightsRecord(
         version=update.version,
         path=update.path,
@@ -88,7 +88,7 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
     return weights.model_copy(update={"operation": operation, "orders": target.attempt}), True
 
 
-def _again(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
+def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
     """The current version was asked for: a new attempt for those that failed, and nothing where none did."""
     last = weights.operation
     if last is None or not any(p.phase == "Failed" for p in last.endpoints.values()):
@@ -108,7 +108,7 @@ def _same_source(known: WeightsRecord, update: WeightsUpdate) -> bool:
     return (known.path, known.adapter) == (update.path, update.adapter) and sums
 
 
-def _same_way(operation: WeightsOperation, update: WeightsUpdate) -> bool:
+def _is_same_mode(operation: WeightsOperation, update: WeightsUpdate) -> bool:
     target = operation.target
     way = (target.mode, target.transfer, operation.timeout_seconds)
     return way == (update.mode, update.transfer, update.timeout_seconds)
@@ -125,36 +125,40 @@ def _proof(record: WeightsRecord) -> str:
 # moving it on
 
 
-def advance(weights: WeightsStatus, model: str, members: Sequence[Serving], now: datetime) -> Step:
+def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime) -> WeightsStep:
     """What follows from what the endpoints say. `model`: the folder in the spec; `members`: endpoints that serve that one."""
-    step = _rebased(weights, model, now)
+    step = _follow_spec_model(weights, model, now)
     weights, operation = step.weights, step.weights.operation
-    if operation is None or not operation.under_way:
-        return Step(_at_rest(_adopted(weights, model, members, now), members), step.said)
-    moved = _moved(weights, operation, members, now)
-    return Step(moved.weights, (*step.said, *moved.said))
+    if operation is None or not operation.is_running:
+        return WeightsStep(_refresh_failures(_adopt_checksum(weights, model, members, now), members), step.events)
+    moved = _advance_operation(weights, operation, members, now)
+    return WeightsStep(moved.weights, (*step.events, *moved.events))
 
 
-def _rebased(weights: WeightsStatus, model: str, now: datetime) -> Step:
+def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> WeightsStep:
     """Another model in the spec is the newest word: what was ordered on top of the one before it no longer holds."""
     if weights.model == model:
-        return Step(weights)
+        return WeightsStep(weights)
     if not weights.model:
-        return Step(weights.model_copy(update={"model": model}))
+        return WeightsStep(weights.model_copy(update={"model": model}))
     operation = weights.operation
-    if operation is not None and operation.under_way:
+    if operation is not None and operation.is_running:
         message = f"spec.model.path is now {model}"
         operation = operation.model_copy(update={"phase": "Superseded", "finished_at": now, "message": message})
     update = {"model": model, "current": None, "operation": _without_endpoints(operation)}
-    said = Said("WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder")
-    return Step(weights.model_copy(update=update), (said,))
+    said = WeightsEvent(
+        "WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder"
+    )
+    return WeightsStep(weights.model_copy(update=update), (said,))
 
 
 def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation | None:
     return operation.model_copy(update={"endpoints": {}}) if operation is not None else None
 
 
-def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now: datetime) -> WeightsStatus:
+def _adopt_checksum(
+    weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime
+) -> WeightsStatus:
     """The spec's own model is called by the checksum that the first engine found in its folder.
 
     Where the first to serve anything has done a first update after all, too late, it is that one.
@@ -163,8 +167,8 @@ def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now
         return weights
     last = weights.operation
     late = last.target if last is not None and last.phase == "Failed" else None
-    for member in (m for m in members if m.serves):
-        if last is not None and late is not None and has(member, late):
+    for member in (m for m in members if m.is_serving):
+        if last is not None and late is not None and has_weights(member, late):
             record = late.model_copy(update={"proven": late.proven or member.checksum or None})
             message = f"{late.version} is served late, first by {member.id}"
             update = {"target": record, "phase": "Complete", "message": message}
@@ -175,58 +179,62 @@ def _adopted(weights: WeightsStatus, model: str, members: Sequence[Serving], now
             )
         else:
             continue
-        return _served(weights.model_copy(update={"current": record}), record)
+        return _with_current(weights.model_copy(update={"current": record}), record)
     return weights
 
 
-def _at_rest(weights: WeightsStatus, members: Sequence[Serving]) -> WeightsStatus:
+def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]) -> WeightsStatus:
     """Who failed and has it after all, or is gone, is no longer remembered as failed."""
     operation, by_id = weights.operation, {m.id: m for m in members}
     if operation is None or weights.current is None:
         return weights
     left = {
-        id: progress.model_copy(update={"phase": "Done", "reason": ""}) if has(by_id[id], weights.current) else progress
+        id: progress.model_copy(update={"phase": "Done", "reason": ""})
+        if has_weights(by_id[id], weights.current)
+        else progress
         for id, progress in operation.endpoints.items()
         if id in by_id
     }
-    kept = _remembered(left)
+    kept = _failure_texts(left)
     if kept == operation.endpoints:
         return weights
     return weights.model_copy(update={"operation": operation.model_copy(update={"endpoints": kept})})
 
 
-def _remembered(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
+def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
     """Why some failed; and how often one was asked, for an order must not change under who has carried it out."""
     return {id: p for id, p in endpoints.items() if p.phase == "Failed" or p.attempt is not None}
 
 
-def _moved(weights: WeightsStatus, operation: WeightsOperation, members: Sequence[Serving], now: datetime) -> Step:
-    said: list[Said] = []
+def _advance_operation(
+    weights: WeightsStatus, operation: WeightsOperation, members: Sequence[EndpointWeights], now: datetime
+) -> WeightsStep:
+    said: list[WeightsEvent] = []
     if operation.phase == "Pending":
-        said.append(Said("WeightsUpdateStarted", _opening(operation, len(members))))
+        said.append(WeightsEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
     for member in members:  # the first that has it says what its content is, and the others are measured by that
-        if operation.target.proven is None and member.checksum and carried_out(member, operation):
+        if operation.target.proven is None and member.checksum and is_at_target(member, operation):
             target = operation.target.model_copy(update={"proven": member.checksum})
             operation = operation.model_copy(update={"target": target})
     before = operation.endpoints
     endpoints = {m.id: _progress(operation, before.get(m.id), m, now) for m in members}
     said += [
-        Said("WeightsUpdateFailed", f"{operation.target.version} on {id}: {p.reason}", warning=True)
+        WeightsEvent("WeightsUpdateFailed", f"{operation.target.version} on {id}: {p.reason}", warning=True)
         for id, p in endpoints.items()
         if p.phase == "Failed" and (id not in before or before[id].phase != "Failed")
     ]
-    endpoints = _turns(operation, endpoints, members, now)
+    endpoints = _next_to_update(operation, endpoints, members, now)
     done = sum(p.phase == "Done" for p in endpoints.values())
     total = len(members) or operation.total
     update = {"phase": "Updating", "total": total, "done": done, "endpoints": endpoints}
     weights = weights.model_copy(update={"operation": operation.model_copy(update=update)})
     if done:
-        weights = _served(weights, operation.target)
-    ended = _ended(weights, now)
-    return Step(ended.weights, (*said, *ended.said))
+        weights = _with_current(weights, operation.target)
+    ended = _finish_if_done(weights, now)
+    return WeightsStep(ended.weights, (*said, *ended.events))
 
 
-def _opening(operation: WeightsOperation, members: int) -> str:
+def _initial_progress(operation: WeightsOperation, members: int) -> str:
     target = operation.target
     before = f", instead of the update to {operation.supersedes}" if operation.supersedes else ""
     moved = _moved_by(target)
@@ -234,79 +242,82 @@ def _opening(operation: WeightsOperation, members: int) -> str:
 
 
 def _progress(
-    operation: WeightsOperation, before: EndpointProgress | None, member: Serving, now: datetime
+    operation: WeightsOperation, before: EndpointProgress | None, member: EndpointWeights, now: datetime
 ) -> EndpointProgress:
     progress = before or EndpointProgress(since=now)
     target = operation.target
-    if carried_out(member, operation):
-        return _in(progress, "Done", now, _why_from_folder(member, target))
+    if is_at_target(member, operation):
+        return _in_phase(progress, "Done", now, _why_from_folder(member, target))
     if progress.phase == "Failed":
         return progress
     # An engine that was told the checksum says by itself that it finds another one, once it has looked again.
-    told = order_of(target, progress.attempt).checksum is not None
-    if member.version == target.version and member.settled and not told and _about(member, target, progress):
-        return _in(progress, "Failed", now, f"its folder has checksum {member.checksum}, not {target.proven}")
-    if progress.phase == "Ordered" and member.phase == "Failed" and _about(member, target, progress):
-        return _in(progress, "Failed", now, member.error or "it gives no reason")
+    told = target_of(target, progress.attempt).checksum is not None
+    if member.version == target.version and member.settled and not told and _is_about_target(member, target, progress):
+        return _in_phase(progress, "Failed", now, f"its folder has checksum {member.checksum}, not {target.proven}")
+    if progress.phase == "Ordered" and member.phase == "Failed" and _is_about_target(member, target, progress):
+        return _in_phase(progress, "Failed", now, member.error or "it gives no reason")
     if progress.phase == "Ordered" and target.transfer:
-        progress = _towards_trainer(progress, member, target)
+        progress = _transfer_progress(progress, member, target)
     if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
-        return _in(progress, "Ordered", now) if member.heard else progress
-    turn_to_come = progress.phase == "Waiting" and member.heard
+        return _in_phase(progress, "Ordered", now) if member.last_report_at else progress
+    turn_to_come = progress.phase == "Waiting" and member.last_report_at
     waited = min((now - progress.since).total_seconds(), member.known_for)
     if waited > operation.timeout_seconds and not turn_to_come:
-        how = f"it is {member.phase or 'not updating'}" if member.heard else "it no longer reports"
-        return _in(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
+        how = f"it is {member.phase or 'not updating'}" if member.last_report_at else "it no longer reports"
+        return _in_phase(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
 
 
-def _towards_trainer(progress: EndpointProgress, member: Serving, target: WeightsRecord) -> EndpointProgress:
+def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, target: WeightsRecord) -> EndpointProgress:
     """Whether it waits for its trainer now, and why the others need not wait for it where it will not do so soon."""
-    if not (member.heard and member.healthy):
+    if not (member.last_report_at and member.healthy):
         return progress.model_copy(update={"transferring": False, "reason": "its engine is not running"})
-    if not _about(member, target, progress):
+    if not _is_about_target(member, target, progress):
         return progress
     waits = member.phase == "Transferring"
     return progress.model_copy(update={"transferring": waits, "reason": _why_from_folder(member, target)})
 
 
-def _why_from_folder(member: Serving, target: WeightsRecord) -> str:
+def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
     """Why it has them from there, although they were to be transferred; empty where it has them from the trainer."""
     if not target.transfer:
         return ""
     return "its release of Rollyard does not support transfers" if member.note is None else member.note
 
 
-def _about(member: Serving, target: WeightsRecord, progress: EndpointProgress) -> bool:
+def _is_about_target(member: EndpointWeights, target: WeightsRecord, progress: EndpointProgress) -> bool:
     """Whether what it says is about this order, and not about the one before it."""
-    order = order_of(target, progress.attempt)
-    return member.obeys == order if member.attempt is None else member.attempt == order.attempt
+    order = target_of(target, progress.attempt)
+    return member.acknowledged == order if member.attempt is None else member.attempt == order.attempt
 
 
-def _in(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:
+def _in_phase(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:
     if progress.phase == phase:
         return progress
     return progress.model_copy(update={"phase": phase, "since": now, "reason": reason, "transferring": False})
 
 
-def _turns(
-    operation: WeightsOperation, endpoints: dict[str, EndpointProgress], members: Sequence[Serving], now: datetime
+def _next_to_update(
+    operation: WeightsOperation,
+    endpoints: dict[str, EndpointProgress],
+    members: Sequence[EndpointWeights],
+    now: datetime,
 ) -> dict[str, EndpointProgress]:
     """Whose turn it is: who serves nothing now at once, of the others as many as the mode allows."""
     phases = [p.phase for p in endpoints.values()]
-    waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.heard]
-    free = [m for m in waiting if not m.serves]
-    serving = [m for m in waiting if m.serves]
+    waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.last_report_at]
+    free = [m for m in waiting if not m.is_serving]
+    serving = [m for m in waiting if m.is_serving]
     room = len(serving)
     if operation.target.mode == "Drain":
         room = max(1, len(members) // DRAIN_SHARE) - phases.count("Ordered")
-        if not phases.count("Done") and phases.count("Failed") >= HOPELESS:
+        if not phases.count("Done") and phases.count("Failed") >= PERMANENT_FAILURES:
             room = 0
     chosen = {m.id for m in (*free, *serving[: max(0, room)])}
-    return {id: _in(p, "Ordered", now) if id in chosen else p for id, p in endpoints.items()}
+    return {id: _in_phase(p, "Ordered", now) if id in chosen else p for id, p in endpoints.items()}
 
 
-def _served(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
+def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
     """The history with this version as its newest."""
     there = weights.record(record.version)
     if there is not None and there is weights.history[-1]:
@@ -320,17 +331,17 @@ def _served(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
     return weights.model_copy(update=update)
 
 
-def _ended(weights: WeightsStatus, now: datetime) -> Step:
+def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     """The operation is over when nobody is left to wait for; without one that did it, the version before it stays."""
     operation = weights.operation
     assert operation is not None
     phases = [p.phase for p in operation.endpoints.values()]
     failed, done = phases.count("Failed"), phases.count("Done")
-    hopeless = operation.target.mode == "Drain" and not done and failed >= HOPELESS
+    hopeless = operation.target.mode == "Drain" and not done and failed >= PERMANENT_FAILURES
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
-        return Step(weights)
+        return WeightsStep(weights)
     if not phases and operation.total:  # all of them went: nobody has shown that it can be served, the next one will
-        return Step(weights)
+        return WeightsStep(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")
     if failed and not done:
@@ -338,15 +349,17 @@ def _ended(weights: WeightsStatus, now: datetime) -> Step:
         message = (
             f"{target.version} failed on {failed} of {len(phases)} endpoints and no endpoint serves it; {stays} stays"
         )
-        return _closed(weights, "Failed", f"{message}. {first}", Said("WeightsUpdateGivenUp", message, True), now)
-    weights = _served(weights, target)
+        return _close_operation(
+            weights, "Failed", f"{message}. {first}", WeightsEvent("WeightsUpdateGivenUp", message, True), now
+        )
+    weights = _with_current(weights, target)
     current = weights.record(target.version)
     assert current is not None
     message = f"{target.version} is served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
     message += _from_folder(operation)
-    said = Said("WeightsUpdated", message, warning=bool(failed))
+    said = WeightsEvent("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
-    return _closed(weights.model_copy(update={"current": current}), "Complete", words, said, now)
+    return _close_operation(weights.model_copy(update={"current": current}), "Complete", words, said, now)
 
 
 def _from_folder(operation: WeightsOperation) -> str:
@@ -355,13 +368,15 @@ def _from_folder(operation: WeightsOperation) -> str:
     return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
 
-def _closed(weights: WeightsStatus, phase: str, message: str, said: Said, now: datetime) -> Step:
+def _close_operation(
+    weights: WeightsStatus, phase: str, message: str, said: WeightsEvent, now: datetime
+) -> WeightsStep:
     operation = weights.operation
     assert operation is not None
     update = {
         "phase": phase,
         "message": message,
         "finished_at": now,
-        "endpoints": _remembered(operation.endpoints) if phase == "Complete" else {},
+        "endpoints": _failure_texts(operation.endpoints) if phase == "Complete" else {},
     }
-    return Step(weights.model_copy(update={"operation": operation.model_copy(update=update)}), (said,))
+    return WeightsStep(weights.model_copy(update={"operation": operation.model_copy(update=update)}), (said,))

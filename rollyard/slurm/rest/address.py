@@ -20,14 +20,14 @@ TOKEN_VARIABLE = "SLURM_JWT"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class SlurmrestdAddress:
     """`url` is what requests begin with; with a `socket` its host is of no account."""
 
     url: str
     socket: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> SlurmrestdAddress:
         """Of `unix:/path`, `http://host:6820` or `https://host`. Raises Invalid."""
         kind, _, path = text.partition(":")
         if kind == "unix" and path.startswith("/"):
@@ -40,7 +40,7 @@ class Address:
         return cls(text.rstrip("/"))
 
     @classmethod
-    def of_environment(cls, env: Mapping[str, str]) -> Address:
+    def of_environment(cls, env: Mapping[str, str]) -> SlurmrestdAddress:
         """Raises Invalid where it is not said."""
         text = env.get(URL_VARIABLE, "")
         if not text:
@@ -55,14 +55,14 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SlurmCredentials:
     """Whose jobs are ours. `token_file` is read again for each request, so that a token can be renewed under a server."""
 
     token: str | None = None
     token_file: Path | None = None
 
     @classmethod
-    def of_environment(cls, env: Mapping[str, str]) -> Identity:
+    def of_environment(cls, env: Mapping[str, str]) -> SlurmCredentials:
         file = env.get(TOKEN_FILE_VARIABLE)
         return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
 
@@ -81,10 +81,10 @@ class Identity:
         expiry = claims(token).get("exp") if token else None
         if isinstance(expiry, int | float) and expiry <= time.time():
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expiry))
-            raise SlurmUnreachable(f"the token for slurmrestd expired at {at}; {self.renewal()}")
+            raise SlurmUnreachable(f"the token for slurmrestd expired at {at}; {self.renewal_advice()}")
         return token
 
-    def renewal(self) -> str:
+    def renewal_advice(self) -> str:
         """What to do about a token that is no longer good."""
         if self.token_file is not None:
             return f"write a new one to {self.token_file} (scontrol token lifespan=SECONDS prints one); Rollyard reads it again"

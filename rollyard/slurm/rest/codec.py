@@ -26,10 +26,10 @@ class NotJson(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueAnswer:
     """What an answer about jobs comes to."""
 
-    wrong: list[tuple[int, str]]
+    errors: list[tuple[int, str]]
     """Its complaints; with any, the rest is empty."""
     changed_at: int | None = None
     """Unix seconds of the last change; 0 where there was none since the time asked for, None if not told."""
@@ -94,10 +94,10 @@ class Codec(ABC):
         own = {"current_working_directory": script.directory, "environment": self.environment(variables)}
         return {"script": script.text, "job": {"standard_input": "/dev/null", **fields, **own}}
 
-    def queue(self, body: Body, user: str) -> Queue:
+    def queue(self, body: Body, user: str) -> QueueAnswer:
         wrong = complaints(body)
         changed_at = None if wrong else self.changed_at(body)
-        return Queue(wrong, changed_at, {} if wrong or changed_at == 0 else self.jobs(body, user))
+        return QueueAnswer(wrong, changed_at, {} if wrong or changed_at == 0 else self.jobs(body, user))
 
     def jobs(self, body: Body, user: str) -> dict[str, Job]:
         """Ours, by id, tasks of arrays one by one."""
@@ -120,7 +120,7 @@ class Codec(ABC):
             name=record["name"],
             comment=record["comment"] or "",
             state=state,
-            reason=_said(record["state_reason"]),
+            reason=_reason_text(record["state_reason"]),
             node=record["nodes"] or "",
             restart_count=self.number(record["restart_cnt"]) or 0,
             exit_code=self.exit_code(record["exit_code"], state) if state.ended else None,
@@ -129,12 +129,12 @@ class Codec(ABC):
             end_time=self._seconds(record["end_time"]),
         )
 
-    def accounted(self, body: Body) -> dict[str, Job]:
+    def accounting_records(self, body: Body) -> dict[str, Job]:
         """What slurmdbd holds of jobs, by id; of one that ran several times the last."""
-        found = (self._kept(record) for record in body["jobs"])
+        found = (self._accounting_record(record) for record in body["jobs"])
         return {job.id: job for job in sorted(found, key=lambda job: job.submit_time or 0.0)}
 
-    def _kept(self, record: Body) -> Job:
+    def _accounting_record(self, record: Body) -> Job:
         array, times = record["array"], record["time"]
         state = self.state(record["state"]["current"])
         task = self.number(array["task_id"])
@@ -143,7 +143,7 @@ class Codec(ABC):
             name=record["name"] or "",
             comment=record["comment"]["job"] or "",
             state=state,
-            reason=_said(record["state"]["reason"]),
+            reason=_reason_text(record["state"]["reason"]),
             node=_node_of(record["nodes"]),
             restart_count=self.number(record.get("restart_cnt")) or 0,
             exit_code=self.exit_code(record["exit_code"], state) if state.ended else None,
@@ -178,7 +178,7 @@ class Codec(ABC):
         return float(seconds) if (seconds := self.number(value)) else None
 
 
-def decoded(raw: bytes) -> Body:
+def parse_json(raw: bytes) -> Body:
     """Raises NotJson."""
     try:
         found = json.loads(raw)
@@ -218,7 +218,7 @@ def names(text: str | None) -> frozenset[str] | None:
     return frozenset(text.split(",")) if text else None
 
 
-def _said(reason: str | None) -> str:
+def _reason_text(reason: str | None) -> str:
     return "" if reason in (None, "None") else str(reason)
 
 

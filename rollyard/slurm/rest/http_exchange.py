@@ -12,14 +12,14 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from urllib.parse import urlsplit
 
-from rollyard.slurm.rest.address import Address
+from rollyard.slurm.rest.address import SlurmrestdAddress
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 PORTS = {"http": 80, "https": 443}
 
 
 async def request(
-    address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None
+    address: SlurmrestdAddress, method: str, path: str, headers: Mapping[str, str], body: bytes | None
 ) -> tuple[int, bytes]:
     """The answer's status and body. Raises OSError, EOFError, and ValueError for what is no HTTP; waits for ever."""
     async with _connected(address) as (reader, writer):
@@ -37,7 +37,7 @@ async def request(
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: Address) -> AsyncIterator[Streams]:
+async def _connected(address: SlurmrestdAddress) -> AsyncIterator[Streams]:
     reader, writer = await _connect(address)
     try:
         yield reader, writer
@@ -45,7 +45,7 @@ async def _connected(address: Address) -> AsyncIterator[Streams]:
         writer.transport.abort()  # nothing is to come: not even a farewell that a frozen server would not answer
 
 
-async def _connect(address: Address) -> Streams:
+async def _connect(address: SlurmrestdAddress) -> Streams:
     if address.socket is not None:
         return await asyncio.open_unix_connection(address.socket)
     parts = urlsplit(address.url)

@@ -111,7 +111,7 @@ def words(key: str, known: Mapping[str, object]) -> Write:
     return write
 
 
-def alone(key: str) -> Write:
+def as_list(key: str) -> Write:
     """A list, of which Slurm makes one text again."""
     return lambda value: {key: [value]}
 
@@ -176,7 +176,7 @@ def _megabytes(value: str) -> int:
     return -(-size >> 10) if size else 0
 
 
-def both(key: str) -> tuple[Write, Write]:
+def set_both(key: str) -> tuple[Write, Write]:
     return text(key), text(key)
 
 
@@ -186,17 +186,17 @@ def count(key: str) -> tuple[Write, Write]:
 
 TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
     # who and where
-    "account": both("account"),
-    "partition": both("partition"),
-    "qos": both("qos"),
-    "reservation": both("reservation"),
-    "job-name": both("name"),
-    "comment": both("comment"),
-    "wckey": both("wckey"),
-    "mcs-label": both("mcs_label"),
-    "cluster-constraint": both("cluster_constraint"),
+    "account": set_both("account"),
+    "partition": set_both("partition"),
+    "qos": set_both("qos"),
+    "reservation": set_both("reservation"),
+    "job-name": set_both("name"),
+    "comment": set_both("comment"),
+    "wckey": set_both("wckey"),
+    "mcs-label": set_both("mcs_label"),
+    "cluster-constraint": set_both("cluster_constraint"),
     # how much
-    "nodes": both("nodes"),
+    "nodes": set_both("nodes"),
     "ntasks": count("tasks"),
     "ntasks-per-node": count("tasks_per_node"),
     "ntasks-per-core": count("tasks_per_core"),
@@ -226,14 +226,14 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
         text("gres_flags"),
         words("flags", {"enforce-binding": ["GRES_BINDING_ENFORCED"], "disable-binding": ["GRES_BINDING_DISABLED"]}),
     ),
-    "licenses": both("licenses"),
-    "bb": both("burst_buffer"),
+    "licenses": set_both("licenses"),
+    "bb": set_both("burst_buffer"),
     "network": (None, text("network")),
     # which nodes
-    "constraint": both("constraints"),
-    "prefer": both("prefer"),
-    "nodelist": (text("nodelist"), alone("required_nodes")),
-    "exclude": (text("exclude_nodes"), alone("excluded_nodes")),
+    "constraint": set_both("constraints"),
+    "prefer": set_both("prefer"),
+    "nodelist": (text("nodelist"), as_list("required_nodes")),
+    "exclude": (text("exclude_nodes"), as_list("excluded_nodes")),
     "exclusive": (
         words("exclusive", {"": "exclusive", "user": "user", "mcs": "mcs"}),
         words("shared", {"": ["none"], "user": ["user"], "mcs": ["mcs"], "topo": ["topo"]}),
@@ -244,19 +244,19 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
     "spread-job": (flag(spread_job="true"), flag(flags=["SPREAD_JOB"])),
     "use-min-nodes": (flag(minimum_nodes="true"), flag(flags=["PREFER_MINIMUM_NODE_COUNT"])),
     "switches": (None, switches),
-    "distribution": both("distribution"),
+    "distribution": set_both("distribution"),
     "reboot": (None, flag(reboot=True)),
     # when and for how long
     "time": (text("time_limit"), number("time_limit", _minutes)),
     "time-min": (text("time_minimum"), number("time_minimum", _minutes)),
-    "begin": both("begin_time"),
-    "deadline": both("deadline"),
-    "dependency": both("dependency"),
+    "begin": set_both("begin_time"),
+    "deadline": set_both("deadline"),
+    "dependency": set_both("dependency"),
     "kill-on-invalid-dep": (
         text("kill_on_invalid_dependency"),
         words("flags", {"yes": ["KILL_INVALID_DEPENDENCY"], "no": ["NO_KILL_INVALID_DEPENDENCY"]}),
     ),
-    "array": both("array"),
+    "array": set_both("array"),
     "hold": (flag(hold="true"), flag(hold=True)),
     "nice": count("nice"),
     "priority": (text("priority"), number("priority", _int)),
@@ -269,14 +269,14 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
         words("wait_all_nodes", {"0": False, "1": True}),
     ),
     # what comes of it
-    "output": both("standard_output"),
-    "error": both("standard_error"),
-    "input": both("standard_input"),
+    "output": set_both("standard_output"),
+    "error": set_both("standard_error"),
+    "input": set_both("standard_input"),
     "open-mode": (text("open_mode"), upper("open_mode")),
     "mail-type": (text("mail_type"), upper("mail_type")),
-    "mail-user": both("mail_user"),
-    "acctg-freq": both("account_gather_frequency"),
-    "cpu-freq": both("cpu_frequency"),
+    "mail-user": set_both("mail_user"),
+    "acctg-freq": set_both("account_gather_frequency"),
+    "cpu-freq": set_both("cpu_frequency"),
 }
 """Option of sbatch -> (how v0.0.38 takes it, how v0.0.40 and later do); None where that has no field for it."""
 

@@ -11,7 +11,7 @@ import pickle
 import sys
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.rest.codec import Codec, Queue, decoded
+from rollyard.slurm.rest.codec import Codec, QueueAnswer, parse_json
 
 SMALL_BYTES = 256 << 10
 """Of an answer that is read here: it takes some milliseconds, and a child costs that to ask."""
@@ -23,7 +23,7 @@ FAULTS = (KeyError, TypeError, ValueError, AttributeError)
 COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")
 
 
-class Reader:
+class QueueReader:
     """One child at most."""
 
     def __init__(self, limit_seconds: float) -> None:
@@ -31,10 +31,10 @@ class Reader:
         self._turn = asyncio.Lock()
         self._child: asyncio.subprocess.Process | None = None
 
-    async def queue(self, codec: Codec, raw: bytes, user: str) -> Queue:
+    async def queue(self, codec: Codec, raw: bytes, user: str) -> QueueAnswer:
         """Raises NotJson, one of FAULTS, or SlurmUnreachable with what became of the child."""
         if len(raw) <= SMALL_BYTES:
-            return codec.queue(decoded(raw), user)
+            return codec.queue(parse_json(raw), user)
         async with self._turn:
             try:
                 async with asyncio.timeout(self._limit):
@@ -65,7 +65,7 @@ class Reader:
             with contextlib.suppress(OSError):
                 await child.stdin.wait_closed()  # what was still to be written: asyncio wants that known
 
-    async def _exchange(self, *messages: bytes) -> Queue | Exception:
+    async def _exchange(self, *messages: bytes) -> QueueAnswer | Exception:
         """What the child made of it."""
         child = self._child
         if child is None or child.returncode is not None:
@@ -78,7 +78,7 @@ class Reader:
                 child.stdin.write(memoryview(message)[start : start + PIECE_BYTES])
                 await child.stdin.drain()
         length = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
-        found: Queue | Exception = pickle.loads(await child.stdout.readexactly(length))
+        found: QueueAnswer | Exception = pickle.loads(await child.stdout.readexactly(length))
         return found
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The child that reads large queues: the codec and our user's name, then an answer's body; back comes a `Queue` or an error."""
+"""The child that reads large queues: it gets the codec, our user's name and a body, and returns a `QueueAnswer` or an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import sys
 
-from rollyard.slurm.rest.codec import decoded
+from rollyard.slurm.rest.codec import parse_json
 from rollyard.slurm.rest.queue_reader import FAULTS, LENGTH_BYTES
 
 
@@ -14,7 +14,7 @@ def main() -> None:
     while (asked := receive()) is not None and (raw := receive()) is not None:
         codec, user = pickle.loads(asked)
         try:
-            found = codec.queue(decoded(raw), user)
+            found = codec.queue(parse_json(raw), user)
         except FAULTS as error:
             found = error
         message = pickle.dumps(found)

@@ -16,18 +16,18 @@ from typing import TypeVar
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
 from rollyard.slurm.batch_script import directives
-from rollyard.slurm.rest.address import Address, Identity
-from rollyard.slurm.rest.codec import Body, array_tasks, complaints, decoded
+from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
+from rollyard.slurm.rest.codec import Body, array_tasks, complaints, parse_json
 from rollyard.slurm.rest.job_fields import job_variables
-from rollyard.slurm.rest.queue_reader import FAULTS, Reader
-from rollyard.slurm.rest.slurmrestd_client import Link
-from rollyard.slurm.rest.version_choice import Dialect, negotiated
+from rollyard.slurm.rest.queue_reader import FAULTS, QueueReader
+from rollyard.slurm.rest.slurmrestd_client import SlurmrestdClient
+from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 
 T = TypeVar("T")
 LIMIT_SECONDS = 30.0
-LEFT_OUT = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
+OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
 """Of the environment that jobs see: what would overrule a job's own, and where tokens lie."""
-PAST = {2017, 2021}
+NOT_FOUND = {2017, 2021}
 """Slurm's numbers for a job that is not there, and for one that has ended."""
 NOTHING_FOUND = 9003
 
@@ -39,19 +39,19 @@ class RestDriver:
 
     def __init__(
         self,
-        address: Address,
-        identity: Identity,
+        address: SlurmrestdAddress,
+        identity: SlurmCredentials,
         env: Mapping[str, str] | None = None,
         *,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         """`env`: what jobs see; this process's own when left out."""
         source = os.environ if env is None else env
-        self._env = {k: v for k, v in source.items() if not k.startswith(LEFT_OUT)}
+        self._env = {k: v for k, v in source.items() if not k.startswith(OMITTED_VARIABLES)}
         self._umask = umask()
-        self._link = Link(address, identity, limit_seconds)
-        self._reader = Reader(limit_seconds)
-        self._dialect: Dialect | None = None
+        self._link = SlurmrestdClient(address, identity, limit_seconds)
+        self._reader = QueueReader(limit_seconds)
+        self._versions: RestVersions | None = None
         self._last: tuple[int, Mapping[str, Job]] | None = None
         """slurmctld's own time of its last change, and our jobs as of then."""
 
@@ -60,12 +60,12 @@ class RestDriver:
         codec = (await self._negotiate()).codec
         last, user = self._last, await self._link.user()
         query = {} if last is None else {"update_time": str(last[0])}
-        with _reading("its jobs"):
+        with _as_unreachable("its jobs"):
             found = await self._read(
                 lambda raw: self._reader.queue(codec, raw, user), "GET", f"/slurm/{codec.version}/jobs/", query
             )
-        if found.wrong:
-            raise self._silence(found.wrong)
+        if found.errors:
+            raise self._why_silent(found.errors)
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
@@ -77,11 +77,15 @@ class RestDriver:
         codec = (await self._negotiate()).codec
         job = codec.job(script, self._variables(script))
         body = await self._call("POST", f"/slurm/{codec.version}/job/submit", body=job)
-        with _reading("its answer to a submit"):
+        with _as_unreachable("its answer to a submit"):
             # Not by its complaints: a job that is there may come with some, "Job is in held state" for one.
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
-            raise SubmitRefused(_words(wrong)) if _decided(wrong) or _unreadable(wrong) else self._silence(wrong)
+            raise (
+                SubmitRefused(_errors_text(wrong))
+                if _is_slurmctld_error(wrong) or _is_unread_request(wrong)
+                else self._why_silent(wrong)
+            )
         array = directives(script.text).get("array")
         return [str(id)] if array is None else [f"{id}_{task}" for task in array_tasks(array)]
 
@@ -90,54 +94,54 @@ class RestDriver:
         query = {} if signal is None else {"signal": signal, **codec.signal_flags()}
         for id in ids:
             body = await self._call("DELETE", f"/slurm/{codec.version}/job/{id}", query)
-            with _reading("its answer to a cancel"):
-                wrong = [(number, words) for number, words in complaints(body) if number not in PAST]
+            with _as_unreachable("its answer to a cancel"):
+                wrong = [(number, words) for number, words in complaints(body) if number not in NOT_FOUND]
             if wrong:
-                raise SlurmError(_words(wrong)) if _decided(wrong) else self._silence(wrong)
+                raise SlurmError(_errors_text(wrong)) if _is_slurmctld_error(wrong) else self._why_silent(wrong)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         dialect = await self._negotiate()
         found: dict[str, Job] = {}
         for id in ids if dialect.accounting is not None else ():
             body = await self._call("GET", f"/slurmdb/{dialect.accounting}/job/{id}")
-            with _reading("its accounting"):
+            with _as_unreachable("its accounting"):
                 wrong = [(number, words) for number, words in complaints(body) if number != NOTHING_FOUND]
-                found |= dialect.codec.accounted(body) if not wrong else {}
+                found |= dialect.codec.accounting_records(body) if not wrong else {}
             if wrong:
-                raise self._silence(wrong)
+                raise self._why_silent(wrong)
         return {id: found[id] for id in ids if id in found}
 
     async def site(self) -> Site:
         codec = (await self._negotiate()).codec
         nodes = await self._ask(f"/slurm/{codec.version}/nodes/")
         partitions = await self._ask(f"/slurm/{codec.version}/partitions/")
-        with _reading("its nodes and partitions"):
+        with _as_unreachable("its nodes and partitions"):
             return codec.site(nodes, partitions)
 
     async def close(self) -> None:
         await self._reader.close()
 
-    async def _negotiate(self) -> Dialect:
+    async def _negotiate(self) -> RestVersions:
         """Once, and again after a silence: it may be another server by then."""
-        if self._dialect is None:
+        if self._versions is None:
             body = await self._call("GET", "/openapi/v3")
-            with _reading("its description of itself"):
-                self._dialect, self._last = negotiated(body), None
-        return self._dialect
+            with _as_unreachable("its description of itself"):
+                self._versions, self._last = negotiate(body), None
+        return self._versions
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Body:
         """A look-up's answer; with a complaint in it, it is none."""
         body = await self._call("GET", path, query)
-        with _reading("its answer"):
+        with _as_unreachable("its answer"):
             wrong = complaints(body)
         if wrong:
-            raise self._silence(wrong)
+            raise self._why_silent(wrong)
         return body
 
     async def _call(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Body | None = None
     ) -> Body:
-        return await self._read(_decoded, method, path, query, body)
+        return await self._read(_parse, method, path, query, body)
 
     async def _read(
         self,
@@ -151,13 +155,13 @@ class RestDriver:
         try:
             return await self._link.call(method, path, query or {}, body, read)
         except SlurmUnreachable:
-            self._dialect = None
+            self._versions = None
             raise
 
-    def _silence(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
+    def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
         """slurmrestd speaks, and what it asked does not: it says next to nothing of why."""
         return SlurmUnreachable(
-            f"slurmrestd: {_words(wrong) or 'it sent neither a job nor an error'}{self._link.doubt()}"
+            f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
         )
 
     def _variables(self, script: BatchScript) -> Mapping[str, str]:
@@ -180,7 +184,7 @@ def umask() -> str:
 
 
 @contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _as_unreachable(what: str) -> Iterator[None]:
     """A body that is not as it should be is no answer."""
     try:
         yield
@@ -188,19 +192,19 @@ def _reading(what: str) -> Iterator[None]:
         raise SlurmUnreachable(f"slurmrestd: {what} cannot be read: {type(error).__name__}: {error}") from None
 
 
-async def _decoded(raw: bytes) -> Body:
-    return decoded(raw)
+async def _parse(raw: bytes) -> Body:
+    return parse_json(raw)
 
 
-def _decided(wrong: Sequence[tuple[int, str]]) -> bool:
+def _is_slurmctld_error(wrong: Sequence[tuple[int, str]]) -> bool:
     """slurmctld itself said no; one in standby has no say."""
     return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
 
 
-def _unreadable(wrong: Sequence[tuple[int, str]]) -> bool:
+def _is_unread_request(wrong: Sequence[tuple[int, str]]) -> bool:
     """slurmrestd could not read what it should ask, and has not asked it."""
     return any(9000 <= number < 9400 for number, _ in wrong)
 
 
-def _words(wrong: Sequence[tuple[int, str]]) -> str:
+def _errors_text(wrong: Sequence[tuple[int, str]]) -> str:
     return "; ".join(dict.fromkeys(words for _, words in wrong))[-500:]

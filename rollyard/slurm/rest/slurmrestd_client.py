@@ -9,16 +9,16 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec import Body, NotJson
 from rollyard.slurm.rest.http_exchange import request
 
 T = TypeVar("T")
-NOT_WANTED = (401, 403)
+REJECTED_STATUSES = (401, 403)
 
 
-class Link:
-    def __init__(self, address: Address, identity: Identity, limit_seconds: float) -> None:
+class SlurmrestdClient:
+    def __init__(self, address: SlurmrestdAddress, identity: SlurmCredentials, limit_seconds: float) -> None:
         self._address, self._identity, self._limit = address, identity, limit_seconds
         self._presented = ""
         """Whose token went with the last request; empty where none did."""
@@ -49,8 +49,8 @@ class Link:
             raise SlurmUnreachable(f"slurmrestd at {self._address} did not answer within {self._limit:g} s") from None
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise SlurmUnreachable(f"slurmrestd at {self._address}: {error or type(error).__name__}") from None
-        if status in NOT_WANTED:
-            raise SlurmUnreachable(self._unwanted())
+        if status in REJECTED_STATUSES:
+            raise SlurmUnreachable(self._rejected_message())
         try:
             return await read(raw)
         except NotJson:
@@ -62,12 +62,12 @@ class Link:
         self._presented = "" if token is None else self._identity.user(token)
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
-    def doubt(self) -> str:
+    def token_hint(self) -> str:
         """To add to a complaint that may be about our token: slurmrestd passes it on, and does not say what came of it."""
         if not self._presented:
             return ""
-        return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal()})"
+        return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"
 
-    def _unwanted(self) -> str:
+    def _rejected_message(self) -> str:
         what = f"refuses the token of {self._presented}" if self._presented else "needs a token"
-        return f"slurmrestd at {self._address} {what}; {self._identity.renewal()}"
+        return f"slurmrestd at {self._address} {what}; {self._identity.renewal_advice()}"

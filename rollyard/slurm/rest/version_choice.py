@@ -16,13 +16,13 @@ OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
 
 
 @dataclass(frozen=True)
-class Dialect:
+class RestVersions:
     codec: Codec
     accounting: str | None
     """The version that slurmdbd's part of it speaks; None where the site keeps no accounting, or it is not served."""
 
 
-def negotiated(openapi: Body) -> Dialect:
+def negotiate(openapi: Body) -> RestVersions:
     """From the server's own description. Raises SlurmUnreachable where it serves no version of ours."""
     paths = list(openapi["paths"])
     served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
@@ -35,9 +35,9 @@ def negotiated(openapi: Body) -> Dialect:
     name = f"v0.0.{version}"
     accounted = version in _served(paths, r"/slurmdb/v0\.0\.(\d+)/job/\{job_id\}/?")
     if version == OLDEST:
-        return Dialect(OldCodec(name), name if accounted else None)
+        return RestVersions(OldCodec(name), name if accounted else None)
     schema = openapi.get("components", {}).get("schemas", {}).get(f"{name}_job_desc_msg", {})
-    return Dialect(
+    return RestVersions(
         NewCodec(name, frozenset(schema["properties"]) if "properties" in schema else None), name if accounted else None
     )
 

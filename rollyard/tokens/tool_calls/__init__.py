@@ -7,8 +7,8 @@ and becomes the turn's `error`, answered in words that show the family's own for
 from __future__ import annotations
 
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall, ToolCallParser
-from rollyard.tokens.tool_calls.guarded_parser import parsed
+from rollyard.tokens.tool_calls.guarded_parser import parse_safely
 from rollyard.tokens.tool_calls.hermes import parse
 from rollyard.tokens.tool_calls.parser_choice import parser_for
 
-__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "parse", "parsed", "parser_for"]
+__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "parse", "parse_safely", "parser_for"]

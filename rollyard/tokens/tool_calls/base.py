@@ -45,7 +45,7 @@ MakeParser = type[Any]
 """Makes a parser from the schemas of the tools on offer: `Parser(tools)`."""
 
 
-class Malformed(Exception):
+class MalformedCall(Exception):
     """Inside a parser: what is wrong with a call, in words for the model."""
 
 

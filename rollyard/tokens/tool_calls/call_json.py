@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rollyard.tokens.tool_calls.base import Malformed, ToolCall
+from rollyard.tokens.tool_calls.base import MalformedCall, ToolCall
 
 MAX_DEPTH = 32
 """Deeper nesting would not survive being written down and read again everywhere a trajectory goes."""
@@ -18,9 +18,9 @@ def load(text: str) -> Any:
     try:
         return checked(json.loads(text))
     except ValueError as error:
-        raise Malformed(str(error)) from None
+        raise MalformedCall(str(error)) from None
     except RecursionError:
-        raise Malformed(TOO_DEEP) from None
+        raise MalformedCall(TOO_DEEP) from None
 
 
 def load_first(text: str) -> tuple[Any, str]:
@@ -30,9 +30,9 @@ def load_first(text: str) -> tuple[Any, str]:
         value, end = _DECODER.raw_decode(text)
         return checked(value), text[end:]
     except ValueError as error:
-        raise Malformed(str(error)) from None
+        raise MalformedCall(str(error)) from None
     except RecursionError:
-        raise Malformed(TOO_DEEP) from None
+        raise MalformedCall(TOO_DEEP) from None
 
 
 def checked(value: Any) -> Any:
@@ -40,19 +40,19 @@ def checked(value: Any) -> Any:
     # NaN, 1e999, half of a surrogate pair
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     if _depth([value]) > MAX_DEPTH:
-        raise Malformed(TOO_DEEP)
+        raise MalformedCall(TOO_DEEP)
     return value
 
 
 def call_of(value: Any, arguments_key: str = "arguments") -> ToolCall:
     """A call from `{"name": …, "arguments": {…}}`. Raises Malformed."""
     if not isinstance(value, dict):
-        raise Malformed("it must be a JSON object")
+        raise MalformedCall("it must be a JSON object")
     arguments = value.get(arguments_key)
     if isinstance(arguments, str):  # some models write the object as a string of JSON, as OpenAI's API does
         arguments = load(arguments)
     if not isinstance(value.get("name"), str):
-        raise Malformed("`name` must be a string")
+        raise MalformedCall("`name` must be a string")
     id = value.get("id")
     return ToolCall(value["name"], arguments_of(arguments, arguments_key), id if isinstance(id, str) else None)
 
@@ -61,7 +61,7 @@ def arguments_of(value: Any, key: str = "arguments") -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Malformed(f"`{key}` must be a JSON object")
+        raise MalformedCall(f"`{key}` must be a JSON object")
     return value
 
 

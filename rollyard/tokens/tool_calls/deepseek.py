@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
 from rollyard.tokens.tool_calls.tagged_calls import THINKING_ENDS, parse_tagged
 
@@ -35,12 +35,12 @@ class DeepSeek:
 def _read(body: str) -> ToolCall:
     kind, separated, rest = body.partition(SEPARATOR)
     if not separated:
-        raise Malformed(f"{SEPARATOR} is missing")
+        raise MalformedCall(f"{SEPARATOR} is missing")
     before, fenced, inner = rest.partition(FENCE)
     if fenced and not before.lstrip().startswith("{"):
         name, arguments = before.strip(), inner.strip().removeprefix("json").strip().removesuffix(FENCE)
     else:
         name, arguments = kind.strip(), rest
     if not name:
-        raise Malformed("the name is missing")
+        raise MalformedCall("the name is missing")
     return ToolCall(name, arguments_of(load(arguments.strip())))

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall, argument_types
+from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall, argument_types
 from rollyard.tokens.tool_calls.call_json import load
 from rollyard.tokens.tool_calls.hermes import CLOSE, OPEN
 from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
@@ -30,19 +30,19 @@ class _Pairs(ABC):
 
     def _call(self, name: str, pairs: list[tuple[str, str]]) -> ToolCall:
         if not name or re.search(r"[\s<>{}]", name):
-            raise Malformed("the name of the function is missing")
+            raise MalformedCall("the name of the function is missing")
         return ToolCall(name, {key: self._value(name, key, value) for key, value in pairs})
 
     def _value(self, name: str, key: str, value: str) -> Any:
         if self._types.get((name, key), "string") != "string":
             try:
                 return load(value.strip())
-            except Malformed:
+            except MalformedCall:
                 pass  # the tool will say what it wants instead
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Malformed(f"`{key}` is no text") from None
+            raise MalformedCall(f"`{key}` is no text") from None
         return value
 
 
@@ -63,7 +63,7 @@ class Qwen3Coder(_Pairs):
     def _read(self, body: str) -> ToolCall:
         match = FUNCTION.fullmatch(body)
         if match is None:
-            raise Malformed("<function=NAME>...</function> is missing")
+            raise MalformedCall("<function=NAME>...</function> is missing")
         return self._call(match[1].strip(), _pairs(match[2], PARAMETER))
 
 
@@ -78,5 +78,5 @@ def _pairs(text: str, pattern: re.Pattern[str]) -> list[tuple[str, str]]:
         pairs.append((match[1].strip(), match[2]))
         at = match.end()
     if text[at:].strip():
-        raise Malformed(f"this is no argument: {text[at:].strip()[:60]!r}")
+        raise MalformedCall(f"this is no argument: {text[at:].strip()[:60]!r}")
     return pairs

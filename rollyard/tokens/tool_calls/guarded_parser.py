@@ -10,7 +10,7 @@ from rollyard.tokens.tool_calls.call_json import checked
 log = logging.getLogger(__name__)
 
 
-def parsed(parser: ToolCallParser, text: str) -> ParsedTurn:
+def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
     """What it makes of a turn; where it fails, or gives what no trajectory can hold, a turn with a call that cannot be read."""
     try:
         turn = parser.parse(text)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
 
 MESSAGE = "<|message|>"
@@ -35,7 +35,7 @@ class Harmony:
                 if recipient is not None:
                     calls.append(_read(recipient[1], bool(marked), body))
                     continue
-            except Malformed as error:
+            except MalformedCall as error:
                 return ParsedTurn("".join(content).strip(), tuple(calls), str(error))
             channel = CHANNEL.search(header)
             if channel is None or channel[1] != "analysis":
@@ -45,8 +45,8 @@ class Harmony:
 
 def _read(recipient: str, marked: bool, body: str) -> ToolCall:
     if not marked:
-        raise Malformed(f"{MESSAGE} is missing")
+        raise MalformedCall(f"{MESSAGE} is missing")
     name = recipient.removeprefix(PREFIX)
     if not name or name == recipient:
-        raise Malformed(f"the recipient must be {PREFIX}NAME, not {recipient}")
+        raise MalformedCall(f"the recipient must be {PREFIX}NAME, not {recipient}")
     return ToolCall(name, arguments_of(load(body.strip() or "{}")))

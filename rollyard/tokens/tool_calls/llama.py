@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import call_of, load_first
 
 PYTHON_TAG = "<|python_tag|>"
@@ -45,8 +45,8 @@ class Llama3:
                 calls.append(call_of(value, _key(value)))
                 body = rest.strip().removeprefix(";").strip()
                 if body and not body.startswith("{"):
-                    raise Malformed("something else stands behind the JSON object")
-        except Malformed as error:
+                    raise MalformedCall("something else stands behind the JSON object")
+        except MalformedCall as error:
             return ParsedTurn(content, tuple(calls), str(error))
         return ParsedTurn(content, tuple(calls))
 

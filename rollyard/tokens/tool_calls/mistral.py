@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
 
 MARK = "[TOOL_CALLS]"
@@ -27,7 +27,7 @@ class Mistral:
         try:
             for body in bodies:
                 self._read(body, calls)
-        except Malformed as error:
+        except MalformedCall as error:
             return ParsedTurn(content.strip(), tuple(calls), str(error))
         return ParsedTurn(content.strip(), tuple(calls))
 
@@ -39,8 +39,8 @@ class Mistral:
         else:
             value, rest = load_first(body)
             if not isinstance(value, list) or not value:
-                raise Malformed("behind [TOOL_CALLS] stands no JSON array of calls")
+                raise MalformedCall("behind [TOOL_CALLS] stands no JSON array of calls")
             for call in value:
                 calls.append(call_of(call))
         if rest.strip():
-            raise Malformed("something else stands behind the calls")
+            raise MalformedCall("something else stands behind the calls")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollyard.tokens.tool_calls.base import Malformed, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 
 THINKING_ENDS = "</think>"
 
 
 def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedTurn:
-    """`read` turns what stands between two tags into a call, or raises Malformed."""
+    """`read` turns what stands between two tags into a call, or raises MalformedCall."""
     thoughts, text = split_thoughts(text, opening, closing)
     content = [thoughts]
     calls: list[ToolCall] = []
@@ -22,9 +22,9 @@ def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], To
         body, closed, text = text.partition(closing)
         try:
             if not closed:
-                raise Malformed(f"the closing tag {closing} is missing")
+                raise MalformedCall(f"the closing tag {closing} is missing")
             calls.append(read(body))
-        except Malformed as error:
+        except MalformedCall as error:
             return ParsedTurn("".join([*content, text]).strip(), tuple(calls), str(error))
 
 

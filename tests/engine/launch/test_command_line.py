@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.launch.command_line import Host, engine_command
-from rollyard.engine.launch.gang_rank import Place
+from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed
-from rollyard.engine.vllm.installed_vllm import UNDER_ANOTHER_NAME, VllmBuild
+from rollyard.engine.vllm.installed_vllm import OTHER_DISTRIBUTION_NAME, VllmBuild
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 UDS = Path("/scratch/ry-1/engine.sock")
@@ -104,7 +104,7 @@ def test_on_a_cpu_it_gets_what_a_server_needs_there_and_the_user_has_the_last_wo
     vllm = {"extraArgs": ["--max-num-batched-tokens", "64"], "env": {"OMP_NUM_THREADS": "7"}}
     cpu = VllmBuild("0.32.0", "cpu", KNOWN, named=False)
     made = command({"vllm": vllm}, cpu, 4096, {"allocation": {"cpusPerTask": 4, "memory": "16G"}})
-    assert made.argv[:4] == ["python3", *UNDER_ANOTHER_NAME, "serve"]
+    assert made.argv[:4] == ["python3", *OTHER_DISTRIBUTION_NAME, "serve"]
     text = " ".join(made.argv)
     assert (
         "--enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens 4096 --max-num-batched-tokens 64" in text
@@ -127,8 +127,8 @@ def test_a_gang_has_its_server_on_the_first_node_and_workers_on_the_others() -> 
         }
     )
     host = Host(["python3"], CUDA)
-    first = " ".join(engine_command(spec, UDS, Place(0, 2, "10.0.0.7", 4711), host).argv)
-    second = " ".join(engine_command(spec, UDS, Place(1, 2, "10.0.0.7", 4711), host).argv)
+    first = " ".join(engine_command(spec, UDS, GangRank(0, 2, "10.0.0.7", 4711), host).argv)
+    second = " ".join(engine_command(spec, UDS, GangRank(1, 2, "10.0.0.7", 4711), host).argv)
     meeting = "--distributed-executor-backend mp --nnodes 2 --node-rank {} --master-addr 10.0.0.7 --master-port 4711"
     assert meeting.format(0) in first
     assert "--uds /scratch/ry-1/engine.sock" in first
@@ -137,7 +137,7 @@ def test_a_gang_has_its_server_on_the_first_node_and_workers_on_the_others() -> 
     assert "--uds" not in second
     alone = Host(["python3"], VllmBuild("0.11.0", "cuda", frozenset(["--uds", "--headless"])))
     with pytest.raises(EngineFailed, match="does not know --nnodes, --node-rank, --master-port"):
-        engine_command(spec, UDS, Place(1, 2, "10.0.0.7", 4711), alone)
+        engine_command(spec, UDS, GangRank(1, 2, "10.0.0.7", 4711), alone)
     with pytest.raises(ValidationError, match=r"must be a multiple of `allocation\.nodes`"):
         InferencePoolSpec.model_validate({**spec.model_dump(), "allocation": {"nodes": 3}})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.engine.process.crash_reason import MAX_CHARS, last_words, out_of_memory
+from rollyard.engine.process.crash_reason import MAX_CHARS, crash_reason, is_out_of_memory
 
 TOO_LONG = """
 (APIServer pid=26097) INFO 11-21 11:42:24 [model.py:733] Resolved architecture: Qwen3ForCausalLM
@@ -80,5 +80,5 @@ a background process. See stack trace for root cause.
     ],
 )
 def test_the_cause_is_found_among_its_consequences(said: str, why: str, memory: bool) -> None:
-    assert last_words(said.splitlines()) == why
-    assert out_of_memory(why) is memory
+    assert crash_reason(said.splitlines()) == why
+    assert is_out_of_memory(why) is memory

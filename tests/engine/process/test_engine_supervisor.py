@@ -100,7 +100,7 @@ async def test_an_engine_that_cannot_take_anothers_place_gives_it_back(
     async with running(supervisor.run()):
         await until(lambda: supervisor.health.ready)
         supervisor.restart(other, or_else=embedded(model_dir, uds))
-        await until(lambda: bool(supervisor.refused))
+        await until(lambda: bool(supervisor.launch_failure))
         await until(lambda: supervisor.health.ready)
     assert supervisor.life == 3
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.aio import running
-from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.engine_supervisor import Supervisor
-from rollyard.engine.process.metrics_scrape import Load, read_load
+from rollyard.engine.process.metrics_scrape import LoadSample, read_load
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import EngineLoad
 from tests.support.until import until
@@ -24,7 +24,7 @@ def series(**values: tuple[float, ...]) -> str:
 
 
 def test_a_page_of_vllm_says_all() -> None:
-    assert read_load(PAGE.read_text(), life=2, at=7.5) == Load(
+    assert read_load(PAGE.read_text(), life=2, at=7.5) == LoadSample(
         running=6,
         waiting=0,
         kv_usage=0.0017091930167256741,
@@ -48,7 +48,7 @@ def test_engines_behind_one_page_are_added_up_and_of_cache_use_the_mean_counts()
         generation_tokens_total=(100, 11), time_to_first_token_seconds_sum=(0.5, 0.25),
     )  # fmt: skip
     totals = EngineLoad(at=0, generated_tokens=111, first_token_seconds=0.75)
-    assert read_load(page) == Load(8, 7, 0.7, totals)
+    assert read_load(page) == LoadSample(8, 7, 0.7, totals)
 
 
 def test_older_versions_have_other_words_and_where_both_stand_the_new_one_counts() -> None:
@@ -60,14 +60,14 @@ def test_older_versions_have_other_words_and_where_both_stand_the_new_one_counts
 
 
 def test_what_is_not_said_is_not_nothing() -> None:
-    assert read_load("") == Load()
+    assert read_load("") == LoadSample()
     gauges = read_load(series(num_requests_running=(0,)))
-    assert gauges == Load(running=0), "an engine that counts nothing has no totals"
+    assert gauges == LoadSample(running=0), "an engine that counts nothing has no totals"
 
 
 def test_what_is_no_number_is_passed_over() -> None:
     page = "vllm:num_requests_running NaN\nvllm:num_requests_waiting many\nvllm:generation_tokens_total -1\nvllm:\n{"
-    assert read_load(page) == Load()
+    assert read_load(page) == LoadSample()
 
 
 def test_a_label_may_hold_any_character() -> None:
@@ -93,7 +93,7 @@ async def test_our_own_engine_counts_what_it_does(start_engine: Any) -> None:
 async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp_path: Path) -> None:
     spec = {"model": {"path": str(model_dir)}, "engine": {"embedded": {}}, "replicas": 1}
     uds = tmp_path / "e"
-    supervisor = Supervisor(Preparation(InferencePoolSpec.model_validate(spec), uds), uds)
+    supervisor = Supervisor(LaunchPlan(InferencePoolSpec.model_validate(spec), uds), uds)
 
     def load() -> EngineLoad | None:
         return supervisor.health.load

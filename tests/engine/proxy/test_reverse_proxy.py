@@ -20,7 +20,7 @@ from yarl import URL
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy import reverse_proxy as module
-from rollyard.engine.proxy.reverse_proxy import Door
+from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.proxy.weights_transfer import ROUTES
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
@@ -35,7 +35,7 @@ COMPLETION = {"model": "policy", "prompt": [5, 6, 7], "max_tokens": 24, "seed": 
 class Open:
     """A door that serves, and a client that trusts it and shows its token."""
 
-    def __init__(self, door: Door, url: str, client: aiohttp.ClientSession) -> None:
+    def __init__(self, door: EngineProxy, url: str, client: aiohttp.ClientSession) -> None:
         self.door = door
         self.url = url
         self.client = client
@@ -66,7 +66,7 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
         Supervisor(nothing, uds).session() as engine,
         aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
     ):
-        door = Door(engine, TOKEN, lambda: False)
+        door = EngineProxy(engine, TOKEN, lambda: False)
         runner = await door.open(listener, server_tls)
         try:
             yield Open(door, url, client)
@@ -297,19 +297,19 @@ async def test_a_request_waits_for_the_engine_and_is_refused_when_that_takes_too
     upstream: tuple[Upstream, Open],
 ) -> None:
     engine, found = upstream
-    generations = found.door.generations
-    generations.shut(0.0)
+    generations = found.door.epochs
+    generations.close_entry(0.0)
     async with found.client.post("/v1/completions", json={}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert engine.seen == []
     async with found.client.get("/v1/models") as answer:
         assert answer.status == 200, "it can be looked at all the same"
-    generations.shut(WAIT_SECONDS)
+    generations.close_entry(WAIT_SECONDS)
     waiting = asyncio.create_task(ask(found, b"late"))
     await until(lambda: not found.door.idle.is_set())
-    generations.begin("v2", {})
-    generations.judge(proven=True)
-    generations.open()
+    generations.begin_epoch("v2", {})
+    generations.judge_epoch(proven=True)
+    generations.open_entry()
     assert await waiting == (b"late", "v2")
 
 
@@ -320,14 +320,14 @@ async def ask(found: Open, body: bytes) -> tuple[bytes, str | None]:
 
 async def test_what_new_weights_made_is_kept_back_until_they_are_proven(upstream: tuple[Upstream, Open]) -> None:
     _, found = upstream
-    generations = found.door.generations
-    generations.begin("v2", {})
+    generations = found.door.epochs
+    generations.begin_epoch("v2", {})
     waiting = asyncio.create_task(ask(found, b"first"))
     await until(lambda: generations._reads == 2)  # its head and its body
-    generations.begin("v3", {})  # v2 was never proven: the question is asked anew
+    generations.begin_epoch("v3", {})  # v2 was never proven: the question is asked anew
     await until(lambda: generations._reads == 4)
     assert not waiting.done()
-    generations.judge(proven=True)
+    generations.judge_epoch(proven=True)
     assert await waiting == (b"first", "v3")
 
 
@@ -335,7 +335,7 @@ async def test_streams_that_are_cut_end_with_abort_after_what_was_read(upstream:
     engine, found = upstream
     async with found.client.post("/v1/completions?sse=1", json={}) as answer:
         assert await answer.content.readline() == b"data: 1\n"
-        found.door.generations.cut()
+        found.door.epochs.truncate_all()
         rest = await answer.read()
     assert b'"finish_reason":"abort"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")

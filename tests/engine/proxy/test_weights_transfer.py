@@ -17,8 +17,8 @@ from rollyard.engine.embedded.safetensors_files import STORED, entries
 from rollyard.engine.proxy import weights_transfer
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
-from rollyard.engine.weights.source import Contents
-from rollyard.wire.engine import WeightsOrder
+from rollyard.engine.weights.source import CheckpointInfo
+from rollyard.wire.engine import WeightsTarget
 from tests.support.weights_yard import (
     PROMPTS,
     Yard,
@@ -84,8 +84,8 @@ async def send(made: Yard, parts: Sequence[bytes]) -> None:
     assert (await call(made, "/finish_weight_update"))[0] == 200
 
 
-async def transferring(made: Yard, order: WeightsOrder) -> None:
-    made.weights.obey(order)
+async def transferring(made: Yard, order: WeightsTarget) -> None:
+    made.weights.set_target(order)
     await made.until(lambda: made.weights.phase == "Transferring")
 
 
@@ -101,7 +101,7 @@ async def test_weights_that_a_trainer_moves_are_those_of_the_tokens_after_them(
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000, after=50)) for p in PROMPTS]
         await made.under_way(len(PROMPTS), 20)
-        await transferring(made, WeightsOrder(version="v2", mode=mode, path=str(other_dir), transfer=True))
+        await transferring(made, WeightsTarget(version="v2", mode=mode, path=str(other_dir), transfer=True))
         late = group.create_task(made.stream(PROMPTS[0] * 3, 20))
         await send(made, parts_of(other_dir))
         await done(made, "v2")
@@ -122,7 +122,7 @@ async def test_weights_that_a_trainer_moves_are_those_of_the_tokens_after_them(
 
 
 async def test_what_does_not_fit_is_refused_and_may_be_sent_again(made: Yard, other_dir: Path) -> None:
-    order = WeightsOrder(version="v2", path=str(other_dir), transfer=True)
+    order = WeightsTarget(version="v2", path=str(other_dir), transfer=True)
     assert (await call(made, "/start_weight_update"))[0] == 409
     await transferring(made, order)
     assert (await call(made, "/update_weights", b""))[0] == 409, "not begun"
@@ -160,7 +160,7 @@ async def test_weights_that_are_not_those_of_the_folder_are_found(
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
         await made.under_way(len(PROMPTS), 20)
-        await transferring(made, WeightsOrder(version="v2", mode=mode, path=str(other_dir), transfer=True))
+        await transferring(made, WeightsTarget(version="v2", mode=mode, path=str(other_dir), transfer=True))
         await send(made, parts_of(third))
         await made.until(lambda: made.weights.phase == "Failed")
     assert "ProbeFailed" in made.weights.error
@@ -171,13 +171,13 @@ async def test_weights_that_are_not_those_of_the_folder_are_found(
     answer = await made.stream(PROMPTS[0], 20)
     assert (made.weights.version, set(answer.versions)) == (version, {version})
     # The same without a transfer is another order: the folder holds what it should.
-    await made.order(WeightsOrder(version="v2", mode=mode, path=str(other_dir)))
+    await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)))
 
 
 class Unstaged(EmbeddedControl):
     """As vLLM: what has begun has touched the weights."""
 
-    stages = False
+    stages_transfers = False
 
 
 @pytest.mark.parametrize("control", [EmbeddedControl, Unstaged])
@@ -191,13 +191,13 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
         async with asyncio.TaskGroup() as group:
             stream = group.create_task(made.stream(PROMPTS[0], 3000, after=50))
             await made.under_way(1, 20)
-            await transferring(made, WeightsOrder(version="v2", mode="Pause", path=str(other_dir), transfer=True))
+            await transferring(made, WeightsTarget(version="v2", mode="Pause", path=str(other_dir), transfer=True))
             if begun:
                 assert (await call(made, "/start_weight_update"))[0] == 200
                 assert (await call(made, "/update_weights", parts_of(other_dir)[0]))[0] == 200
             monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
             await done(made, "v2")
-        anew = begun and not control.stages
+        anew = begun and not control.stages_transfers
         assert "TransferLost: the trainer was silent" in made.weights.note
         assert made.supervisor.life == (2 if anew else 1)
         assert list(dict.fromkeys(stream.result().versions)) == ([old] if anew else [old, "v2"])
@@ -207,7 +207,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
 
 
 async def test_a_call_that_hangs_is_given_up(made: Yard, other_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await transferring(made, WeightsOrder(version="v2", path=str(other_dir), transfer=True))
+    await transferring(made, WeightsTarget(version="v2", path=str(other_dir), transfer=True))
     await call(made, "/start_weight_update")
 
     async def half() -> AsyncIterator[bytes]:
@@ -226,7 +226,7 @@ async def test_calls_that_are_refused_keep_nobody_waiting(
     made: Yard, other_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.5)
-    await transferring(made, WeightsOrder(version="v2", path=str(other_dir), transfer=True))
+    await transferring(made, WeightsTarget(version="v2", path=str(other_dir), transfer=True))
     while made.weights.phase == "Transferring":
         assert (await call(made, "/update_weights", b"too early"))[0] == 409
     await done(made, "v2")
@@ -242,7 +242,7 @@ async def test_an_engine_that_is_killed_in_the_middle_comes_back_with_what_it_ha
     made: Yard, model_dir: Path, other_dir: Path
 ) -> None:
     version, pid = made.weights.version, pid_of(made.uds)
-    await transferring(made, WeightsOrder(version="v2", mode="Pause", path=str(other_dir), transfer=True))
+    await transferring(made, WeightsTarget(version="v2", mode="Pause", path=str(other_dir), transfer=True))
     await call(made, "/start_weight_update")
     await call(made, "/update_weights", parts_of(other_dir)[0])
     os.kill(pid, signal.SIGKILL)
@@ -259,20 +259,20 @@ async def test_an_engine_that_is_killed_in_the_middle_comes_back_with_what_it_ha
 
 async def test_another_order_ends_the_wait(made: Yard, other_dir: Path, tmp_path: Path) -> None:
     third = other_weights(other_dir, tmp_path / "third", seed=7)
-    await transferring(made, WeightsOrder(version="v2", path=str(other_dir), transfer=True))
-    await made.order(WeightsOrder(version="v3", path=str(third)))
+    await transferring(made, WeightsTarget(version="v2", path=str(other_dir), transfer=True))
+    await made.order(WeightsTarget(version="v3", path=str(third)))
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, third, third)) < 1e-3
     assert made.supervisor.life == 1
 
 
 class Unable(EmbeddedControl):
-    def no_transfer(self) -> str:
+    def why_no_transfer(self) -> str:
         return "it cannot"
 
 
 class Anew(EmbeddedControl):
-    def cannot_load(self, source: Any, now: Any, contents: Contents) -> str:
+    def why_not_loadable(self, source: Any, now: Any, contents: CheckpointInfo) -> str:
         return "it cannot reload"
 
 
@@ -281,16 +281,16 @@ async def test_an_engine_that_offers_no_transfer_reads_the_folder_and_says_so(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, control: Any, words: str
 ) -> None:
     async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
-        await made.order(WeightsOrder(version="v2", path=str(other_dir), transfer=True))
+        await made.order(WeightsTarget(version="v2", path=str(other_dir), transfer=True))
         assert made.weights.note == f"NoTransfer: {words}"
-        await made.order(WeightsOrder(version="v3", path=str(other_dir), transfer=True))
+        await made.order(WeightsTarget(version="v3", path=str(other_dir), transfer=True))
         assert made.weights.note == "NoTransfer: it already had these weights"
 
 
 async def test_an_engine_that_starts_with_such_an_order_reads_the_folder(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
-    order = WeightsOrder(version="v2", path=str(other_dir), transfer=True)
+    order = WeightsTarget(version="v2", path=str(other_dir), transfer=True)
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
         assert (made.weights.version, made.weights.note) == ("v2", "NoTransfer: it started with the folder")
 
@@ -299,7 +299,7 @@ async def test_another_configuration_is_read_from_its_folder(made: Yard, other_d
     folder = other_weights(other_dir, tmp_path / "third", seed=7)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "transformers_version": "9", "eos_token_id": 7}))
-    await made.order(WeightsOrder(version="v2", path=str(folder), transfer=True))
+    await made.order(WeightsTarget(version="v2", path=str(folder), transfer=True))
     assert made.weights.note == "NoTransfer: config.json differs"
 
 
@@ -313,6 +313,6 @@ async def test_another_configuration_is_read_from_its_folder(made: Yard, other_d
     ],
 )
 def test_vllm_offers_transfers_where_it_was_started_for_them(args: list[str], offered: bool) -> None:
-    why = VllmControl(None, args).no_transfer()  # type: ignore[arg-type]
+    why = VllmControl(None, args).why_no_transfer()  # type: ignore[arg-type]
     assert ("--weight-transfer-config` in spec.engine" in why) != offered
     assert why, "nor without the routes"

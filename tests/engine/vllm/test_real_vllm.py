@@ -16,8 +16,8 @@ import pytest
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.core.node_cache import node_cache
-from rollyard.engine.launch.gang_rank import Place
-from rollyard.engine.launch.launch_plan import Preparation
+from rollyard.engine.launch.gang_rank import GangRank
+from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.child_process import EngineFailed, end_engine, start_engine
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.kinds.inference_pool import InferencePoolSpec
@@ -39,7 +39,7 @@ def spec(model: Path, allocation: Any = None, **vllm: Any) -> InferencePoolSpec:
 
 async def why(asked: InferencePoolSpec, uds: Path) -> str:
     with pytest.raises(EngineFailed) as failed:
-        await asyncio.wait_for(Supervisor(Preparation(asked, uds), uds, lives=1).run(), WAIT_SECONDS)
+        await asyncio.wait_for(Supervisor(LaunchPlan(asked, uds), uds, lives=1).run(), WAIT_SECONDS)
     return str(failed.value)
 
 
@@ -64,13 +64,13 @@ async def test_it_is_found_in_a_container_image(vllm_python: str, tmp_path: Path
     folders = [Path(vllm_python).parents[1], Path(os.path.realpath(vllm_python)).parents[1]]
     binds = ["/usr:/usr:ro", *(str(f) for f in folders if not f.is_relative_to("/usr"))]
     around = {"image": str(image), "env": {"APPTAINER_BIND": ",".join(binds)}}
-    command = await Preparation(spec(MODEL, python=vllm_python, **around), tmp_path / "e")()
+    command = await LaunchPlan(spec(MODEL, python=vllm_python, **around), tmp_path / "e")()
     assert command.argv[command.argv.index(str(image)) + 1] == vllm_python
     assert "--enable-scale-out" in command.argv
     assert command.argv[command.argv.index("--bind") + 1] == str(tmp_path)
     bare = spec(MODEL, python=os.path.realpath(sys.executable), **around)
     with pytest.raises(EngineFailed, match=r"^EngineMissing: "):
-        await Preparation(bare, tmp_path / "e")()
+        await LaunchPlan(bare, tmp_path / "e")()
 
 
 @pytest.mark.long
@@ -80,8 +80,8 @@ async def test_a_gang_of_two_serves_as_one(vllm_python: str, tmp_path: Path) -> 
     asked = spec(MODEL, {"nodes": 2}, python=vllm_python, **split)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
-    places = [Place(rank, 2, "127.0.0.1", port) for rank in range(2)]
-    commands = [await Preparation(asked, tmp_path / f"{place.rank}", place)() for place in places]
+    places = [GangRank(rank, 2, "127.0.0.1", port) for rank in range(2)]
+    commands = [await LaunchPlan(asked, tmp_path / f"{place.rank}", place)() for place in places]
     ranks = [await start_engine(command) for command in commands]
     try:
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "0"))) as http:

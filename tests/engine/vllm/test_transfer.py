@@ -17,7 +17,7 @@ import pytest
 
 from rollyard.engine.proxy import weights_transfer
 from rollyard.engine.vllm.vllm_control import VllmControl
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 from tests.engine.proxy.test_weights_transfer import done, parts_of, transferring
 from tests.engine.vllm.test_weights import ARGS, CLOSE, START_SECONDS
 from tests.support.vllm_env import vllm_python
@@ -116,7 +116,7 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 3000, after=100)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 30)
-            await transferring(made, WeightsOrder(version="v2", mode="Pause", path=str(other_dir), transfer=True))
+            await transferring(made, WeightsTarget(version="v2", mode="Pause", path=str(other_dir), transfer=True))
             async with made.client.get("/get_world_size") as answer:
                 assert await answer.json() == {"world_size": 1}
             first, *rest = parts_of(other_dir)
@@ -133,7 +133,7 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
         again = await made.stream(PROMPTS[0] * 8, 20)
         assert furthest(again, recomputed(again, other_dir, other_dir)) < CLOSE
         # A trainer that goes in the middle leaves nobody knows what: a new process reads the folder.
-        await transferring(made, WeightsOrder(version="v3", mode="Pause", path=str(model_dir), transfer=True))
+        await transferring(made, WeightsTarget(version="v3", mode="Pause", path=str(model_dir), transfer=True))
         await begin(made, parts_of(model_dir)[0])
         monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
         await done(made, "v3")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollyard.engine.vllm.vllm_control import VllmControl
-from rollyard.wire.engine import WeightsOrder
+from rollyard.wire.engine import WeightsTarget
 from tests.support.vllm_env import vllm_python
 from tests.support.weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, shown, yard
 
@@ -49,7 +49,7 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
             whole = group.create_task(made.whole(PROMPTS[0], 1000))
             spans = group.create_task(generate(made, PROMPTS[1], 1000))
             await made.under_way(len(PROMPTS), 30)
-            await made.order(WeightsOrder(version="v2", mode="Pause", path=str(other_dir)))
+            await made.order(WeightsTarget(version="v2", mode="Pause", path=str(other_dir)))
         for answer in (task.result() for task in streams):
             assert answer.finish_reason is None, "nothing was interrupted"
             assert list(dict.fromkeys(answer.versions)) == [old, "v2"]
@@ -65,6 +65,6 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
         # It was not started for transfers: its routes are there all the same, and it reads the folder
         async with made.supervisor.session() as http, http.post("http://engine/start_weight_update") as refused:
             assert refused.status == 500
-        await made.order(WeightsOrder(version="v3", path=str(model_dir), transfer=True))
+        await made.order(WeightsTarget(version="v3", path=str(model_dir), transfer=True))
         assert made.weights.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
         assert made.supervisor.life == 1, "all of that was in place"

@@ -17,9 +17,9 @@ from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy.epochs import with_fields
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.engine_control import ControlFailed
-from rollyard.engine.weights.probe_prompt import Proof, Reading, verdict
-from rollyard.engine.weights.source import Contents, Source, read_contents
-from rollyard.wire.engine import WeightsOrder
+from rollyard.engine.weights.probe_prompt import ProbeAnswer, WeightsProof, why_not_proven
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource, read_checkpoint_info
+from rollyard.wire.engine import WeightsTarget
 from tests.support.weights_yard import PROMPTS, certified, furthest, other_dir, recomputed, yard
 
 __all__ = ["certified", "other_dir"]  # fixtures
@@ -63,12 +63,12 @@ async def test_an_adapter_is_taken_up_let_go_and_survives_a_kill(
 ) -> None:
     folder, merged = adapter
     spec = {"model": {"path": str(model_dir)}, "engine": {"embedded": {}}}
-    order = WeightsOrder(version="lora-1", mode="Pause", adapter=str(folder))
+    order = WeightsTarget(version="lora-1", mode="Pause", adapter=str(folder))
     async with yard(spec, tmp_path, certified, order=order) as made:
         answer = await made.stream(PROMPTS[0], 20)
         assert set(answer.versions) == {"lora-1"}
         assert furthest(answer, recomputed(answer, merged, merged)) < 1e-3
-        await made.order(WeightsOrder(version="v2", path=str(model_dir)))
+        await made.order(WeightsTarget(version="v2", path=str(model_dir)))
         answer = await made.stream(PROMPTS[0], 20)
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
         await made.order(order.model_copy(update={"version": "lora-2"}))
@@ -108,51 +108,66 @@ def test_what_is_no_request_passes_as_it_is(body: bytes) -> None:
 
 
 def test_folders_of_one_model_fit_and_others_say_what_differs(model_dir: Path, other_dir: Path) -> None:
-    ours = read_contents(model_dir)
-    assert ours.misfit(read_contents(other_dir)) == ""
+    ours = read_checkpoint_info(model_dir)
+    assert ours.incompatibility(read_checkpoint_info(other_dir)) == ""
     assert not ours.tied
-    fewer = Contents(ours.config, {n: s for n, s in ours.shapes.items() if "layers.3." not in n})
-    assert ours.misfit(fewer).startswith("WrongShape: model.layers.3.")
-    assert "is missing, but the pool's is [" in ours.misfit(fewer)
-    headless = Contents(ours.config, {n: s for n, s in ours.shapes.items() if n != "lm_head.weight"})
+    fewer = CheckpointInfo(ours.config, {n: s for n, s in ours.shapes.items() if "layers.3." not in n})
+    assert ours.incompatibility(fewer).startswith("WrongShape: model.layers.3.")
+    assert "is missing, but the pool's is [" in ours.incompatibility(fewer)
+    headless = CheckpointInfo(ours.config, {n: s for n, s in ours.shapes.items() if n != "lm_head.weight"})
     assert headless.tied
-    assert headless.misfit(Contents({**ours.config, "tie_word_embeddings": True}, ours.shapes)) == ""
+    assert headless.incompatibility(CheckpointInfo({**ours.config, "tie_word_embeddings": True}, ours.shapes)) == ""
 
 
-SAME = Reading((5, 6, 7), (-1.0, -2.0, -0.5))
+SAME = ProbeAnswer((5, 6, 7), (-1.0, -2.0, -0.5))
 
 
 @pytest.mark.parametrize(
     ("proof", "again", "known", "noise", "words"),
     [
-        (Proof(SAME, 0.001), SAME, Proof(SAME, 0.001), 0.001, ""),
-        (Proof(SAME, None), SAME, None, None, ""),
-        (Proof(SAME, 0.1), SAME, None, 0.05, ""),  # half precision: as far off as it was before
-        (Proof(SAME, 0.1), SAME, None, None, ""),
-        (Proof(SAME, 0.1), SAME, None, 0.001, "by up to 0.1 from those computed"),
-        (Proof(SAME, 0.9), SAME, None, None, "by up to 0.9 from those computed"),
-        (Proof(SAME, None), Reading((5, 6, 7), (-1.0, -2.0, -3.5)), None, 0.0, "differently the second time"),
-        (Proof(SAME, None), SAME, Proof(Reading((4, 6, 7), SAME.logprobs), None), 0.0, "differ by inf"),
+        (WeightsProof(SAME, 0.001), SAME, WeightsProof(SAME, 0.001), 0.001, ""),
+        (WeightsProof(SAME, None), SAME, None, None, ""),
+        (WeightsProof(SAME, 0.1), SAME, None, 0.05, ""),  # half precision: as far off as it was before
+        (WeightsProof(SAME, 0.1), SAME, None, None, ""),
+        (WeightsProof(SAME, 0.1), SAME, None, 0.001, "by up to 0.1 from those computed"),
+        (WeightsProof(SAME, 0.9), SAME, None, None, "by up to 0.9 from those computed"),
+        (
+            WeightsProof(SAME, None),
+            ProbeAnswer((5, 6, 7), (-1.0, -2.0, -3.5)),
+            None,
+            0.0,
+            "differently the second time",
+        ),
+        (
+            WeightsProof(SAME, None),
+            SAME,
+            WeightsProof(ProbeAnswer((4, 6, 7), SAME.logprobs), None),
+            0.0,
+            "differ by inf",
+        ),
     ],
 )
 def test_what_speaks_against_an_answer(
-    proof: Proof, again: Reading, known: Proof | None, noise: float | None, words: str
+    proof: WeightsProof, again: ProbeAnswer, known: WeightsProof | None, noise: float | None, words: str
 ) -> None:
-    said = verdict(proof, again, known, noise)
+    said = why_not_proven(proof, again, known, noise)
     assert words in said
     assert bool(said) == bool(words)
 
 
 async def test_vllm_is_not_asked_to_reload_what_it_would_reload_wrongly(tmp_path: Path, start_engine: Any) -> None:
-    now, new = Source("1", "a", Path("/a")), Source("2", "b", Path("/b"))
+    now, new = WeightsSource("1", "a", Path("/a")), WeightsSource("2", "b", Path("/b"))
     async with Supervisor(None, start_engine().socket).session() as http:  # type: ignore[arg-type]
         control = VllmControl(http, [])
-        tied, plain = Contents({"tie_word_embeddings": True}, {}), Contents({}, {"lm_head.weight": (1, 1)})
-        assert "tied" in control.cannot_load(new, now, tied)
-        await control.look()  # an engine that has none of vLLM's routes
-        assert not control.pauses
-        assert "cannot reload" in control.cannot_load(new, now, plain)
-        assert "--enable-lora" in control.refuses(Source("3", "c", Path("/a"), Path("/lora")))
-        assert VllmControl(http, ["--enable-lora"]).refuses(Source("3", "c", Path("/a"), Path("/lora"))) == ""
+        tied, plain = CheckpointInfo({"tie_word_embeddings": True}, {}), CheckpointInfo({}, {"lm_head.weight": (1, 1)})
+        assert "tied" in control.why_not_loadable(new, now, tied)
+        await control.detect()  # an engine that has none of vLLM's routes
+        assert not control.can_pause
+        assert "cannot reload" in control.why_not_loadable(new, now, plain)
+        assert "--enable-lora" in control.why_unsupported(WeightsSource("3", "c", Path("/a"), Path("/lora")))
+        assert (
+            VllmControl(http, ["--enable-lora"]).why_unsupported(WeightsSource("3", "c", Path("/a"), Path("/lora")))
+            == ""
+        )
         with pytest.raises(ControlFailed, match="/pause answered 404"):
             await control.pause("keep")

@@ -20,8 +20,8 @@ from rollyard.engine.weights import reference_logprobs
 from rollyard.engine.weights import verification as module
 from rollyard.engine.weights.checksum import weights_version
 from rollyard.engine.weights.embedded_control import EmbeddedControl
-from rollyard.engine.weights.source import Contents, Source
-from rollyard.wire.engine import WeightsOrder
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
 from tests.support.weights_yard import (
     PROMPTS,
@@ -60,7 +60,7 @@ async def test_each_token_has_the_version_that_made_it(made: Yard, mode: Any, mo
         streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000, after=50)) for p in PROMPTS]
         whole = group.create_task(made.whole(PROMPTS[0], 400))
         await made.under_way(len(PROMPTS), 20)
-        await made.order(WeightsOrder(version="v2", mode=mode, path=str(other_dir)))
+        await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)))
     answers = [task.result() for task in streams]
     for answer in answers:
         assert furthest(answer, recomputed(answer, model_dir, other_dir)) < 1e-3
@@ -93,7 +93,7 @@ async def test_a_request_that_comes_during_a_drain_waits_and_is_answered_by_the_
     async with asyncio.TaskGroup() as group:
         group.create_task(made.stream(PROMPTS[0], 300))
         await made.under_way(1, 10)
-        made.weights.obey(WeightsOrder(version="v2", path=str(other_dir)))
+        made.weights.set_target(WeightsTarget(version="v2", path=str(other_dir)))
         await made.until(lambda: made.weights.phase == "Draining")
         late = group.create_task(made.stream(PROMPTS[1], 20))
     assert set(late.result().versions) == {"v2"}
@@ -104,12 +104,12 @@ async def test_an_order_that_is_repeated_is_done_once_and_the_same_weights_take_
     made: Yard, model_dir: Path
 ) -> None:
     pid, checksum = pid_of(made.uds), made.weights.checksum
-    order = WeightsOrder(version="v0", path=str(model_dir), checksum=checksum)
+    order = WeightsTarget(version="v0", path=str(model_dir), checksum=checksum)
     async with asyncio.TaskGroup() as group:
         stream = group.create_task(made.stream(PROMPTS[0], 300))
         await made.under_way(1, 10)
         await made.order(order)
-        made.weights.obey(order.model_copy())
+        made.weights.set_target(order.model_copy())
         assert made.weights.phase == ""
     assert set(stream.result().versions) <= {checksum, "v0"}
     assert (made.weights.version, made.weights.checksum, pid_of(made.uds)) == ("v0", checksum, pid)
@@ -118,7 +118,7 @@ async def test_an_order_that_is_repeated_is_done_once_and_the_same_weights_take_
 async def test_an_engine_that_is_killed_comes_back_with_the_weights_of_the_last_order(
     made: Yard, other_dir: Path
 ) -> None:
-    await made.order(WeightsOrder(version="v2", path=str(other_dir)))
+    await made.order(WeightsTarget(version="v2", path=str(other_dir)))
     os.kill(pid_of(made.uds), signal.SIGKILL)
     await made.until(lambda: not made.weights.proven)
     assert made.weights.version == ""
@@ -134,7 +134,7 @@ async def test_an_engine_that_is_killed_while_it_changes_its_weights_gets_them_a
     async with asyncio.TaskGroup() as group:
         group.create_task(lenient(made.stream(PROMPTS[0], 3000)))
         await made.under_way(1, 10)
-        made.weights.obey(WeightsOrder(version="v2", path=str(other_dir)))
+        made.weights.set_target(WeightsTarget(version="v2", path=str(other_dir)))
         await made.until(lambda: made.weights.phase == "Draining")
         os.kill(pid_of(made.uds), signal.SIGKILL)
         await made.until(lambda: made.weights.version == "v2")
@@ -150,7 +150,7 @@ async def lenient(answer: Any) -> None:
 class Unable(EmbeddedControl):
     """Like an engine that cannot take other weights while it runs."""
 
-    def cannot_load(self, source: Source, now: Source, contents: Contents) -> str:
+    def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
         return "it cannot"
 
 
@@ -164,12 +164,12 @@ async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its
 ) -> None:
     latest, third = tmp_path / "latest", other_weights(other_dir, tmp_path / "third", seed=7)
     shutil.copytree(other_dir, latest)
-    order = WeightsOrder(version="v2", path=str(latest))
+    order = WeightsTarget(version="v2", path=str(latest))
     await made.order(order)
     overwrite(latest, third)
     os.kill(pid_of(made.uds), signal.SIGKILL)
     await made.until(lambda: made.weights.phase == "Failed")
-    assert f"ChecksumMismatch: {latest} holds {weights_version(third)}" in made.weights.error
+    assert f"ChecksumMismatch: {latest} has checksum {weights_version(third)}" in made.weights.error
     async with made.client.post("/v1/completions", json=made.body(PROMPTS[0], 5)) as refused:
         assert (refused.status, made.weights.version) == (503, "")
     overwrite(latest, other_dir)
@@ -179,7 +179,7 @@ async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its
     overwrite(latest, third)
     os.kill(pid_of(made.uds), signal.SIGKILL)
     await made.until(lambda: made.weights.phase == "Failed")
-    await made.order(WeightsOrder(version="v3", path=str(latest)))
+    await made.order(WeightsTarget(version="v3", path=str(latest)))
     answer = await made.stream(PROMPTS[0], 20)
     assert set(answer.versions) == {"v3"}
     assert furthest(answer, recomputed(answer, third, third)) < 1e-3
@@ -207,7 +207,7 @@ async def test_a_proof_counts_only_for_the_process_that_gave_it(
     async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
         lives, compute = made.supervisor, module.reference_logprobs
 
-        def killed(source: Source, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
+        def killed(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
             """After the answers of the new weights and before they are judged, another process takes its place."""
             monkeypatch.setattr(module, "reference_logprobs", compute)
             os.kill(pid_of(made.uds), signal.SIGKILL)
@@ -216,7 +216,7 @@ async def test_a_proof_counts_only_for_the_process_that_gave_it(
 
         replaced = threading.Event()
         monkeypatch.setattr(module, "reference_logprobs", killed)
-        made.weights.obey(WeightsOrder(version="v2", path=str(other_dir)))
+        made.weights.set_target(WeightsTarget(version="v2", path=str(other_dir)))
         await made.until(lambda: module.reference_logprobs is compute)
         await made.until(lambda: not lives.health.ready)
         await made.until(lambda: lives.health.ready)
@@ -233,7 +233,7 @@ async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(other_dir / name, bare / name)
-    order = WeightsOrder(version="v9", path=str(bare), checksum=weights_version(bare))
+    order = WeightsTarget(version="v9", path=str(bare), checksum=weights_version(bare))
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
         assert (made.weights.version, made.weights.checksum) == ("v9", order.checksum)
         assert made.supervisor.life == 1
@@ -244,24 +244,24 @@ async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_
 async def test_without_the_ordered_weights_it_does_not_start_until_there_are_some(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
-    order = WeightsOrder(version="v9", path=str(tmp_path / "gone"))
+    order = WeightsTarget(version="v9", path=str(tmp_path / "gone"))
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
         assert (made.supervisor.life, made.weights.phase) == (0, "Failed")
         assert "ModelMissing" in made.weights.error
-        await made.order(WeightsOrder(version="v10", path=str(other_dir)))
+        await made.order(WeightsTarget(version="v10", path=str(other_dir)))
 
 
 async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_with_the_pools_own_model(
     model_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
-    order = WeightsOrder(version="v9", path=str(tmp_path / "gone"))
+    order = WeightsTarget(version="v9", path=str(tmp_path / "gone"))
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
-        made.weights.obey(None)
+        made.weights.set_target(None)
         await made.until(lambda: made.weights.proven)
         assert (made.weights.version, made.weights.error) == (weights_version(model_dir), "")
-        made.weights.obey(order)
+        made.weights.set_target(order)
         await made.until(lambda: made.weights.phase == "Failed")
-        made.weights.obey(None)
+        made.weights.set_target(None)
         assert made.weights.failed_attempt == order.attempt, "what failed stays known while there is something to serve"
 
 
@@ -269,8 +269,8 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
     made: Yard, other_dir: Path, tmp_path: Path
 ) -> None:
     third = other_weights(other_dir, tmp_path / "third", seed=7)
-    await made.order(WeightsOrder(version="v2", path=str(third)))
-    await made.order(order := WeightsOrder(version="v2", path=str(other_dir), attempt=2))
+    await made.order(WeightsTarget(version="v2", path=str(third)))
+    await made.order(order := WeightsTarget(version="v2", path=str(other_dir), attempt=2))
     await made.until(lambda: made.weights.checksum == weights_version(other_dir) and made.weights.phase == "")
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
@@ -293,7 +293,7 @@ async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_th
     async with asyncio.TaskGroup() as group:
         stream = group.create_task(made.stream(PROMPTS[0], 200 if mode == "Drain" else 3000))
         await made.under_way(1, 10)
-        await made.order(WeightsOrder(version="v2", mode=mode, path=str(again)))
+        await made.order(WeightsTarget(version="v2", mode=mode, path=str(again)))
     assert (made.weights.checksum, made.supervisor.life) == (weights_version(again), 2)
     assert stream.result().finish_reason == ("length" if mode == "Drain" else "abort")
     assert set(stream.result().versions) == {version}
@@ -354,11 +354,11 @@ async def test_what_is_not_what_was_ordered_is_refused_and_the_engine_not_touche
     async with asyncio.TaskGroup() as group:
         stream = group.create_task(made.stream(PROMPTS[0], 200))
         await made.under_way(1, 5)
-        await made.order(WeightsOrder(version="v2", path=str(folder), checksum=damage(folder, kind)), "Failed")
+        await made.order(WeightsTarget(version="v2", path=str(folder), checksum=damage(folder, kind)), "Failed")
     assert words in made.weights.error
     assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {version})
     assert (made.weights.version, made.supervisor.life) == (version, life)
-    await made.order(WeightsOrder(version="v3", path=str(other_dir)))
+    await made.order(WeightsTarget(version="v3", path=str(other_dir)))
 
 
 async def test_files_that_are_cut_short_leave_the_engine_with_the_weights_it_had(
@@ -368,7 +368,7 @@ async def test_files_that_are_cut_short_leave_the_engine_with_the_weights_it_had
     shutil.copytree(other_dir, folder)
     damage(folder, "cut")
     version = made.weights.version
-    await made.order(WeightsOrder(version="v2", path=str(folder)), "Failed")
+    await made.order(WeightsTarget(version="v2", path=str(folder)), "Failed")
     assert "cut short" in made.weights.error
     await made.until(lambda: made.weights.proven)
     answer = await made.stream(PROMPTS[0], 20)
@@ -381,8 +381,8 @@ class Misled(EmbeddedControl):
 
     wrong: Path
 
-    async def load(self, source: Source, now: Source | None) -> None:
-        await super().load(Source("", "", self.wrong) if now is not None else source, now)
+    async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
+        await super().load(WeightsSource("", "", self.wrong) if now is not None else source, now)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 20)
-            await made.order(WeightsOrder(version="v2", mode=mode, path=str(other_dir)), "Failed")
+            await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)), "Failed")
         assert "ProbeFailed" in made.weights.error
         for answer in (task.result() for task in streams):
             assert (answer.finish_reason, set(answer.versions)) == ("length" if mode == "Drain" else "abort", {version})
@@ -420,7 +420,7 @@ async def test_an_engine_that_cannot_reload_is_started_anew_and_hands_back_what_
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 20)
-            await made.order(WeightsOrder(version="v2", mode=mode, path=str(other_dir)))
+            await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)))
         assert pid_of(made.uds) != pid
         for answer in (task.result() for task in streams):
             assert (answer.finish_reason, set(answer.versions)) == ("length" if mode == "Drain" else "abort", {version})
@@ -437,7 +437,7 @@ async def test_an_engine_that_does_not_start_on_the_new_weights_is_started_on_th
     damage(folder, "cut")
     async with yard(spec(model_dir), tmp_path, certified, control=Unable) as made:
         version = made.weights.version
-        await made.order(WeightsOrder(version="v2", path=str(folder)), "Failed")
+        await made.order(WeightsTarget(version="v2", path=str(folder)), "Failed")
         assert "LoadFailed: exit code 2" in made.weights.error
         assert "cut short" in made.weights.error
         await made.until(lambda: made.weights.proven)
@@ -447,7 +447,7 @@ async def test_an_engine_that_does_not_start_on_the_new_weights_is_started_on_th
 
 async def test_an_order_to_go_back_ends_a_failure(made: Yard, model_dir: Path, tmp_path: Path) -> None:
     checksum = made.weights.checksum
-    await made.order(WeightsOrder(version="v1", path=str(model_dir)))
-    await made.order(WeightsOrder(version="v2", path=str(tmp_path / "gone")), "Failed")
-    await made.order(WeightsOrder(version="v1", path=str(model_dir), checksum=checksum))
+    await made.order(WeightsTarget(version="v1", path=str(model_dir)))
+    await made.order(WeightsTarget(version="v2", path=str(tmp_path / "gone")), "Failed")
+    await made.order(WeightsTarget(version="v1", path=str(model_dir), checksum=checksum))
     assert (made.weights.error, made.supervisor.life) == ("", 1)

@@ -11,8 +11,8 @@ import aiohttp
 import openai
 import pytest
 
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.tool_calls import ParsedTurn, parser_choice
@@ -32,7 +32,7 @@ def client(gateway: Any, session: str = "s1", **more: Any) -> openai.AsyncOpenAI
     return openai.AsyncOpenAI(base_url=base, api_key=f"session-{session}", max_retries=0, **{"timeout": 120, **more})
 
 
-def runs(session: Session) -> list[list[int]]:
+def runs(session: GatewaySession) -> list[list[int]]:
     return [[t for t, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in session.segments()]
 
 
@@ -208,7 +208,7 @@ async def test_what_cannot_be_honoured_is_refused(scripted: Any, more: dict[str,
 
 
 async def test_harmless_fields_are_taken_and_the_limit_of_calls_holds(scripted: Any) -> None:
-    terms = Terms("policy", Sampling(), max_calls=1)
+    terms = SessionConfig("policy", Sampling(), max_calls=1)
     async with scripted(["Hi."], terms) as (gateway, _), client(gateway) as ai:
         fine = {"user": "me", "n": 1, "store": False, "metadata": {"a": "b"}, "frequency_penalty": 0}
         await ai.chat.completions.create(model="m", messages=QUESTION, **fine)
@@ -219,7 +219,7 @@ async def test_harmless_fields_are_taken_and_the_limit_of_calls_holds(scripted: 
 
 @pytest.mark.parametrize("fixed", [True, False])
 async def test_fewer_tokens_than_the_sessions_least_may_be_asked_for(scripted: Any, fixed: bool) -> None:
-    terms = Terms("policy", Sampling(min_tokens=64), fixed=fixed)
+    terms = SessionConfig("policy", Sampling(min_tokens=64), fixed=fixed)
     async with scripted(["Hi."], terms) as (gateway, _), client(gateway) as ai:
         said = await ai.chat.completions.create(model="m", messages=QUESTION, extra_body={"max_tokens": "16"})
         assert said.choices[0].message.content == "Hi."
@@ -268,7 +268,7 @@ async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
     async with scripted(["Hi."]) as (gateway, upstream), client(gateway) as ai, client(gateway, "s2") as other:
         words = [{"role": "user", "content": "some words, " * 12_000}]
         long = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
-        while not ("s1" in gateway.sessions and gateway.sessions["s1"]._apart.busy):
+        while not ("s1" in gateway.sessions and gateway.sessions["s1"]._executor.busy):
             await asyncio.sleep(0)
         await other.chat.completions.create(model="m", messages=QUESTION)
         assert not long.done()
@@ -276,7 +276,7 @@ async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
         assert [len(p) > 20_000 for p in upstream.prompts] == [False, True]
         # one that goes away while its prompt is prepared holds nothing
         again = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
-        while not gateway.sessions["s1"]._apart.busy:
+        while not gateway.sessions["s1"]._executor.busy:
             await asyncio.sleep(0)
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
@@ -285,7 +285,7 @@ async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
 
 
 async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_call(scripted: Any) -> None:
-    terms = Terms("policy", Sampling(), max_calls=1, context=64)
+    terms = SessionConfig("policy", Sampling(), max_calls=1, context=64)
     async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
         with pytest.raises(openai.BadRequestError) as refused:
             await ai.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (2 << 20)}])
@@ -319,7 +319,10 @@ async def test_a_parser_that_fails_loses_no_turn(
     scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(parser_choice.BUILT_IN, "picky", (Picky, ()))
-    async with scripted([CALL, "Yes."], Terms("policy", Sampling(), tool_parser="picky")) as (gateway, upstream):
+    async with scripted([CALL, "Yes."], SessionConfig("policy", Sampling(), tool_parser="picky")) as (
+        gateway,
+        upstream,
+    ):
         async with client(gateway) as ai:
             odd: list[Any] = [{"type": "function", "function": {"name": "odd"}}]
             with pytest.raises(openai.BadRequestError, match="does not support these tools"):
@@ -335,7 +338,7 @@ async def test_a_parser_that_fails_loses_no_turn(
 
 
 async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scripted: Any) -> None:
-    terms = Terms("policy", Sampling(), tool_parser="klingon")
+    terms = SessionConfig("policy", Sampling(), tool_parser="klingon")
     async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
         with pytest.raises(openai.BadRequestError, match="no tool-call parser 'klingon'"):
             await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
@@ -343,7 +346,10 @@ async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scrip
 
 
 async def test_the_tokens_of_all_segments_have_a_limit(scripted: Any) -> None:
-    async with scripted(["Hi."], Terms("policy", Sampling(), max_tokens=8)) as (gateway, _), client(gateway) as ai:
+    async with (
+        scripted(["Hi."], SessionConfig("policy", Sampling(), max_tokens=8)) as (gateway, _),
+        client(gateway) as ai,
+    ):
         await ai.chat.completions.create(model="m", messages=QUESTION)
         with pytest.raises(openai.PermissionDeniedError, match="8 tokens"):
             await ai.chat.completions.create(model="m", messages=QUESTION)
@@ -373,7 +379,7 @@ async def test_wrong_input_is_told_in_the_apis_shape(scripted: Any, monkeypatch:
 
 
 async def test_texts_that_end_a_turn_add_up(scripted: Any) -> None:
-    terms = Terms("policy", Sampling(stop=["four"]))
+    terms = SessionConfig("policy", Sampling(stop=["four"]))
     async with scripted(["one two three four five"], terms) as (gateway, _), client(gateway) as ai:
         for stop, left in (("five", "one two three"), ("three", "one two")):
             said = await ai.chat.completions.create(model="m", messages=QUESTION, stop=[stop])

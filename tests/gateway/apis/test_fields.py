@@ -25,11 +25,11 @@ from rollyard.tokens.chat_template import ChatTemplate
 from tests.support.tools import TOOLS
 
 SDK = {
-    "chat": (chat_params.CompletionCreateParamsBase, chat.OWN),
-    "completions": (completions_params.CompletionCreateParamsBase, completions.OWN),
-    "responses": (responses_params.ResponseCreateParamsBase, responses.OWN),
-    "messages": (messages_params.MessageCreateParamsBase, messages.OWN),
-    "messages (beta)": (beta_params.MessageCreateParamsBase, messages.OWN),
+    "chat": (chat_params.CompletionCreateParamsBase, chat.OWN_FIELDS),
+    "completions": (completions_params.CompletionCreateParamsBase, completions.OWN_FIELDS),
+    "responses": (responses_params.ResponseCreateParamsBase, responses.OWN_FIELDS),
+    "messages": (messages_params.MessageCreateParamsBase, messages.OWN_FIELDS),
+    "messages (beta)": (beta_params.MessageCreateParamsBase, messages.OWN_FIELDS),
 }
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "gateway.md"

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from rollyard.gateway.apis.base import data
+from rollyard.gateway.apis.base import sse_data
 from rollyard.tokens.chat_template import ChatTemplate
 from tests.support.tools import TOOLS
 
@@ -154,4 +154,4 @@ async def test_prompts_of_text_and_of_ids_go_on_by_their_beginning(scripted: Any
 
 def test_an_event_of_half_a_character_is_an_event_all_the_same() -> None:
     """A policy may write it as an argument, in JSON's own notation."""
-    assert data({"a": "é\ud800"}) == 'data: {"a":"é?"}\n\n'.encode()
+    assert sse_data({"a": "é\ud800"}) == 'data: {"a":"é?"}\n\n'.encode()

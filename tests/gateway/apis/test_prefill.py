@@ -9,9 +9,9 @@ import anthropic
 import pytest
 
 from rollyard.core.errors import TaskError
-from rollyard.gateway.requests.chat_request import Asked
-from rollyard.gateway.requests.sampling_overrides import Wanted
-from rollyard.gateway.session.history import History
+from rollyard.gateway.requests.chat_request import ChatRequest
+from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
+from rollyard.gateway.session.history import ChatHistory
 from rollyard.tokens.chat_template import ChatTemplate
 from tests.support.tools import TOOLS
 
@@ -87,7 +87,9 @@ def test_a_template_that_begins_a_turn_otherwise_is_no_place_to_go_on(template: 
     else:
         tokenizer.chat_template = template.source.replace(f"'{opened}' }}}}", f"'{opened}<think>\\n' }}}}")
     assert tokenizer.chat_template != template.source
-    history = History(ChatTemplate(tokenizer, template.stop_ids))
+    history = ChatHistory(ChatTemplate(tokenizer, template.stop_ids))
     with pytest.raises(TaskError, match="end with a message of the user"):
-        history.prepare(Asked(QUESTION, [], Wanted(), lead))
-    assert history.prepare(Asked(QUESTION, [], Wanted())).prompt, "without it there is nothing to refuse"
+        history.prepare(ChatRequest(QUESTION, [], SamplingOverrides(), lead))
+    assert history.prepare(ChatRequest(QUESTION, [], SamplingOverrides())).prompt, (
+        "without it there is nothing to refuse"
+    )

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollyard.gateway.session.serial_executor import Apart
+from rollyard.gateway.session.serial_executor import SerialExecutor
 
 LONG = 10
 
@@ -32,7 +32,7 @@ async def begun(piece: Piece) -> None:
 
 async def test_work_that_no_thread_takes_frees_the_turn() -> None:
     executor = ThreadPoolExecutor(1)
-    apart = Apart(executor, LONG)
+    apart = SerialExecutor(executor, LONG)
     executor.shutdown()
     with pytest.raises(RuntimeError, match="shutdown"):
         await apart.run(lambda: 1, LONG)
@@ -43,14 +43,14 @@ async def test_work_that_no_thread_takes_frees_the_turn() -> None:
 
 @pytest.mark.parametrize("long", [1, LONG])
 async def test_work_that_raises_frees_the_turn_and_so_does_what_was_left_for_later(long: int) -> None:
-    apart = Apart(None, LONG)
+    apart = SerialExecutor(None, LONG)
     with pytest.raises(ZeroDivisionError):
         await apart.run(lambda: 1 / 0, long)
     piece, told = Piece(), []
     running = asyncio.create_task(apart.run(piece, LONG))
     await begun(piece)
-    apart.later(lambda: told.append(1))
-    apart.later(lambda: told.append(2))
+    apart.run_soon(lambda: told.append(1))
+    apart.run_soon(lambda: told.append(2))
     assert told == []
     piece.go.set()
     assert await running == "done"
@@ -60,7 +60,7 @@ async def test_work_that_raises_frees_the_turn_and_so_does_what_was_left_for_lat
 
 
 async def test_what_is_given_up_is_undone_before_the_next_piece() -> None:
-    apart, piece, told = Apart(None, LONG), Piece(), []
+    apart, piece, told = SerialExecutor(None, LONG), Piece(), []
     running = asyncio.create_task(apart.run(piece, LONG, told.append))
     await begun(piece)
     waiting = asyncio.create_task(apart.run(lambda: told.append("never"), 1))
@@ -80,7 +80,7 @@ async def test_what_is_given_up_is_undone_before_the_next_piece() -> None:
 
 
 async def test_hundreds_of_pieces_given_up_at_any_moment_never_meet_and_lose_nothing() -> None:
-    chance, apart = random.Random(5), Apart(None, LONG)
+    chance, apart = random.Random(5), SerialExecutor(None, LONG)
     inside, held, most = 0, set(), 0
     guard = threading.Lock()
 
@@ -96,7 +96,7 @@ async def test_hundreds_of_pieces_given_up_at_any_moment_never_meet_and_lose_not
 
     async def call(number: int) -> None:
         got = await apart.run(lambda: take(number), chance.choice((1, LONG)), held.discard)
-        apart.later(lambda: held.discard(got))
+        apart.run_soon(lambda: held.discard(got))
 
     tasks = [asyncio.create_task(call(number)) for number in range(400)]
     while not all(task.done() for task in tasks):

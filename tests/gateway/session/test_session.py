@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rollyard.gateway.requests.call_errors import Refusal
-from rollyard.gateway.requests.chat_request import Asked
-from rollyard.gateway.requests.sampling_overrides import Wanted
-from rollyard.gateway.session.serial_executor import Apart
-from rollyard.gateway.session.session import Session
-from rollyard.gateway.session.session_config import Terms
+from rollyard.gateway.requests.call_errors import GatewayError
+from rollyard.gateway.requests.chat_request import ChatRequest
+from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
+from rollyard.gateway.session.serial_executor import SerialExecutor
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling, Segment
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
@@ -50,18 +50,22 @@ class Gate:
         assert await asyncio.to_thread(self.begun.wait, 60)
 
 
-def asked(*said: str) -> Asked:
+def asked(*said: str) -> ChatRequest:
     roles = ("user", "assistant")
-    return Asked([{"role": roles[i % 2], "content": text} for i, text in enumerate(said)], [], Wanted())
+    return ChatRequest(
+        [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)], [], SamplingOverrides()
+    )
 
 
-def made(template: ChatTemplate, **terms: int) -> Session:
+def made(template: ChatTemplate, **terms: int) -> GatewaySession:
     """Everything in threads, as if it were long."""
-    return Session("s", template, Says(template, "Twelve."), Terms("m", Sampling(), **terms), Apart(None, 0))
+    return GatewaySession(
+        "s", template, Says(template, "Twelve."), SessionConfig("m", Sampling(), **terms), SerialExecutor(None, 0)
+    )
 
 
-async def read(session: Session) -> tuple[list[Segment], int, dict[str, int]]:
-    return await session.look(lambda: (session.segments(), len(session.turns()), session.breaks()))
+async def read(session: GatewaySession) -> tuple[list[Segment], int, dict[str, int]]:
+    return await session.run_serialized(lambda: (session.segments(), len(session.turns()), session.breaks()))
 
 
 async def test_what_a_caller_leaves_in_a_thread_is_over_before_anything_is_read(
@@ -98,7 +102,7 @@ async def test_a_turn_that_a_thread_records_for_nobody_counts(
     again = asyncio.create_task(session.chat(asked("4 * 5?")))
     await asyncio.sleep(0)
     gate.go.set()
-    with pytest.raises(Refusal, match="has made its 1 model calls"):
+    with pytest.raises(GatewayError, match="has made its 1 model calls"):
         await again
     segments, turns, _ = await read(session)
     assert (len(segments), turns) == (1, 1)
@@ -119,6 +123,6 @@ async def test_a_session_that_closes_while_a_thread_records_says_the_same_from_t
     assert (await call).content == "Twelve."
     segments, turns, breaks = await looking
     assert (len(segments), turns) == (1, 1)
-    with pytest.raises(Refusal, match="closed"):
+    with pytest.raises(GatewayError, match="closed"):
         await behind
     assert await read(session) == (segments, turns, breaks)

@@ -10,7 +10,7 @@ import pytest
 from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate, places
+from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate, sandbox_capacity
 from rollyard.kinds.schema.yaml import load_manifests
 
 HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"
@@ -223,4 +223,6 @@ API = "rollyard.dev/v1alpha1"
 def test_an_allocation_s_places_are_counted_by_cores_and_by_memory(
     sandbox: dict[str, object], allocation: dict[str, object], room: int
 ) -> None:
-    assert places(SandboxTemplate.model_validate(sandbox), AllocationTemplate.model_validate(allocation)) == room
+    assert (
+        sandbox_capacity(SandboxTemplate.model_validate(sandbox), AllocationTemplate.model_validate(allocation)) == room
+    )

@@ -12,7 +12,7 @@ from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.validation import validate_object
 from rollyard.kinds.values.hostlist import expand
-from rollyard.kinds.values.sbatch_directives import OURS
+from rollyard.kinds.values.sbatch_directives import OWN_OPTIONS
 from rollyard.slurm.batch_script import batch_script, directives
 
 
@@ -85,7 +85,10 @@ def test_whatever_is_let_through_leaves_what_is_ours_as_it_is(
     text = batch_script(template, name="n", comment="c", log_path="/d/log", directory="/d", command=["x"]).text
     found = directives(text)
     ours = {"job-name": "n", "comment": "c", "output": "/d/log", "open-mode": "append", "no-requeue": ""}
-    assert {option: value for option, value in found.items() if option in OURS} == {**ours, "ntasks-per-node": "1"}
+    assert {option: value for option, value in found.items() if option in OWN_OPTIONS} == {
+        **ours,
+        "ntasks-per-node": "1",
+    }
     assert {option: found[option] for option in options} == options
     assert found["constraint"] == constraint
 

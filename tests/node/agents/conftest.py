@@ -8,12 +8,15 @@ import pytest_asyncio
 
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 LIMITS = Limits(cpus=1, memory_bytes=512 << 20, disk_bytes=32 << 20, processes=64)
 
 
 @pytest_asyncio.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    async with Sandboxes(find_runtime("bubblewrap")) as factory, await factory.start(SandboxSpec(None, LIMITS)) as own:
+    async with (
+        SandboxFactory(find_runtime("bubblewrap")) as factory,
+        await factory.start(SandboxSpec(None, LIMITS)) as own,
+    ):
         yield own

@@ -11,12 +11,12 @@ import pytest
 
 from rollyard.core.errors import ContextExceeded
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
-from rollyard.node.agents.agent_loop import AgentRun, run_agent
+from rollyard.node.agents.agent_loop import AgentProgress, run_agent
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
@@ -30,7 +30,7 @@ OFFERED = ["bash"]
 async def sandbox() -> AsyncIterator[Sandbox]:
     limits = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
     async with (
-        Sandboxes(find_runtime("auto")) as sandboxes,
+        SandboxFactory(find_runtime("auto")) as sandboxes,
         await sandboxes.start(SandboxSpec(None, limits)) as started,
     ):
         yield started
@@ -50,10 +50,10 @@ class Told:
         return Sampled(ids, [-0.5] * len(ids), ["v1"] * len(ids), "stop")
 
 
-async def run(template: ChatTemplate, sandbox: Sandbox, name: str | None, *texts: str) -> tuple[AgentRun, Told]:
+async def run(template: ChatTemplate, sandbox: Sandbox, name: str | None, *texts: str) -> tuple[AgentProgress, Told]:
     schemas = [SCHEMAS[tool] for tool in OFFERED]
     parser = parser_for(template, name, schemas)
-    done, policy = AgentRun(Conversation(template, QUESTION, schemas), parser), Told(template, *texts)
+    done, policy = AgentProgress(Conversation(template, QUESTION, schemas), parser), Told(template, *texts)
     await run_agent(done, policy, Tools(OFFERED, sandbox, 30.0, parser.form), AgentSpec(), Sampling(), 0)
     return done, policy
 
@@ -79,7 +79,7 @@ async def test_a_prompt_larger_than_the_context_is_no_truncated_rollout_but_an_e
     parser = parser_for(template, None, schemas)
     prompt = len(Conversation(template, QUESTION, schemas).prompt_ids())
     tools = Tools(OFFERED, sandbox, 30.0, parser.form)
-    done = AgentRun(Conversation(template, QUESTION, schemas), parser)
+    done = AgentProgress(Conversation(template, QUESTION, schemas), parser)
     with pytest.raises(
         ContextExceeded, match=f"the prompt has {prompt} tokens and leaves no room .* tokens of {prompt}"
     ):
@@ -92,7 +92,7 @@ async def test_a_prompt_larger_than_the_context_is_no_truncated_rollout_but_an_e
 async def test_a_prompt_of_a_million_characters_leaves_the_others_their_turns(model_dir: Path) -> None:
     template = ChatTemplate.load(model_dir)
     policy = Told(template, "x")
-    done = AgentRun(
+    done = AgentProgress(
         Conversation(template, [{"role": "user", "content": "x " * 500_000}]), parser_for(template, None, [])
     )
     running = asyncio.ensure_future(run_agent(done, policy, cast(Any, None), AgentSpec(), Sampling(), 0))
@@ -108,7 +108,7 @@ async def test_a_prompt_of_a_million_characters_leaves_the_others_their_turns(mo
 async def test_a_budget_that_ends_while_a_prompt_is_tokenised_leaves_a_conversation_to_look_at(model_dir: Path) -> None:
     template = ChatTemplate.load(model_dir)
     conversation = Conversation(template, [{"role": "user", "content": "x " * 500_000}])
-    done = AgentRun(conversation, parser_for(template, None, []))
+    done = AgentProgress(conversation, parser_for(template, None, []))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.001):
             await run_agent(done, Told(template, "x"), cast(Any, None), AgentSpec(), Sampling(), 0)

@@ -15,7 +15,7 @@ import pytest_asyncio
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 SMALL = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 
@@ -36,8 +36,8 @@ def bubblewrap() -> Runtime:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandboxes(runtime: Runtime) -> AsyncIterator[Sandboxes]:
-    async with Sandboxes(runtime) as factory:
+async def sandboxes(runtime: Runtime) -> AsyncIterator[SandboxFactory]:
+    async with SandboxFactory(runtime) as factory:
         yield factory
 
 
@@ -47,7 +47,7 @@ def spec() -> SandboxSpec:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandbox(sandboxes: Sandboxes, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+async def sandbox(sandboxes: SandboxFactory, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
     """One sandbox for the tests of a module that leave it usable."""
     async with await sandboxes.start(spec) as started:
         yield started

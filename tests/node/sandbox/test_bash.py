@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
@@ -218,7 +218,7 @@ async def test_orphans_are_reaped(sandbox: Sandbox) -> None:
     assert (await sandbox.bash("ps -eo stat= | grep -c Z", 10)).output == "0\n"
 
 
-async def test_a_node_agent_begun_in_the_background_can_interrupt_all_the_same(sandboxes: Sandboxes) -> None:
+async def test_a_node_agent_begun_in_the_background_can_interrupt_all_the_same(sandboxes: SandboxFactory) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `command &` in a script hands it down
     try:
         async with await sandboxes.start(SandboxSpec(None, LIMITS)) as sandbox:

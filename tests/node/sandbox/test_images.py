@@ -14,13 +14,13 @@ from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import own_python
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 
 
-async def test_an_image_with_nothing_in_it(sandboxes: Sandboxes, empty_image: Path) -> None:
+async def test_an_image_with_nothing_in_it(sandboxes: SandboxFactory, empty_image: Path) -> None:
     async with await sandboxes.start(SandboxSpec(str(empty_image), LIMITS)) as sandbox:
         shell = await sandbox.bash('cat() { echo "$(<$1)"; }; cat /etc/mark; echo "$0"; pwd; echo x > f; cat f', 10)
         assert shell.output == "from the image\nbash\n/workspace\nx\n"
@@ -29,7 +29,7 @@ async def test_an_image_with_nothing_in_it(sandboxes: Sandboxes, empty_image: Pa
         assert await sandbox.read_file("f", 10) == b"x\n"
 
 
-async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: Sandboxes, empty_image: Path) -> None:
+async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: SandboxFactory, empty_image: Path) -> None:
     account = sandbox_account()
     for path in (empty_image, empty_image / "etc", empty_image / "etc" / "mark"):
         os.chown(path, account.uid, account.gid)
@@ -45,7 +45,7 @@ async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: Sandboxe
     assert not (empty_image / "new").exists()
 
 
-async def test_what_an_image_has_in_the_workspace_is_kept(sandboxes: Sandboxes, empty_image: Path) -> None:
+async def test_what_an_image_has_in_the_workspace_is_kept(sandboxes: SandboxFactory, empty_image: Path) -> None:
     (empty_image / "workspace").mkdir()
     (empty_image / "workspace" / "shipped").write_text("shipped\n")
     async with await sandboxes.start(SandboxSpec(str(empty_image), LIMITS)) as sandbox:
@@ -54,7 +54,7 @@ async def test_what_an_image_has_in_the_workspace_is_kept(sandboxes: Sandboxes, 
 
 async def test_a_relative_name_is_looked_up_in_the_image_folder(runtime: Runtime, empty_image: Path) -> None:
     spec = SandboxSpec("empty", LIMITS)
-    async with Sandboxes(runtime, images=empty_image.parent) as here, await here.start(spec) as sandbox:
+    async with SandboxFactory(runtime, images=empty_image.parent) as here, await here.start(spec) as sandbox:
         assert await sandbox.read_file("/etc/mark", 100) == b"from the image\n"
 
 
@@ -62,7 +62,7 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
     sif = open_folder / "small.sif"
     if not isinstance(runtime, Apptainer):
         sif.write_bytes(b"not read")
-        async with Sandboxes(runtime) as sandboxes:
+        async with SandboxFactory(runtime) as sandboxes:
             with pytest.raises(ImageNotFound, match=r"bubblewrap cannot read.*install Apptainer"):
                 await sandboxes.start(SandboxSpec(str(sif), LIMITS))
         return
@@ -72,7 +72,7 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
     cache.mkdir()
     own = own_python(node_cache())
     (cache / own.name).symlink_to(own)  # made once for all tests
-    async with Sandboxes(runtime, cache=cache) as sandboxes:
+    async with SandboxFactory(runtime, cache=cache) as sandboxes:
         for _ in range(2):
             async with await sandboxes.start(SandboxSpec(str(sif), LIMITS)) as sandbox:
                 assert await sandbox.read_file("/etc/mark", 100) == b"from the image\n"
@@ -81,13 +81,13 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
 
 
 @pytest.mark.parametrize("image", ["nowhere.sif", "/nowhere/at/all", "docker://debian:12", "/" + "x" * 5_000])
-async def test_a_missing_image_is_named(sandboxes: Sandboxes, image: str) -> None:
+async def test_a_missing_image_is_named(sandboxes: SandboxFactory, image: str) -> None:
     with pytest.raises(ImageNotFound, match=r"a \.sif file, a folder with a root file system, or null") as caught:
         await sandboxes.start(SandboxSpec(image, LIMITS))
     assert image in str(caught.value)
 
 
-async def test_what_is_no_image_is_named(sandboxes: Sandboxes, open_folder: Path) -> None:
+async def test_what_is_no_image_is_named(sandboxes: SandboxFactory, open_folder: Path) -> None:
     (open_folder / "file.tar").write_text("x")
     with pytest.raises(ImageNotFound, match=r"neither a folder nor a \.sif"):
         await sandboxes.start(SandboxSpec(str(open_folder / "file.tar"), LIMITS))

@@ -11,7 +11,7 @@ import pytest
 
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.base import SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.support.host_processes import descendants, host_processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -50,7 +50,9 @@ async def test_no_unix_socket_of_the_host_is_reached(sandbox: Sandbox, open_fold
             assert (await sandbox.ipython(code, 10)).error
 
 
-async def test_there_is_no_socket_to_another_sandbox(sandboxes: Sandboxes, sandbox: Sandbox, spec: SandboxSpec) -> None:
+async def test_there_is_no_socket_to_another_sandbox(
+    sandboxes: SandboxFactory, sandbox: Sandbox, spec: SandboxSpec
+) -> None:
     async with await sandboxes.start(spec) as other:
         await other.bash("echo theirs > /tmp/theirs; echo theirs > /dev/shm/theirs; sleep 1000 &", 10)
         seen = await sandbox.bash(

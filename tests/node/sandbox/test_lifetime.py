@@ -15,7 +15,7 @@ import pytest
 
 from rollyard.core.errors import SandboxLost
 from rollyard.node.sandbox.base import Runtime, SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 from tests.support.host_processes import HostProcess, descendants
 from tests.support.until import until
 
@@ -70,7 +70,7 @@ async def test_the_owner_is_killed_while_the_agent_cannot_act(runtime: Runtime) 
         await until(lambda: not any(one.runs for one in family))
 
 
-async def test_closing_ends_every_process(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_closing_ends_every_process(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)
     await sandbox.bash("setsid sleep 1000 & trap '' TERM INT HUP", 10)
@@ -84,7 +84,7 @@ async def test_closing_ends_every_process(sandboxes: Sandboxes, spec: SandboxSpe
         await sandbox.bash("echo", 1)
 
 
-async def test_closing_under_a_running_call(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_closing_under_a_running_call(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     sandbox = await sandboxes.start(spec)
     running = asyncio.create_task(sandbox.bash("sleep 1000", 100))
     await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_closing_under_a_running_call(sandboxes: Sandboxes, spec: SandboxS
         await running
 
 
-async def test_a_killed_agent_is_a_lost_sandbox(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_a_killed_agent_is_a_lost_sandbox(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)
     running = asyncio.create_task(sandbox.bash("sleep 1000", 100))
@@ -107,7 +107,9 @@ async def test_a_killed_agent_is_a_lost_sandbox(sandboxes: Sandboxes, spec: Sand
     await sandbox.close()
 
 
-async def test_a_sandbox_that_dies_while_its_tools_start_is_a_lost_one(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_a_sandbox_that_dies_while_its_tools_start_is_a_lost_one(
+    sandboxes: SandboxFactory, spec: SandboxSpec
+) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)
     family = [one for one in descendants(os.getpid()) if one.pid not in before]
@@ -119,7 +121,7 @@ async def test_a_sandbox_that_dies_while_its_tools_start_is_a_lost_one(sandboxes
     await sandbox.close()
 
 
-async def test_a_killed_launcher_is_a_lost_sandbox(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_a_killed_launcher_is_a_lost_sandbox(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)
     family = [one for one in descendants(os.getpid()) if one.pid not in before]
@@ -131,7 +133,7 @@ async def test_a_killed_launcher_is_a_lost_sandbox(sandboxes: Sandboxes, spec: S
 
 
 async def test_an_agent_that_hangs_is_a_lost_sandbox(
-    sandboxes: Sandboxes, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+    sandboxes: SandboxFactory, spec: SandboxSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollyard.node.sandbox.sandbox.MARGIN_SECONDS", 0.2)
     before = {one.pid for one in descendants(os.getpid())}
@@ -148,13 +150,13 @@ async def test_an_agent_that_hangs_is_a_lost_sandbox(
 
 async def test_closing_the_factory_ends_all(runtime: Runtime, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
-    async with Sandboxes(runtime) as factory:
+    async with SandboxFactory(runtime) as factory:
         started = [await factory.start(spec) for _ in range(3)]
     assert not any(box.alive for box in started)
     await until(lambda: {one.pid for one in descendants(os.getpid())} <= before)
 
 
-async def test_a_cancelled_start_leaves_nothing(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_a_cancelled_start_leaves_nothing(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     for delay in (0.0, 0.01, 0.03, 0.06):
         starting = asyncio.create_task(sandboxes.start(spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollyard.node.sandbox.base import SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +42,7 @@ async def test_a_disk_that_is_full(sandbox: Sandbox) -> None:
     assert int(result.output.split()[-1]) <= 64
 
 
-async def test_a_fork_bomb(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_a_fork_bomb(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     async with await sandboxes.start(spec) as sandbox:
         await sandbox.prepare(["bash", "ipython"])
         result = await sandbox.bash("f() { f | f & }; f; while :; do /bin/true; done", 0.5)
@@ -53,7 +53,9 @@ async def test_a_fork_bomb(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
         assert sandbox.alive
 
 
-async def test_a_fork_bomb_in_the_background_leaves_the_tools_usable(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_a_fork_bomb_in_the_background_leaves_the_tools_usable(
+    sandboxes: SandboxFactory, spec: SandboxSpec
+) -> None:
     async with await sandboxes.start(spec) as sandbox:
         await sandbox.bash("f() { f | f & }; f 2>/dev/null", 2)
         assert (await sandbox.bash("echo still here 2>/dev/null", 5)).output.endswith("still here\n")

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from rollyard.node.sandbox.base import SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,7 +36,7 @@ async def test_what_connects_inside_is_accepted_outside(sandbox: Sandbox) -> Non
 
 
 async def test_another_sandbox_and_the_host_do_not_reach_it(
-    sandboxes: Sandboxes, sandbox: Sandbox, spec: SandboxSpec
+    sandboxes: SandboxFactory, sandbox: Sandbox, spec: SandboxSpec
 ) -> None:
     with await sandbox.listen() as listener:
         port = listener.getsockname()[1]

@@ -17,7 +17,7 @@ from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.bubblewrap import Bubblewrap
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, Sandboxes
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,7 +48,7 @@ async def test_python3_is_on_the_path(sandbox: Sandbox) -> None:
     assert own.output == "42\n"
 
 
-async def test_the_environment_is_the_tasks_own(sandboxes: Sandboxes) -> None:
+async def test_the_environment_is_the_tasks_own(sandboxes: SandboxFactory) -> None:
     spec = SandboxSpec(None, Limits(1, 1 << 30, 64 << 20), env={"TASK": "secret value", "PATH": "/usr/bin"})
     os.environ["ROLLYARD_TEST_LEAK"] = "leak"
     try:
@@ -63,7 +63,7 @@ async def test_the_environment_is_the_tasks_own(sandboxes: Sandboxes) -> None:
     assert not any(line.startswith(("APPTAINER", "SINGULARITY", "PROMPT_COMMAND", "PS1", "LD_")) for line in lines)
 
 
-async def test_twenty_at_once(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
+async def test_twenty_at_once(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     started = await asyncio.gather(*(sandboxes.start(spec) for _ in range(20)))
     try:
         results = await asyncio.gather(
@@ -82,7 +82,7 @@ async def test_many_calls_in_a_row(sandbox: Sandbox) -> None:
         assert (await sandbox.ipython(f"{n}", 10)).output == f"{n}\n"
 
 
-async def test_the_cpus_decide_what_programs_count(sandboxes: Sandboxes) -> None:
+async def test_the_cpus_decide_what_programs_count(sandboxes: SandboxFactory) -> None:
     async with await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 64 << 20))) as one:
         assert (await one.bash("nproc", 10)).output == "1\n"
     usable = len(os.sched_getaffinity(0))
@@ -113,10 +113,10 @@ async def test_a_launcher_that_fails_is_quoted(open_folder: Path) -> None:
         launcher = open_folder / "launcher"
         launcher.write_text(f"#!/bin/sh\n{content}\n")
         launcher.chmod(0o755)
-        async with Sandboxes(Bubblewrap(str(launcher))) as sandboxes:
+        async with SandboxFactory(Bubblewrap(str(launcher))) as sandboxes:
             with pytest.raises(SandboxStartFailed, match=said):
                 await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 1 << 20)))
-    async with Sandboxes(Bubblewrap("/nonexistent/bwrap")) as sandboxes:
+    async with SandboxFactory(Bubblewrap("/nonexistent/bwrap")) as sandboxes:
         with pytest.raises(SandboxStartFailed, match="cannot be started"):
             await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 1 << 20)))
 
@@ -140,7 +140,7 @@ async def test_an_installation_that_takes_no_configuration(
     runtime = find_runtime("apptainer")
     assert runtime == Apptainer(str(setuid_like_apptainer), node_cache(), own_config=False)
     spec = SandboxSpec(None, Limits(1, 1 << 30, 1 << 20))
-    async with Sandboxes(runtime) as there, await there.start(spec) as sandbox:
+    async with SandboxFactory(runtime) as there, await there.start(spec) as sandbox:
         assert (await sandbox.bash("echo works", 10)).output == "works\n"
 
 

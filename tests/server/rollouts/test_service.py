@@ -21,10 +21,10 @@ from rollyard.core.clock import ManualClock
 from rollyard.core.errors import Conflict, Fenced, Invalid, NotFound
 from rollyard.kinds.rollout import Outcome, RolloutError, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES, expand
-from rollyard.server.rollouts.rebalance import AGAIN_SECONDS
+from rollyard.server.rollouts.rebalance import REPEAT_SECONDS
 from rollyard.server.rollouts.step import SUSPECT_LOSSES
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
@@ -35,7 +35,17 @@ from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
-from rollyard.wire.node import Cancel, Drain, Grant, Lease, LeaseRef, Repin, ResultHeader, ToNode, Want
+from rollyard.wire.node import (
+    Cancel,
+    CapacityRequest,
+    Drain,
+    Grant,
+    Lease,
+    LeaseRef,
+    RechooseEndpoint,
+    ResultHeader,
+    ToNode,
+)
 from tests.support.until import until
 
 LEASE_SECONDS = 30.0
@@ -56,7 +66,7 @@ def identity(uid: str) -> Identity:
 class Node:
     """A node agent's side of a connection: what it was sent, and what it holds."""
 
-    agent: NodeAgent
+    agent: ConnectedAgent
     sent: list[ToNode] = field(default_factory=list)
 
     @property
@@ -88,12 +98,12 @@ class Yard:
     def node(self, uid: str = "u1", *, init: int = 0, eval: int = 0, kinds: tuple[str, ...] = ("math",)) -> Node:
         """A node agent connects and asks for work."""
         sent: list[ToNode] = []
-        agent = NodeAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds), expel=lambda: None)
+        agent = ConnectedAgent(identity(uid), KEY, sent.append, init, eval, frozenset(kinds), expel=lambda: None)
         self.agents.connect(agent)
         return Node(agent, sent)
 
     def wants(self, node: Node, init: int = 0, eval: int = 0) -> None:
-        self.agents.wants(node.agent, Want(init=init, eval=eval, kinds=sorted(node.agent.kinds)))
+        self.agents.request_capacity(node.agent, CapacityRequest(init=init, eval=eval, kinds=sorted(node.agent.kinds)))
 
     def engine(self, name: str) -> None:
         """A model server registers and says that it is healthy."""
@@ -212,7 +222,7 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     node = yard.node()
     lease = await yard.leased(node, "a")
     assert (lease.stage, lease.fence, lease.task.fields["answer"]) == (Stage.INIT, 1, "1")
-    assert node.agent.want_init == 0
+    assert node.agent.free_init == 0
     assert yard.leases.in_flight("default", "swe")[Stage.INIT] == 1
     await yard.rollouts.run_stored(lease, "u1", b"run")
     await yard.rollouts.run_stored(lease, "u1", b"run said twice")
@@ -320,7 +330,7 @@ async def lose_often(yard: Yard, node: Node, n: int) -> None:
     """Until the `n` rollouts that this node agent gets each time are suspects."""
     for _ in range(SUSPECT_LOSSES):
         yard.wants(node, init=n)
-        await until(lambda: yard.leases.held(node.agent.holder) == n)
+        await until(lambda: yard.leases.held_by(node.agent.holder) == n)
         await yard.expire()
 
 
@@ -330,17 +340,17 @@ async def test_what_may_end_its_node_agents_runs_alone_and_takes_no_neighbour_wi
     await lose_often(yard, one, 2)
     await yard.rollouts.submit("default", [request("later")])
     yard.wants(one, init=9)
-    await until(lambda: yard.leases.held(one.agent.holder) == 1)
+    await until(lambda: yard.leases.held_by(one.agent.holder) == 1)
     two = yard.node("u2", init=9)
-    await until(lambda: yard.leases.held(two.agent.holder) == 1)
+    await until(lambda: yard.leases.held_by(two.agent.holder) == 1)
     three = yard.node("u3", init=9)
-    await until(lambda: yard.leases.held(three.agent.holder) == 1)
+    await until(lambda: yard.leases.held_by(three.agent.holder) == 1)
     assert [node.leases[-1].id for node in (one, two, three)] == ["bad", "good", "later"], "each suspect is alone"
     await yard.rollouts.finish(header(two.leases[-1]), "u2", b"", 3)
     await yard.rollouts.submit("default", [request(f"more-{i}") for i in range(17)])
     yard.wants(two, init=9)
-    await until(lambda: yard.leases.held(two.agent.holder) == 9)
-    assert yard.leases.held(one.agent.holder) == 1
+    await until(lambda: yard.leases.held_by(two.agent.holder) == 9)
+    assert yard.leases.held_by(one.agent.holder) == 1
 
 
 async def test_a_busy_node_agent_is_kept_free_for_what_has_to_be_alone(yard: Yard) -> None:
@@ -502,7 +512,7 @@ async def test_the_emptiest_node_agent_gets_the_next_one(yard: Yard) -> None:
     rooms = {"u1": 6, "u2": 4, "u3": 2}
     identities = [yard.node(uid, init=n) for uid, n in rooms.items()]
     await until(lambda: sum(len(n.leases) for n in identities) == 8)
-    left = [n.agent.want_init for n in identities]
+    left = [n.agent.free_init for n in identities]
     assert max(left) - min(left) <= 1, left
 
 
@@ -556,14 +566,14 @@ async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Y
     node = yard.node(init=4)
     await until(lambda: len(node.leases) == 4)
     repinner = yard.parts.repinner
-    repinner.look()
+    repinner.send_hints()
     yard.endpoints.drain("e1")
-    repinner.look()
-    assert not [m for m in node.sent if isinstance(m, Repin)], "there is nowhere to go"
+    repinner.send_hints()
+    assert not [m for m in node.sent if isinstance(m, RechooseEndpoint)], "there is nowhere to go"
     yard.engine("e2")
     for _ in range(3):
-        repinner.look()
-    told = [m for m in node.sent if isinstance(m, Repin)]
+        repinner.send_hints()
+    told = [m for m in node.sent if isinstance(m, RechooseEndpoint)]
     assert {(m.lease.id, m.lease.fence, m.role) for m in told} == {(le.id, le.fence, "policy") for le in node.leases}
     assert len(told) == 4
     assert yard.leases.sessions("e1") == 4, "it is counted when it has moved, and not before"
@@ -578,8 +588,8 @@ async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_onc
     repinner = yard.parts.repinner
 
     def told() -> int:
-        repinner.look()
-        return len([m for m in node.sent if isinstance(m, Repin) and m.now])
+        repinner.send_hints()
+        return len([m for m in node.sent if isinstance(m, RechooseEndpoint) and m.now])
 
     assert told() == 0
     yard.clock.turn(STALE_SECONDS + 1)
@@ -588,7 +598,7 @@ async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_onc
     assert told() == 0, "there is nowhere to go"
     yard.engine("e2")
     assert [told(), told()] == [2, 2]
-    yard.clock.turn(AGAIN_SECONDS)
+    yard.clock.turn(REPEAT_SECONDS)
     assert told() == 4, "until it has moved: one that was about to sample did not hear it"
 
 
@@ -647,7 +657,7 @@ async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
     code = {"kind": "code", "problem": "?", "answer": "1"}
     await yard.rollouts.submit("default", [request("code", n=MAX_PER_GRANT + 1, task=code), request("math")])
     yard.agents.connect(
-        NodeAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"}), expel=lambda: None)
+        ConnectedAgent(identity("u1"), KEY, lambda message: None, 1, 0, frozenset({"code"}), expel=lambda: None)
     )
     math = yard.node("u2", init=1)
     await until(lambda: bool(math.leases))
@@ -655,7 +665,7 @@ async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
 
 async def test_what_outlasts_a_walltime_holds_up_nothing_that_does_not(yard: Yard) -> None:
     node = yard.node()
-    yard.agents.ends("u1", yard.clock.time() + 60)
+    yard.agents.set_walltime_end("u1", yard.clock.time() + 60)
     tight = {"init_seconds": 10, "run_seconds": 20, "eval_seconds": 10}
     await yard.rollouts.submit("default", [request("long", n=MAX_PER_GRANT + 1), request("short", budgets=tight)])
     yard.wants(node, init=1)
@@ -666,13 +676,13 @@ async def test_work_goes_only_where_the_walltime_covers_its_budgets(yard: Yard) 
     whole = yard.pool.spec.budget_seconds
     short, long = yard.node("u1", init=4), yard.node("u2", init=1)
     now = yard.clock.time()
-    yard.agents.ends("u1", now + whole - 1)
-    yard.agents.ends("u2", now + whole + 60)
+    yard.agents.set_walltime_end("u1", now + whole - 1)
+    yard.agents.set_walltime_end("u2", now + whole + 60)
     tight = {"init_seconds": 10, "run_seconds": 20, "eval_seconds": 10}
     await yard.rollouts.submit("default", [request("a"), request("b"), request("c", budgets=tight)])
     await until(lambda: len(long.leases) == 1 and len(short.leases) == 1)
     assert [lease.id for lease in short.leases] == ["c"], "its own budgets are tighter than the pool's"
-    yard.agents.ends("u2", now + whole + 600)
+    yard.agents.set_walltime_end("u2", now + whole + 600)
     yard.wants(long, init=1)
     await until(lambda: len(long.leases) == 2)
     assert {lease.id for lease in long.leases} == {"a", "b"}
@@ -709,7 +719,7 @@ async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
     await yard.rollouts.submit("default", [request("a")])
     node = yard.node()
     await asyncio.sleep(0.02)
-    node.agent.want_init = 1
+    node.agent.free_init = 1
 
     def given() -> bool:
         yard.dispatcher.wake(("default", "other"))

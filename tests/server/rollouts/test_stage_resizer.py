@@ -11,12 +11,12 @@ from rollyard.core.aio import running
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.connected_agents import Agents, NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
-from rollyard.wire.node import LeaseRef, Resize, ToNode, Want
+from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
 from tests.support.until import until
 
 KEY = ("default", "swe")
@@ -38,7 +38,7 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.agents = parts, parts.agents
 
-    def connect(self, uid: str, *, places: int = 16) -> tuple[NodeAgent, list[dict[str, int]]]:
+    def connect(self, uid: str, *, places: int = 16) -> tuple[ConnectedAgent, list[dict[str, int]]]:
         """A node agent, and what it is asked for."""
         asked: list[dict[str, int]] = []
 
@@ -47,9 +47,9 @@ class Server:
                 asked.append(message.widths)
 
         identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
-        agent = NodeAgent(identity, KEY, hear, places=places, expel=lambda: None)
+        agent = ConnectedAgent(identity, KEY, hear, capacity=places, expel=lambda: None)
         self.agents.connect(agent)
-        self.agents.heard(agent, [], AT_REST)
+        self.agents.heartbeat(agent, [], AT_REST)
         return agent, asked
 
     async def submit(self, n: int) -> None:
@@ -79,7 +79,7 @@ async def test_a_queue_is_shared_by_those_that_may_take_of_it(server: Server) ->
     server.agents.drain(third.identity.uid)
     await server.submit(8)
     await until(lambda: first[1:] == second_asked[1:] == [{"INIT": 4, "RUN": 4, "EVAL": 2}])
-    server.agents.heard(second, held(Stage.EVAL, 9), AT_REST)
+    server.agents.heartbeat(second, held(Stage.EVAL, 9), AT_REST)
     await until(lambda: second_asked[2:] == [{"INIT": 4, "RUN": 4, "EVAL": 8}])
     assert third_asked == [AT_REST], "it takes nothing new"
 
@@ -89,15 +89,15 @@ async def test_widths_that_nothing_needs_are_taken_back_without_a_further_word(
 ) -> None:
     monkeypatch.setattr("rollyard.server.rollouts.stage_widths.HOLD_SECONDS", 0.3)
     agent, asked = server.connect("u1")
-    server.agents.heard(agent, held(Stage.RUN, 6), AT_REST)
+    server.agents.heartbeat(agent, held(Stage.RUN, 6), AT_REST)
     await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 6, "EVAL": 2}])
-    server.agents.heard(agent, [], {"INIT": 2, "RUN": 6, "EVAL": 2})
+    server.agents.heartbeat(agent, [], {"INIT": 2, "RUN": 6, "EVAL": 2})
     await until(lambda: asked[-1] == AT_REST)
 
 
 async def test_one_that_does_not_answer_is_told_once(server: Server) -> None:
     agent, asked = server.connect("u1")
-    server.agents.heard(agent, held(Stage.EVAL, 5), AT_REST)
+    server.agents.heartbeat(agent, held(Stage.EVAL, 5), AT_REST)
     await until(lambda: asked[-1:] == [{"INIT": 2, "RUN": 4, "EVAL": 5}])
     told = len(asked)
     for uid in ("u2", "u3", "u4"):
@@ -115,15 +115,15 @@ async def test_an_allocation_of_unknown_size_is_left_alone(server: Server) -> No
 
 def test_room_is_not_given_away_twice() -> None:
     """A word said before the last grant arrived counts the same room again."""
-    agents = Agents(SystemClock())
+    agents = ConnectedAgents(SystemClock())
     identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
-    agent = NodeAgent(identity, KEY, lambda message: None, expel=lambda: None)
+    agent = ConnectedAgent(identity, KEY, lambda message: None, expel=lambda: None)
     agents.connect(agent)
-    agents.wants(agent, Want(init=4, grants=0))
-    agent.want_init, agent.grants = 0, 1  # as the dispatcher does
-    agents.wants(agent, Want(init=4, grants=0))
-    assert agent.want_init == 0
-    agents.wants(agent, Want(init=1, grants=1))
-    assert agent.want_init == 1
-    agents.wants(agent, Want(init=3))
-    assert agent.want_init == 3, "an older node agent does not count"
+    agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
+    agent.free_init, agent.grants = 0, 1  # as the dispatcher does
+    agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
+    assert agent.free_init == 0
+    agents.request_capacity(agent, CapacityRequest(init=1, grants=1))
+    assert agent.free_init == 1
+    agents.request_capacity(agent, CapacityRequest(init=3))
+    assert agent.free_init == 3, "an older node agent does not count"

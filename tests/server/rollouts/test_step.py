@@ -24,8 +24,8 @@ from rollyard.server.rollouts.step import (
     RunStored,
     StopHolder,
     backoff,
+    is_suspect,
     step,
-    suspect,
 )
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
@@ -87,7 +87,7 @@ def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
 def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
     record = fresh()
     for losses in range(1, MAX_LOSSES + 1):
-        assert suspect(record) == (losses > SUSPECT_LOSSES), "after a few it runs alone"
+        assert is_suspect(record) == (losses > SUSPECT_LOSSES), "after a few it runs alone"
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "Expired"))
     assert (record.status, record.reward) == (Status.INFRA_FAILED, None)
@@ -101,10 +101,10 @@ def test_what_got_through_its_run_is_no_suspect_any_more() -> None:
     for _ in range(SUSPECT_LOSSES):
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "Expired"))
-    assert suspect(record)
+    assert is_suspect(record)
     record = granted(record)
     record, _ = step(record, RunStored(1.5, record.fence, BLOB))
-    assert not suspect(record)
+    assert not is_suspect(record)
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.TRUNCATED])

@@ -13,18 +13,18 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.server.rollouts.connected_agents import NodeAgent
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.new_rollouts import expand
 from rollyard.server.rollouts.waiting_reason import (
-    LOOK_AHEAD,
+    LOOK_AHEAD_RECORDS,
     OF_MODEL_SERVERS,
     ROWS,
+    ModelSupply,
     QueueView,
-    Supply,
     explain,
     explain_parked,
 )
-from rollyard.server.routing.staleness import Served
+from rollyard.server.routing.staleness import ServedVersions
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 from rollyard.wire.base import Identity
 
@@ -66,16 +66,16 @@ def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocatio
     return Allocation.model_validate({"metadata": meta, "spec": spec, "status": status})
 
 
-def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> NodeAgent:
+def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> ConnectedAgent:
     identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
-    made = NodeAgent(
+    made = ConnectedAgent(
         identity, ("default", "swe"), lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
     )
-    made.ends = ends
+    made.walltime_ends = ends
     return made
 
 
-SERVING = Supply("policy", "policy", inference_pool(), ready=1, with_room=1)
+SERVING = ModelSupply("policy", "policy", inference_pool(), ready=1, count_with_room=1)
 """An InferencePool that has room."""
 
 
@@ -92,11 +92,11 @@ def lacking(status: dict[str, Any] | None = None, *allocations: Allocation, **sp
 
 def unserved(status: dict[str, Any] | None = None, *allocations: Allocation, **spec: Any) -> dict[str, Any]:
     """An InferencePool without an endpoint that takes work."""
-    return {"supplies": [Supply("policy", "policy", inference_pool(status, **spec), allocations)]}
+    return {"supplies": [ModelSupply("policy", "policy", inference_pool(status, **spec), allocations)]}
 
 
 V7 = WeightsRecord(version="v7", path="/w", number=1, since=datetime(2026, 1, 1, tzinfo=UTC))
-V7_SERVED = Served(WeightsStatus(current=V7, history=[V7]), {"e": "v7"}, frozenset({"v7"}))
+V7_SERVED = ServedVersions(WeightsStatus(current=V7, history=[V7]), {"e": "v7"}, frozenset({"v7"}))
 PENDING = {"jobState": "PENDING", "jobId": "123", "intents": 1, "intendedAt": AT}
 RUNNING = {"jobState": "RUNNING", "jobId": "123", "node": "n1", "startTime": AT}
 NOT_READY = condition("Ready", "False", "CrashLoop", "0 of 1 allocations ready; 3 failed in a row")
@@ -111,7 +111,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"RolloutPool swe is suspended; `rollyard resume rp/swe` resumes it {SINCE_AT}",
     ),
     (
-        "InferencePoolNotFound", {}, {"supplies": [Supply("policy", "policy", None)]},
+        "InferencePoolNotFound", {}, {"supplies": [ModelSupply("policy", "policy", None)]},
         f"role policy names InferencePool 'policy', which does not exist; create it {SINCE_QUEUED}",
     ),
     (
@@ -221,7 +221,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         "EndpointsFull", {},
-        {"supplies": [Supply("policy", "policy", inference_pool(conditions(FULL)), ready=1)]},
+        {"supplies": [ModelSupply("policy", "policy", inference_pool(conditions(FULL)), ready=1)]},
         "each model server of InferencePool policy is full: e1: its cache is 97% full "
         f"{SINCE_AT}",
     ),
@@ -236,7 +236,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("InQueue", {}, {"places": {7: 12}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (
-        "InQueue", {}, {"places": dict.fromkeys(range(8, 8 + LOOK_AHEAD), 0)},
+        "InQueue", {}, {"places": dict.fromkeys(range(8, 8 + LOOK_AHEAD_RECORDS), 0)},
         f"more than 10000 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}",
     ),
     ("InQueue", {}, {"agents": [agent("math", init=1)]}, f"it is next and starts in a moment {SINCE_QUEUED}"),
@@ -283,5 +283,5 @@ def test_a_rollout_that_is_parked_in_run_says_what_its_model_servers_lack() -> N
     suspended = explain_parked(running, view(**unserved(suspend=True)), since)
     assert suspended.startswith("Parked: in RUN, its budget does not run: InferencePool policy is suspended; ")
     assert suspended.endswith("(since 2026-01-01 11:00:00 UTC)")
-    assert "does not exist" in explain_parked(running, view(supplies=[Supply("policy", "policy", None)]), since)
+    assert "does not exist" in explain_parked(running, view(supplies=[ModelSupply("policy", "policy", None)]), since)
     assert "no model server accepts it yet" in explain_parked(running, view(), since)

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from rollyard.core.errors import Conflict
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
-from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, WeightsWatch
-from rollyard.server.routing.endpoint_registry import Endpoints
+from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.wiring import StoredPools
 from rollyard.wire.engine import EngineHeartbeat
@@ -36,7 +36,7 @@ class Versions:
         self.history.append(version)
         now = datetime(2026, 1, 1, tzinfo=UTC)
         records = [WeightsRecord(version=v, path="/w", number=n, since=now) for n, v in enumerate(self.history)]
-        self.yard.endpoints.follow(POOL, WeightsStatus(current=records[-1], history=records))
+        self.yard.endpoints.follow_weights(POOL, WeightsStatus(current=records[-1], history=records))
 
     def updating(self, version: str) -> None:
         """In the middle of an update: the version before it and this one are both in the heap."""
@@ -44,17 +44,17 @@ class Versions:
         target = WeightsRecord(version=version, path="/w", number=len(self.history), since=now)
         operation = WeightsOperation(target=target, phase="Updating", started_at=now)
         update = {"operation": operation, "history": [*before.history, target]}
-        self.yard.endpoints.follow(POOL, before.model_copy(update=update))
+        self.yard.endpoints.follow_weights(POOL, before.model_copy(update=update))
 
     def serves(self, name: str, version: str, **load: float) -> None:
         if self.yard.endpoints.get(name) is None:
             self.yard.engine(name)
-        endpoints: Endpoints = self.yard.endpoints
+        endpoints: EndpointRegistry = self.yard.endpoints
         beat = EngineHeartbeat(identity=identity(name), url=f"http://{name}/v1", ready=True, weights_version=version)
         assert endpoints.heartbeat(name, beat.model_copy(update=load))
 
     async def look(self) -> int:
-        return await self.watch.look(self.yard.pool)
+        return await self.watch.check_pool(self.yard.pool)
 
     async def waits(self) -> None:
         """So long that what is missed now does not come back."""
@@ -105,7 +105,7 @@ async def test_one_whose_weights_are_full_holds_nobody_up(versions: Versions) ->
     await yard.rollouts.submit("default", [request("first", min_weights_version="v2"), request("any")])
     yard.wants(node, init=2)
     await until(lambda: [(lease.id, lease.endpoints["policy"].id) for lease in node.leases[1:]] == [("any", "e1")])
-    assert node.agent.want_init == 1, "there is room for one more"
+    assert node.agent.free_init == 1, "there is room for one more"
     versions.serves("e2", "v2", running=1, kv_usage=0.1)
     await until(lambda: [lease.id for lease in node.leases[2:]] == ["first"])
 
@@ -178,8 +178,8 @@ async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(ve
     await until(lambda: len(node.leases) == 1)
     await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
     yard.endpoints.forget(identity("e1").uid)
-    yard.endpoints.follow(POOL, None)
-    versions.watch = WeightsWatch(yard.rollouts, yard.endpoints, StoredPools(yard.store).rollout_pools, yard.clock)
+    yard.endpoints.follow_weights(POOL, None)
+    versions.watch = StalenessWatch(yard.rollouts, yard.endpoints, StoredPools(yard.store).rollout_pools, yard.clock)
     assert await versions.look() == 0, "the pool's status has not been read"
     versions.current("v2")
     versions.updating("v3")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollyard.core.clock import ManualClock
-from rollyard.kinds.endpoint_metrics import Figures
-from rollyard.server.routing.endpoint_metrics import figures, known, total
-from rollyard.server.routing.endpoint_rates import UNKNOWN, WINDOW_SECONDS, History, Rates, extended, rates, together
-from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_SECONDS, Endpoints
+from rollyard.kinds.endpoint_metrics import EndpointMetrics
+from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, total_metrics
+from rollyard.server.routing.endpoint_rates import UNKNOWN, WINDOW_SECONDS, EndpointRates, History, append, merge, rates
+from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
@@ -26,7 +26,7 @@ def look(at: float, *, life: int = 1, **totals: Any) -> EngineLoad:
 def said(*looks: EngineLoad | None) -> History:
     history: History = ()
     for one in looks:
-        history = extended(history, one)
+        history = append(history, one)
     return history
 
 
@@ -63,19 +63,19 @@ def test_an_engine_that_was_started_again_begins_anew() -> None:
 def test_what_is_not_said_is_not_nothing() -> None:
     assert rates(()) == rates(said(look(0, generated_tokens=7))) == UNKNOWN
     found = rates(said(look(0, generated_tokens=0), look(4, generated_tokens=0, prompt_tokens=8)))
-    assert found == Rates(generated_tokens=0), "one look alone says nothing of prompt tokens"
+    assert found == EndpointRates(generated_tokens=0), "one look alone says nothing of prompt tokens"
     assert said(*tokens(1, range(9)), None) == ()
 
 
 def test_shares_are_unknown_while_nothing_is_counted_and_weighted_over_several() -> None:
     idle = rates(said(look(0, prefix_queries=9, prefix_hits=3), look(2, prefix_queries=9, prefix_hits=3)))
     assert idle.prefix_hit_rate is idle.mean_first_token_seconds is None
-    much = Rates(prefix_queries=900, prefix_hits=900, first_tokens=1, first_token_seconds=1)
-    little = Rates(prefix_queries=100, prefix_hits=0, first_tokens=3, first_token_seconds=0.6)
-    both = together([much, UNKNOWN, little])
+    much = EndpointRates(prefix_queries=900, prefix_hits=900, first_tokens=1, first_token_seconds=1)
+    little = EndpointRates(prefix_queries=100, prefix_hits=0, first_tokens=3, first_token_seconds=0.6)
+    both = merge([much, UNKNOWN, little])
     assert (both.prefix_hit_rate, both.mean_first_token_seconds) == (pytest.approx(0.9), pytest.approx(0.4))
     assert both.generated_tokens is None
-    assert together([]) == UNKNOWN
+    assert merge([]) == UNKNOWN
 
 
 def test_words_that_come_close_together_do_not_pile_up() -> None:
@@ -92,11 +92,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def endpoints(clock: ManualClock) -> Endpoints:
-    return Endpoints(clock, lambda endpoint: 0)
+def endpoints(clock: ManualClock) -> EndpointRegistry:
+    return EndpointRegistry(clock, lambda endpoint: 0)
 
 
-def serve(endpoints: Endpoints, name: str) -> None:
+def serve(endpoints: EndpointRegistry, name: str) -> None:
     endpoint = Endpoint(id=f"default/{name}", url=f"https://{name}", model="policy", weights_version="", tokenizer="/m")
     endpoints.register(KEY, identity(name), endpoint)
 
@@ -105,7 +105,7 @@ def identity(name: str) -> Identity:
     return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
 
 
-def beat(endpoints: Endpoints, name: str, **load: Any) -> EndpointState:
+def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> EndpointState:
     words = EngineHeartbeat(identity=identity(name), url=f"https://{name}", ready=True, weights_version="1", **load)
     assert endpoints.heartbeat(f"default/{name}", words)
     state = endpoints.get(f"default/{name}")
@@ -113,42 +113,51 @@ def beat(endpoints: Endpoints, name: str, **load: Any) -> EndpointState:
     return state
 
 
-def test_a_server_that_freezes_takes_its_figures_with_it(endpoints: Endpoints, clock: ManualClock) -> None:
+def test_a_server_that_freezes_takes_its_figures_with_it(endpoints: EndpointRegistry, clock: ManualClock) -> None:
     serve(endpoints, "a")
     for load in tokens(25, range(0, 20, 2)):
         state = beat(endpoints, "a", running=3, waiting=1, kv_usage=0.5, load=load)
         clock.turn(HEARTBEAT_SECONDS)
-    assert figures(state) == Figures(tokens_per_second=25, running=3, waiting=1, kv_usage=0.5)
+    assert metrics_of(state) == EndpointMetrics(tokens_per_second=25, running=3, waiting=1, kv_usage=0.5)
     clock.turn(STALE_SECONDS)
     endpoints.expire()
     (state,) = endpoints.of_pool(KEY)
-    assert not known(state)
-    assert figures(state) == Figures()
+    assert not has_metrics(state)
+    assert metrics_of(state) == EndpointMetrics()
     assert beat(endpoints, "a", waiting=0, load=look(70, generated_tokens=1750)).rates == UNKNOWN
 
 
-def test_a_pool_is_the_sum_of_those_that_say_something(endpoints: Endpoints) -> None:
+def test_a_pool_is_the_sum_of_those_that_say_something(endpoints: EndpointRegistry) -> None:
     for name in ("a", "b", "mute", "silent"):
         serve(endpoints, name)
     beat(endpoints, "mute")
     for load in tokens(25, range(0, 6, 2)):
         beat(endpoints, "a", running=3, waiting=1, kv_usage=0.5, load=load)
         beat(endpoints, "b", running=1, waiting=0, kv_usage=0.25, load=load)
-    assert [state.endpoint.id for state in endpoints.all() if known(state)] == ["default/a", "default/b"]
-    assert total(endpoints.all()) == Figures(tokens_per_second=50, running=4, waiting=1, kv_usage=0.375)
-    assert total([]) == Figures()
+    assert [state.endpoint.id for state in endpoints.all() if has_metrics(state)] == ["default/a", "default/b"]
+    assert total_metrics(endpoints.all()) == EndpointMetrics(tokens_per_second=50, running=4, waiting=1, kv_usage=0.375)
+    assert total_metrics([]) == EndpointMetrics()
 
 
 def test_how_long_it_is_known_begins_with_this_server_and_anew_with_its_last_word(
-    endpoints: Endpoints, clock: ManualClock
+    endpoints: EndpointRegistry, clock: ManualClock
 ) -> None:
     clock.turn(100)
-    assert endpoints.serving("e", "default/e").known_for == 100, "not a word so far"
+    assert endpoints.weights_report("e", "default/e").known_for == 100, "not a word so far"
     serve(endpoints, "e")
     uid = identity("e").uid
-    assert (endpoints.serving(uid, "e").heard, endpoints.serving(uid, "e").known_for) == (False, 0)
+    assert (endpoints.weights_report(uid, "e").last_report_at, endpoints.weights_report(uid, "e").known_for) == (
+        False,
+        0,
+    )
     beat(endpoints, "e")
     clock.turn(STALE_SECONDS / 2)
-    assert (endpoints.serving(uid, "e").heard, endpoints.serving(uid, "e").known_for) == (True, 100 + STALE_SECONDS / 2)
+    assert (endpoints.weights_report(uid, "e").last_report_at, endpoints.weights_report(uid, "e").known_for) == (
+        True,
+        100 + STALE_SECONDS / 2,
+    )
     clock.turn(STALE_SECONDS / 2)
-    assert (endpoints.serving(uid, "e").heard, endpoints.serving(uid, "e").known_for) == (False, STALE_SECONDS)
+    assert (endpoints.weights_report(uid, "e").last_report_at, endpoints.weights_report(uid, "e").known_for) == (
+        False,
+        STALE_SECONDS,
+    )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.server.routing.endpoint_registry import CLEARED_SECONDS, STALE_SECONDS, Endpoints
+from rollyard.server.routing.endpoint_registry import CLEARED_SECONDS, STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
@@ -23,7 +23,7 @@ class Yard:
     def __init__(self, *names: str) -> None:
         self.clock = ManualClock()
         self.live: Counter[str] = Counter()
-        self.endpoints = Endpoints(self.clock, lambda id: self.live[id])
+        self.endpoints = EndpointRegistry(self.clock, lambda id: self.live[id])
         self.probes = 0
         self.endpoints.endpoint_suspected.connect(self._suspected)
         for name in names:
@@ -63,7 +63,7 @@ class Yard:
         """Each in a burst of its own, and put into the books."""
         taken: Counter[str] = Counter()
         for _ in range(n):
-            found = self.endpoints.heap(POOL).checkout()
+            found = self.endpoints.index_snapshot(POOL).checkout()
             if found is not None:
                 taken[found.id] += 1
                 self.sessions(**{found.id: self.live[found.id] + 1})
@@ -93,7 +93,7 @@ def test_after_a_restart_of_the_server_who_has_sessions_is_not_new() -> None:
     yard.live["a"] = 5
     yard.register("a")
     yard.beat("a")
-    assert yard.state("a").share(yard.clock.monotonic()) == 1.0
+    assert yard.state("a").capacity_share(yard.clock.monotonic()) == 1.0
 
 
 def test_a_drained_silent_or_unwell_one_gets_nothing() -> None:
@@ -126,17 +126,19 @@ def test_a_heartbeat_does_not_bring_back_what_was_ejected_and_a_probe_does() -> 
     yard = Yard("a", "b")
     yard.endpoints.complain("a", "n1", "refused")
     assert yard.state("a").ready, "one complaint is no verdict"
-    assert (yard.probes, [s.endpoint.id for s in yard.endpoints.suspects()]) == (1, ["a"])
+    assert (yard.probes, [s.endpoint.id for s in yard.endpoints.suspected_endpoints()]) == (1, ["a"])
     yard.endpoints.probed("a", "Unreachable: refused")
     yard.beat("a")
     assert (yard.state("a").ready, yard.state("a").reason) == (False, "Ejected: Unreachable: refused")
     assert set(yard.choose(4)) == {"b"}
-    assert yard.endpoints.suspects() == []
+    assert yard.endpoints.suspected_endpoints() == []
     yard.clock.turn(2.5)
-    assert [s.endpoint.id for s in yard.endpoints.suspects()] == ["a"], "half-open: one probe and nothing else"
+    assert [s.endpoint.id for s in yard.endpoints.suspected_endpoints()] == ["a"], (
+        "half-open: one probe and nothing else"
+    )
     yard.endpoints.probed("a", "")
     assert yard.state("a").ready
-    assert yard.state("a").share(yard.clock.monotonic()) < 1, "and it starts slowly"
+    assert yard.state("a").capacity_share(yard.clock.monotonic()) < 1, "and it starts slowly"
 
 
 def test_a_process_that_was_started_anew_begins_with_our_trust() -> None:
@@ -151,21 +153,21 @@ def test_it_goes_on_elsewhere_and_on_the_same_only_when_a_probe_cleared_it() -> 
     yard = Yard("a", "b")
     yard.sessions(a=3, b=9)
     yard.endpoints.complain("a", "n1", "refused")
-    found = yard.endpoints.another(POOL, "a", "a", "")
+    found = yard.endpoints.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "b"
     yard.endpoints.forget("u-b")
-    assert yard.endpoints.another(POOL, "a", "a", "") is None, "the probe is still out"
+    assert yard.endpoints.choose_again(POOL, "a", "a", "") is None, "the probe is still out"
     yard.endpoints.probed("a", "")
-    found = yard.endpoints.another(POOL, "a", "a", "")
+    found = yard.endpoints.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "a"
     yard.endpoints.complain("a", "n1", "refused")
-    assert yard.endpoints.another(POOL, "a", "a", "") is not None, (
+    assert yard.endpoints.choose_again(POOL, "a", "a", "") is not None, (
         "another complaint right after does not undo the probe"
     )
     yard.clock.turn(CLEARED_SECONDS)
-    assert yard.endpoints.another(POOL, "a", "a", "") is None
+    assert yard.endpoints.choose_again(POOL, "a", "a", "") is None
 
 
 def test_who_asks_again_stays_unless_it_should_go() -> None:
@@ -173,7 +175,7 @@ def test_who_asks_again_stays_unless_it_should_go() -> None:
     yard.sessions(a=10, b=9)
 
     def again() -> str:
-        found = yard.endpoints.another(POOL, "a", "", "")
+        found = yard.endpoints.choose_again(POOL, "a", "", "")
         assert found is not None
         return found.id
 
@@ -195,7 +197,7 @@ def test_a_session_that_has_to_go_on_is_not_turned_away_by_a_full_cache() -> Non
     for name in ("a", "b"):
         yard.beat(name, running=4, waiting=0, kv_usage=0.99)
     assert yard.choose(3) == {}
-    found = yard.endpoints.another(POOL, "a", "a", "")
+    found = yard.endpoints.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "b"
 
@@ -222,9 +224,9 @@ def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> Non
     yard = Yard("a", "b")
     moved: list[tuple[str, str]] = []
     yard.endpoints.weights_changed.connect(moved.append)
-    yard.endpoints.follow(POOL, served("w"))
+    yard.endpoints.follow_weights(POOL, served("w"))
     assert set(yard.choose(4)) == {"a", "b"}
-    yard.endpoints.follow(POOL, served("x", "w"))
+    yard.endpoints.follow_weights(POOL, served("x", "w"))
     assert (yard.choose(4), moved) == ({}, [POOL, POOL])
     yard.endpoints.probed("a", "Unreachable: refused")
     yard.beat("b", ready=False)
@@ -235,7 +237,7 @@ def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> Non
     assert (yard.state("a").ready, yard.state("a").reason) == (False, "WeightsUpdating")
     yard.clock.turn(STALE_SECONDS)
     yard.endpoints.expire()
-    yard.endpoints.follow(POOL, served("w"))
+    yard.endpoints.follow_weights(POOL, served("w"))
     assert not yard.state("a").ready, "its weights are right again, and it says nothing"
     yard.beat("a")
     assert (yard.state("a").ready, yard.endpoints.versions(POOL, ready=True)) == (True, {"a": "w"})
@@ -247,7 +249,7 @@ def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
     yard.beat("b", weights_version="other")
 
     def goes_to(failed: str) -> str | None:
-        found = yard.endpoints.another(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
+        found = yard.endpoints.choose_again(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
         return found.id if found is not None else None
 
     yard.beat("c", running=3, waiting=0, kv_usage=0.99)

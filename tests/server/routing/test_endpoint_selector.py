@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.server.routing.admission import Admission
-from rollyard.server.routing.endpoint_selector import Candidate, EndpointOrder
+from rollyard.server.routing.endpoint_selector import Candidate, EndpointIndex
 from rollyard.wire.endpoint import Endpoint
 
 
@@ -16,15 +16,15 @@ def endpoint(name: str) -> Endpoint:
     return Endpoint(id=name, url=f"https://{name}", model="m", weights_version="w", tokenizer="/t")
 
 
-def order(*, node: str = "", **sessions: int) -> EndpointOrder:
-    made = EndpointOrder()
+def order(*, node: str = "", **sessions: int) -> EndpointIndex:
+    made = EndpointIndex()
     for name, count in sessions.items():
         made.put(Candidate(endpoint(name), node if name == "local" else ""), count)
     return made
 
 
-def taken(made: EndpointOrder, n: int, **how: object) -> Counter[str]:
-    heap = made.heap()
+def taken(made: EndpointIndex, n: int, **how: object) -> Counter[str]:
+    heap = made.selector()
     return Counter(found.id for _ in range(n) if (found := heap.checkout(**how)) is not None)  # type: ignore[arg-type]
 
 
@@ -34,13 +34,13 @@ def test_the_fewest_sessions_first_until_they_are_level() -> None:
     for _ in range(12):
         (name,) = taken(made, 1)
         counts[name] += 1
-        made.count(name, counts[name])
+        made.set_sessions(name, counts[name])
     assert counts == {"a": 9, "b": 8, "c": 7} or counts == {"a": 9, "b": 7, "c": 8}
-    assert taken(EndpointOrder(), 3) == {}
+    assert taken(EndpointIndex(), 3) == {}
 
 
 def test_by_capacity() -> None:
-    made = EndpointOrder()
+    made = EndpointIndex()
     made.put(Candidate(endpoint("small"), capacity=1), 0)
     made.put(Candidate(endpoint("large"), capacity=4), 0)
     assert taken(made, 50) == {"small": 10, "large": 40}
@@ -55,7 +55,7 @@ def test_one_that_starts_slowly_gets_its_share_alone_and_an_idle_one_its_first()
     made = order(old=9)
     made.put(Candidate(endpoint("new"), share=0.2), 0)
     assert taken(made, 1) == {"new": 1}
-    made.count("new", 1)
+    made.set_sessions("new", 1)
     assert taken(made, 10)["new"] <= 2
     made.put(Candidate(endpoint("new"), share=1.0), 1)
     assert taken(made, 3)["new"] == 3
@@ -75,21 +75,21 @@ def test_a_warm_prefix_goes_before_the_same_node() -> None:
 
 
 def test_only_what_is_allowed_and_the_rest_is_still_there() -> None:
-    heap = order(a=0, b=5, c=7).heap()
+    heap = order(a=0, b=5, c=7).selector()
     assert heap.checkout(allow=lambda e: e.id == "c") == endpoint("c")
     assert heap.checkout(allow=lambda e: False) is None
     assert heap.checkout() == endpoint("a")
 
 
 def test_a_limit_holds_but_an_idle_one_takes_one() -> None:
-    made = EndpointOrder()
+    made = EndpointIndex()
     made.put(Candidate(endpoint("a"), admission=Admission(3)), 1)
     made.put(Candidate(endpoint("b"), admission=Admission(0)), 0)
     assert taken(made, 9) == {"a": 2, "b": 1}
-    made.count("a", 3)
-    made.count("b", 1)
+    made.set_sessions("a", 3)
+    made.set_sessions("b", 1)
     assert taken(made, 9) == {}
-    made.count("a", 2)
+    made.set_sessions("a", 2)
     assert taken(made, 9) == {"a": 1}
 
 
@@ -117,7 +117,7 @@ def test_after_any_changes_the_best_of_those_that_take_work(
     meanwhile: list[tuple[str, str, int, int | None]],
     capacity: float,
 ) -> None:
-    made, truth = EndpointOrder(), dict[str, tuple[int, int | None]]()
+    made, truth = EndpointIndex(), dict[str, tuple[int, int | None]]()
 
     def change(what: str, name: str, sessions: int, limit: int | None) -> None:
         if what == "put":
@@ -126,7 +126,7 @@ def test_after_any_changes_the_best_of_those_that_take_work(
             )
             truth[name] = (sessions, limit)
         elif what == "count":
-            made.count(name, sessions)
+            made.set_sessions(name, sessions)
             if name in truth:
                 truth[name] = (sessions, truth[name][1])
         else:
@@ -136,7 +136,7 @@ def test_after_any_changes_the_best_of_those_that_take_work(
     for one in before:
         change(*one)
     able = {n: s for n, (s, most) in truth.items() if most is None or s < most or s == 0}
-    heap = made.heap()
+    heap = made.selector()
     for one in meanwhile:  # a heap is of its moment, whatever changes after it
         change(*one)
     found = heap.checkout()

@@ -20,7 +20,7 @@ from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.server.main import Options, Server
+from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.routing.endpoint_state import EndpointState
 from tests.support.until import until
 
@@ -68,16 +68,16 @@ class ModelServer:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RollyardServer]:
     monkeypatch.setenv("HOME", str(tmp_path))
     async with contextlib.AsyncExitStack() as stack:
-        made = await Server.start(Options(tmp_path / "data", cluster="local"), stack)
-        await stack.enter_async_context(running(made.work()))
+        made = await RollyardServer.start(ServeOptions(tmp_path / "data", cluster="local"), stack)
+        await stack.enter_async_context(running(made.run_background()))
         yield made
 
 
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[AsyncClient]:
+async def client(server: RollyardServer) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(kubeconfig=server.data / "admin.kubeconfig") as made:
         yield made
 
@@ -87,11 +87,11 @@ async def pool(client: AsyncClient, **external: Any) -> None:
     await client.apply(InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec}))
 
 
-def states(server: Server) -> dict[str, EndpointState]:
+def states(server: RollyardServer) -> dict[str, EndpointState]:
     return {s.endpoint.url + "/v1": s for s in server.parts.endpoints.of_pool(("default", "policy"))}
 
 
-async def test_they_come_and_go_while_the_pool_works(server: Server, client: AsyncClient) -> None:
+async def test_they_come_and_go_while_the_pool_works(server: RollyardServer, client: AsyncClient) -> None:
     await pool(client)
     async with ModelServer("vllm").serving() as one, ModelServer("vllm").serving() as two:
         await client.add_endpoint(KEY, ExternalEndpoint(url=one.url))
@@ -112,7 +112,7 @@ async def test_they_come_and_go_while_the_pool_works(server: Server, client: Asy
         await until(lambda: set(states(server)) == {one.url})
 
 
-async def test_a_person_does_the_same_by_command(server: Server, client: AsyncClient) -> None:
+async def test_a_person_does_the_same_by_command(server: RollyardServer, client: AsyncClient) -> None:
     await pool(client)
 
     async def rollyard(*words: str) -> str:
@@ -134,7 +134,7 @@ async def test_a_person_does_the_same_by_command(server: Server, client: AsyncCl
         assert "it has: none" in await rollyard("remove", "policy", one.url)
 
 
-async def test_what_cannot_be_is_refused_in_words(server: Server, client: AsyncClient) -> None:
+async def test_what_cannot_be_is_refused_in_words(server: RollyardServer, client: AsyncClient) -> None:
     with pytest.raises(NotFound):
         await client.add_endpoint(KEY, ExternalEndpoint(url="http://nowhere/v1"))
     await pool(client, endpoints=[{"url": "http://127.0.0.1:9/v1"}])
@@ -149,7 +149,7 @@ async def test_what_cannot_be_is_refused_in_words(server: Server, client: AsyncC
 
 @pytest.mark.parametrize(("way", "dialect"), [("vllm", "openai"), ("sglang", "sglang")])
 async def test_which_route_gives_token_ids_is_found_out(
-    server: Server, client: AsyncClient, way: str, dialect: str
+    server: RollyardServer, client: AsyncClient, way: str, dialect: str
 ) -> None:
     async with ModelServer(way).serving() as one:
         await pool(client, endpoints=[{"url": one.url}])
@@ -165,7 +165,7 @@ async def test_which_route_gives_token_ids_is_found_out(
     ],
 )
 async def test_one_that_is_of_no_use_says_why(
-    server: Server, client: AsyncClient, made: ModelServer, reason: str
+    server: RollyardServer, client: AsyncClient, made: ModelServer, reason: str
 ) -> None:
     async with made.serving() as one:
         await pool(client, endpoints=[{"url": one.url}])
@@ -173,7 +173,7 @@ async def test_one_that_is_of_no_use_says_why(
         assert (state.ready, state.reason.startswith(reason)) == (False, True), state.reason
 
 
-async def test_one_that_fails_is_out_and_comes_back_by_a_probe(server: Server, client: AsyncClient) -> None:
+async def test_one_that_fails_is_out_and_comes_back_by_a_probe(server: RollyardServer, client: AsyncClient) -> None:
     async with ModelServer("vllm").serving() as one:
         await pool(client, endpoints=[{"url": one.url}])
         await until(lambda: any(s.ready for s in states(server).values()))

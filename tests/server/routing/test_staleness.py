@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.kinds.rollout import Stage, Status, WeightsDemand
+from rollyard.kinds.rollout import Stage, Status, WeightsConstraint
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.server.rollouts.step import (
     MAX_OUTDATED,
@@ -21,19 +21,19 @@ from rollyard.server.rollouts.step import (
     StopHolder,
     step,
 )
-from rollyard.server.routing.staleness import Served, allowed, judge, waiting
-from rollyard.server.store.base import BlobRef, Demanding, GroupVersions, RolloutRecord
+from rollyard.server.routing.staleness import ServedVersions, allowed_versions, check, why_waiting
+from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
 
-SAME = WeightsDemand(same=True)
+SAME = WeightsConstraint(same=True)
 BLOB = BlobRef("p", 0, 1, "s")
 
 
-def served(*ready: str, current: str = "v3", **endpoints: str) -> Served:
+def served(*ready: str, current: str = "v3", **endpoints: str) -> ServedVersions:
     """A pool that has served v1, v2, v3, in this order."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     history = [WeightsRecord(version=f"v{n}", path="/w", number=n, since=now) for n in (1, 2, 3)]
     found = next(r for r in history if r.version == current)
-    return Served(WeightsStatus(current=found, history=history), endpoints, frozenset(ready))
+    return ServedVersions(WeightsStatus(current=found, history=history), endpoints, frozenset(ready))
 
 
 def record(**more: Any) -> RolloutRecord:
@@ -45,8 +45,8 @@ def leased(**more: Any) -> RolloutRecord:
     return step(record(**more), Granted(2.0, "u/i", "node", {"policy": "e"}, "v2"))[0]
 
 
-def demanding(demand: WeightsDemand, version: str | None = None, **more: Any) -> Demanding:
-    found = Demanding("r", "g", Stage.INIT, version is not None, {"policy": "e"}, demand, version)
+def demanding(demand: WeightsConstraint, version: str | None = None, **more: Any) -> VersionBound:
+    found = VersionBound("r", "g", Stage.INIT, version is not None, {"policy": "e"}, demand, version)
     return replace(found, **more)
 
 
@@ -64,11 +64,11 @@ def demanding(demand: WeightsDemand, version: str | None = None, **more: Any) ->
         ({"weights": SAME}, ("v1",), "v2 v3", ""),
         ({"weights": SAME, "min_weights_version": "v3"}, ("v2",), "v2 v3", ""),
         ({"weights": SAME, "min_weights_version": "v2"}, (), "v1 v2", "v2"),
-        ({"weights": WeightsDemand(max_staleness=0)}, (), "v2 v3", "v2 v3"),
+        ({"weights": WeightsConstraint(max_staleness=0)}, (), "v2 v3", "v2 v3"),
     ],
 )
 def test_what_it_may_begin_with(asks: dict[str, Any], group: tuple[str, ...], ready: str, may: str | None) -> None:
-    found = allowed(record(**asks), GroupVersions(begun=frozenset(group)), served(*ready.split()))
+    found = allowed_versions(record(**asks), GroupVersions(begun=frozenset(group)), served(*ready.split()))
     assert found == (None if may is None else frozenset(may.split()))
 
 
@@ -76,10 +76,10 @@ def test_what_it_may_begin_with(asks: dict[str, Any], group: tuple[str, ...], re
     ("limit", "start", "behind"), [(2, "v1", None), (1, "v1", 2), (0, "v2", 1), (0, "v3", None), (0, "unknown", None)]
 )
 def test_what_has_fallen_too_far_behind(limit: int, start: str, behind: int | None) -> None:
-    found = judge(demanding(WeightsDemand(max_staleness=limit), start), GroupVersions(), served("v3"))
+    found = check(demanding(WeightsConstraint(max_staleness=limit), start), GroupVersions(), served("v3"))
     assert (found is None) == (behind is None)
     if found is not None:
-        assert not found.ends
+        assert not found.ends_rollout
         assert found.reason == "WeightsStale"
         assert f"{behind} versions behind v3" in found.message
 
@@ -96,37 +96,37 @@ def test_what_has_fallen_too_far_behind(limit: int, start: str, behind: int | No
         (demanding(SAME), GroupVersions(sampled=frozenset({"v3"})), served(), None),
         (demanding(SAME), GroupVersions(begun=frozenset({"v2"})), served("v3"), None),
         (demanding(SAME, stage=Stage.EVAL), GroupVersions(sampled=frozenset({"v2"})), served("v3"), None),
-        (demanding(WeightsDemand(max_staleness=5), "v2"), GroupVersions(), served("v3", e="v3"), None),
+        (demanding(WeightsConstraint(max_staleness=5), "v2"), GroupVersions(), served("v3", e="v3"), None),
     ],
 )
 def test_a_group_of_one_version(
-    asks: Demanding, group: GroupVersions, now: Served, reason: tuple[str, bool] | None
+    asks: VersionBound, group: GroupVersions, now: ServedVersions, reason: tuple[str, bool] | None
 ) -> None:
-    found = judge(asks, group, now)
-    assert (None if found is None else (found.reason, found.ends)) == reason
+    found = check(asks, group, now)
+    assert (None if found is None else (found.reason, found.ends_rollout)) == reason
 
 
 def test_a_version_that_is_coming_or_was_there_a_moment_ago_is_not_gone() -> None:
     now = served("v1", current="v1")
-    assert now.gone("v2")
-    assert not replace(now, lately=frozenset({"v2"})).gone("v2")
-    assert not replace(now, lately=None).gone("v2"), "the server has just started"
-    assert not Served().gone("v2"), "the pool has not been looked at"
+    assert now.is_gone("v2")
+    assert not replace(now, recently_served=frozenset({"v2"})).is_gone("v2")
+    assert not replace(now, recently_served=None).is_gone("v2"), "the server has just started"
+    assert not ServedVersions().is_gone("v2"), "the pool has not been looked at"
     target = now.weights.history[1]
     for phase, gone in (("Updating", False), ("Failed", True)):
         operation = WeightsOperation(target=target, phase=phase, started_at=target.since)
         weights = now.weights.model_copy(update={"operation": operation})
-        assert replace(now, weights=weights).gone("v2") == gone
+        assert replace(now, weights=weights).is_gone("v2") == gone
 
 
 def test_what_it_waits_for_is_said() -> None:
     queued = record(min_weights_version="v3")
-    assert waiting(queued, "policy", served("v3")) is None
-    assert waiting(record(), "policy", served()) is None
-    assert waiting(leased(min_weights_version="v9"), "policy", served()) is None
-    late = waiting(queued, "policy", served("v2", current="v2"))
+    assert why_waiting(queued, "policy", served("v3")) is None
+    assert why_waiting(record(), "policy", served()) is None
+    assert why_waiting(leased(min_weights_version="v9"), "policy", served()) is None
+    late = why_waiting(queued, "policy", served("v2", current="v2"))
     assert late == "no endpoint of InferencePool policy that serves 'v3' or a later version is ready; it serves v2"
-    unknown = waiting(record(min_weights_version="v9"), "policy", served("v3"))
+    unknown = why_waiting(record(min_weights_version="v9"), "policy", served("v3"))
     assert unknown == "InferencePool policy has not served version 'v9' yet; it serves v3"
 
 
@@ -134,7 +134,7 @@ def test_what_it_waits_for_is_said() -> None:
 
 
 def test_what_is_outdated_begins_anew_and_it_costs_no_retry() -> None:
-    held = leased(weights=WeightsDemand(max_staleness=0))
+    held = leased(weights=WeightsConstraint(max_staleness=0))
     assert held.weights_version == "v2"
     after, effects = step(held, Outdated(3.0, held.fence, "WeightsStale", "too old"))
     assert (after.status, after.attempt, after.faults, after.losses, after.outdated) == (Status.QUEUED, 2, 0, 0, 1)
@@ -169,11 +169,11 @@ def test_what_is_always_too_slow_ends() -> None:
         (SAME, {"v2", "v3"}, False),
         (SAME, {"v3"}, False),
         (None, {"v2", "v3"}, True),
-        (WeightsDemand(max_staleness=1), {"v2", "v3"}, True),
+        (WeightsConstraint(max_staleness=1), {"v2", "v3"}, True),
     ],
 )
 def test_a_run_across_an_update_counts_only_where_that_is_allowed(
-    demand: WeightsDemand | None, versions: set[str], kept: bool
+    demand: WeightsConstraint | None, versions: set[str], kept: bool
 ) -> None:
     held = leased(weights=demand)
     after, _ = step(held, RunStored(3.0, held.fence, BLOB, frozenset(versions)))

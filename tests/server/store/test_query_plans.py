@@ -13,7 +13,7 @@ from rollyard.server.store import rollout_queries, tables
 from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
-from rollyard.server.store.writer import Unit
+from rollyard.server.store.writer import WriteUnit
 from tests.support.store_samples import record
 
 Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
@@ -23,7 +23,7 @@ QUESTIONS: dict[str, Ask] = {
     "queued": lambda db, tx: tx.queued([("n", "p"), ("n", "q")], list(Stage), 0.0, 5),
     "queued behind": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, kinds={"math"}, after=record("r")),
     "queued with least versions": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, minima={"v1", "v2"}),
-    "what asks something of the weights": lambda db, tx: tx.demanding(("n", "p")),
+    "what asks something of the weights": lambda db, tx: tx.version_bound(("n", "p")),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
     "held": lambda db, tx: tx.held("h"),
     "sessions": lambda db, tx: tx.sessions(),
@@ -56,7 +56,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def test_no_question_reads_the_whole_table(db: sqlite3.Connection, tmp_path: Path, question: str) -> None:
     asked: list[str] = []
     db.set_trace_callback(asked.append)
-    QUESTIONS[question](db, RolloutTransaction(Unit(db, PackWriter(tmp_path, 1))))
+    QUESTIONS[question](db, RolloutTransaction(WriteUnit(db, PackWriter(tmp_path, 1))))
     db.set_trace_callback(None)
     assert asked
     plan = [row[3] for statement in asked for row in db.execute(f"EXPLAIN QUERY PLAN {statement}")]

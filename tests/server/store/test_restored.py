@@ -12,9 +12,9 @@ import pytest
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import Expired, Fenced, Unavailable
 from rollyard.kinds.rollout import RolloutRequest
-from rollyard.server.rollouts.connected_agents import Agents
+from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.leases import Leases
-from rollyard.server.rollouts.service import Rollouts
+from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.wire.node import LeaseRef, ResultHeader
 from tests.support.store_samples import pool
@@ -70,13 +70,13 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     shutil.copy(tmp_path / "rollyard.db", tmp_path / "backup")
     store, clock = await SqliteStore.open(tmp_path), SystemClock()
     request = RolloutRequest.model_validate({"id": "r", "pool": "swe", "task": {"kind": "math"}})
-    await Rollouts(store, clock, Agents(clock), Leases(clock, 15), dict).submit("default", [request])
+    await RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15), dict).submit("default", [request])
     late = (await store.create(pool("later"))).metadata.resource_version
     await store.close()
     shutil.move(tmp_path / "backup", tmp_path / "rollyard.db")
 
     store = await SqliteStore.open(tmp_path)
-    rollouts = Rollouts(store, clock, Agents(clock), Leases(clock, 15), dict)
+    rollouts = RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15), dict)
     header = ResultHeader(
         lease=LeaseRef(namespace="default", id="r", fence=1), status="Completed", reward=1.0, sampled=1
     )

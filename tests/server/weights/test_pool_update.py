@@ -10,8 +10,8 @@ import pytest
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
-from rollyard.server.weights.engine_target import Serving, denial, order_for
-from rollyard.server.weights.pool_update import Step, advance, begin
+from rollyard.server.weights.engine_target import EndpointWeights, target_for, why_not_routable
+from rollyard.server.weights.pool_update import WeightsStep, advance, begin
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL = "/m"
@@ -35,10 +35,10 @@ class Pool:
         self.said: list[str] = []
         self.step()
 
-    def step(self, now: datetime = NOW) -> Step:
+    def step(self, now: datetime = NOW) -> WeightsStep:
         step = advance(self.weights, MODEL, list(self.members.values()), now)
         self.weights = step.weights
-        self.said += [s.reason for s in step.said]
+        self.said += [s.reason for s in step.events]
         return step
 
     def begin(self, wanted: WeightsUpdate, now: datetime = NOW) -> bool:
@@ -53,15 +53,15 @@ class Pool:
 
     def takes(self, id: str) -> None:
         """It does what it was told."""
-        order = order_for(self.weights, id)
+        order = target_for(self.weights, id)
         assert order is not None
-        self.say(id, version=order.version, checksum=order.checksum or "c", phase="", error="", obeys=order)
+        self.say(id, version=order.version, checksum=order.checksum or "c", phase="", error="", acknowledged=order)
 
     def refuses(self, id: str, error: str = "no such folder") -> None:
-        self.say(id, phase="Failed", error=error, obeys=order_for(self.weights, id))
+        self.say(id, phase="Failed", error=error, acknowledged=target_for(self.weights, id))
 
     def heap(self) -> list[str]:
-        return [id for id, m in self.members.items() if m.serves and not denial(self.weights, m)]
+        return [id for id, m in self.members.items() if m.is_serving and not why_not_routable(self.weights, m)]
 
     @property
     def endpoints(self) -> dict[str, Any]:
@@ -82,8 +82,8 @@ class Pool:
         return [r.version for r in self.weights.history]
 
 
-def serving(id: str, version: str, **more: Any) -> Serving:
-    return Serving(id, heard=True, healthy=True, version=version, checksum=version, **more)
+def serving(id: str, version: str, **more: Any) -> EndpointWeights:
+    return EndpointWeights(id, last_report_at=True, healthy=True, version=version, checksum=version, **more)
 
 
 def carry_out(pool: Pool, rounds: int = 40) -> list[int]:
@@ -151,7 +151,7 @@ def test_what_has_not_been_heard_since_the_servers_start_keeps_its_place() -> No
     pool.step()
     assert pool.ordered() == ["e1"]
     known = dict(pool.members)
-    pool.members = {id: Serving(id) for id in known}
+    pool.members = {id: EndpointWeights(id) for id in known}
     pool.step()
     assert pool.ordered() == ["e1"]
     assert pool.endpoints["e0"].phase == "Done"
@@ -169,7 +169,7 @@ def test_an_engine_that_was_started_anew_loads_the_target_and_counts_again() -> 
     pool.say("e0", healthy=False, version="")
     pool.step()
     assert pool.endpoints["e0"].phase == "Ordered"
-    assert order_for(pool.weights, "e0", fresh=True).version == "v1"  # type: ignore[union-attr]
+    assert target_for(pool.weights, "e0", fresh=True).version == "v1"  # type: ignore[union-attr]
     carry_out(pool)
     assert pool.phase == "Complete"
 
@@ -179,7 +179,7 @@ def test_without_an_endpoint_it_holds_for_those_to_come() -> None:
     pool.begin(update())
     pool.step()
     assert (pool.phase, pool.current) == ("Complete", "v1")
-    assert order_for(pool.weights, "new", fresh=True).path == "/w/v1"  # type: ignore[union-attr]
+    assert target_for(pool.weights, "new", fresh=True).path == "/w/v1"  # type: ignore[union-attr]
 
 
 def test_an_endpoint_that_goes_meanwhile_is_not_waited_for() -> None:
@@ -200,8 +200,8 @@ def test_when_all_go_meanwhile_the_next_one_shows_whether_it_can_be_served() -> 
     del pool.members["e0"]
     pool.step(later(10))
     assert (pool.phase, pool.current) == ("Updating", "spec"), "nobody has proven it"
-    assert order_for(pool.weights, "e1", fresh=True).version == "typo"  # type: ignore[union-attr]
-    pool.members["e1"] = Serving("e1", heard=True)
+    assert target_for(pool.weights, "e1", fresh=True).version == "typo"  # type: ignore[union-attr]
+    pool.members["e1"] = EndpointWeights("e1", last_report_at=True)
     pool.step(later(20))
     pool.refuses("e1")
     pool.step(later(21))
@@ -210,7 +210,7 @@ def test_when_all_go_meanwhile_the_next_one_shows_whether_it_can_be_served() -> 
     pool.step(later(30))
     del pool.members["e1"]
     pool.step(later(31))
-    pool.members["e2"] = Serving("e2", heard=True, healthy=True)
+    pool.members["e2"] = EndpointWeights("e2", last_report_at=True, healthy=True)
     carry_out(pool)
     assert (pool.phase, pool.current) == ("Complete", "v1")
 
@@ -226,7 +226,7 @@ def test_who_failed_stays_out_and_says_why_and_the_others_go_on() -> None:
     pool.refuses("e1", "its disk is full")
     pool.step()
     assert (pool.phase, pool.current, pool.heap()) == ("Complete", "v1", ["e0"])
-    assert denial(pool.weights, pool.members["e1"]) == "WeightsFailed: v1: its disk is full"
+    assert why_not_routable(pool.weights, pool.members["e1"]) == "WeightsFailed: v1: its disk is full"
     assert pool.said == ["WeightsUpdateStarted", "WeightsUpdateFailed", "WeightsUpdated"]
     assert pool.weights.operation is not None
     assert "1 of 2 endpoints" in pool.weights.operation.message
@@ -248,7 +248,7 @@ def test_when_all_failed_the_old_version_stays_and_they_come_back() -> None:
     pool.step()
     assert (pool.phase, pool.current, pool.versions) == ("Failed", "spec", ["spec"])
     assert pool.heap() == ["e0", "e1"], "they still have it"
-    order = order_for(pool.weights, "e0")
+    order = target_for(pool.weights, "e0")
     assert order is not None
     assert (order.version, order.path) == ("spec", MODEL), "and one that lost it is told to load it"
     assert pool.begin(update(path="/elsewhere")), "a version that nobody served may mean something else"
@@ -316,16 +316,16 @@ def test_the_time_of_what_is_silent_begins_when_it_was_heard_last_or_the_server_
     pool.step()
     assert pool.ordered() == ["e0"]
     members = dict(pool.members)
-    pool.members = {id: Serving(id, known_for=1) for id in members}
+    pool.members = {id: EndpointWeights(id, known_for=1) for id in members}
     pool.step(later(1000))
     assert [p.phase for p in pool.endpoints.values()] == ["Ordered", "Waiting", "Waiting"], "just started"
     pool.members = {id: replace(m, known_for=9) for id, m in members.items()}
-    pool.members["e2"] = Serving("e2", known_for=8)
+    pool.members["e2"] = EndpointWeights("e2", known_for=8)
     pool.step(later(1008))
     assert pool.ordered() == ["e0"], "it has been told only now"
     assert pool.endpoints["e2"].phase == "Waiting", "silent for a moment"
     pool.takes("e0")
-    pool.members["e2"] = Serving("e2", known_for=61)
+    pool.members["e2"] = EndpointWeights("e2", known_for=61)
     pool.step(later(1061))
     assert pool.endpoints["e2"].reason == "not done after 60 s: it no longer reports"
     assert pool.ordered() == ["e1"]
@@ -335,19 +335,19 @@ def test_another_content_under_the_same_version_is_refused() -> None:
     pool = Pool(2)
     pool.begin(update(mode="Pause"))
     pool.step()
-    pool.say("e0", version="v1", checksum="aaa", obeys=order_for(pool.weights, "e0"))
-    pool.say("e1", version="v1", checksum="bbb", obeys=order_for(pool.weights, "e1"))
+    pool.say("e0", version="v1", checksum="aaa", acknowledged=target_for(pool.weights, "e0"))
+    pool.say("e1", version="v1", checksum="bbb", acknowledged=target_for(pool.weights, "e1"))
     pool.step()
     assert pool.phase == "Complete"
     assert pool.heap() == ["e0"]
-    assert "its folder has checksum bbb, not aaa" in denial(pool.weights, pool.members["e1"])
+    assert "its folder has checksum bbb, not aaa" in why_not_routable(pool.weights, pool.members["e1"])
     assert pool.begin(update(mode="Pause"))
     pool.step()
     assert pool.ordered() == ["e1"], "what it says yet is about the first time"
-    order = order_for(pool.weights, "e1")
+    order = target_for(pool.weights, "e1")
     assert order is not None
     assert order.checksum == "aaa", "so that it looks again, though it serves something by this name"
-    pool.say("e1", obeys=order)
+    pool.say("e1", acknowledged=order)
     pool.step()
     assert pool.ordered() == ["e1"], "it is looking"
     pool.takes("e1")
@@ -359,20 +359,20 @@ def test_what_came_late_from_another_folder_is_not_what_is_asked_for_now() -> No
     pool = Pool(2)
     pool.begin(update("v1", path="/a", timeoutSeconds=60))
     pool.step()
-    pool.say("e0", phase="Loading", obeys=order_for(pool.weights, "e0"))
+    pool.say("e0", phase="Loading", acknowledged=target_for(pool.weights, "e0"))
     pool.refuses("e1")
     pool.step(later(61))
     pool.refuses("e1")
     pool.step(later(62))
     pool.step(later(130))
     assert pool.phase == "Failed"
-    before = pool.members["e0"].obeys
+    before = pool.members["e0"].acknowledged
     pool.begin(update("v1", path="/b"), later(140))
-    pool.say("e0", version="v1", checksum="aaa", phase="", obeys=before)
+    pool.say("e0", version="v1", checksum="aaa", phase="", acknowledged=before)
     pool.step(later(140))
     assert pool.endpoints["e0"].phase == "Ordered"
     assert "e0" not in pool.heap()
-    pool.say("e0", checksum="bbb", obeys=order_for(pool.weights, "e0"))
+    pool.say("e0", checksum="bbb", acknowledged=target_for(pool.weights, "e0"))
     pool.step(later(141))
     assert pool.endpoints["e0"].phase == "Done"
     assert pool.weights.operation is not None
@@ -384,20 +384,20 @@ def test_the_same_again_after_failures_tries_those_once_more() -> None:
     pool.begin(update(mode="Pause"))
     pool.step()
     pool.takes("e0")
-    before = order_for(pool.weights, "e0")
+    before = target_for(pool.weights, "e0")
     pool.refuses("e1")
     pool.step()
     assert pool.begin(update(mode="Pause"), later(100))
     pool.step(later(100))
     assert (pool.phase, pool.ordered()) == ("Updating", ["e1"])
-    assert order_for(pool.weights, "e0") == before, "who has it is told nothing new"
-    again = order_for(pool.weights, "e1")
+    assert target_for(pool.weights, "e0") == before, "who has it is told nothing new"
+    again = target_for(pool.weights, "e1")
     assert again is not None
     assert again.attempt == 2
     pool.takes("e1")
     pool.step(later(101))
     assert (pool.phase, pool.heap()) == ("Complete", ["e0", "e1"])
-    assert order_for(pool.weights, "e1") == again, "nor is who has done it since"
+    assert target_for(pool.weights, "e1") == again, "nor is who has done it since"
     assert not pool.begin(update(mode="Pause")), "nothing is left to do"
 
 
@@ -433,7 +433,7 @@ def test_a_new_one_supersedes_what_is_under_way() -> None:
     pool.step()
     pool.begin(update("v2"))
     started = pool.step()
-    assert "instead of the update to v1" in started.said[0].message
+    assert "instead of the update to v1" in started.events[0].message
     assert "e0" in pool.heap() or "e0" in pool.ordered(), "what has v1 by now serves until its turn"
     carry_out(pool)
     assert (pool.current, pool.versions) == ("v2", ["spec", "v1", "v2"])
@@ -462,13 +462,13 @@ def test_versions_that_are_not_known_are_neither_early_nor_late() -> None:
 
 def test_without_an_update_an_engine_is_told_nothing() -> None:
     pool = Pool(2)
-    assert order_for(pool.weights, "e0") is None
-    assert order_for(pool.weights, "e9", fresh=True) is None
+    assert target_for(pool.weights, "e0") is None
+    assert target_for(pool.weights, "e9", fresh=True) is None
 
 
 def test_a_first_update_that_comes_late_is_not_taken_for_the_model_of_the_spec() -> None:
     pool = Pool(0)
-    pool.members = {id: Serving(id, heard=True) for id in ("e0", "e1")}
+    pool.members = {id: EndpointWeights(id, last_report_at=True) for id in ("e0", "e1")}
     pool.begin(update(timeoutSeconds=60))
     pool.step()
     pool.step(later(61))
@@ -476,7 +476,7 @@ def test_a_first_update_that_comes_late_is_not_taken_for_the_model_of_the_spec()
     pool.say("e0", healthy=True, version="v1", checksum="c")
     pool.step(later(90))
     assert (pool.phase, pool.current, pool.heap()) == ("Complete", "v1", ["e0"])
-    order = order_for(pool.weights, "e1", fresh=True)
+    order = target_for(pool.weights, "e1", fresh=True)
     assert order is not None
     assert (order.version, order.path) == ("v1", "/w/v1")
     assert not pool.begin(update(timeoutSeconds=60)), "it is what was asked for"
@@ -494,7 +494,7 @@ def test_a_folder_that_was_written_over_is_not_served_under_a_name_that_means_so
     pool = Pool(2)
     pool.say("e1", version="other", checksum="c")
     assert pool.heap() == ["e0"]
-    assert "--version other --path /m" in denial(pool.weights, pool.members["e1"])
+    assert "--version other --path /m" in why_not_routable(pool.weights, pool.members["e1"])
     pool.begin(update("other", path=MODEL))
     carry_out(pool)
     assert pool.current == "other"
@@ -509,11 +509,11 @@ def test_another_model_in_the_spec_begins_anew() -> None:
     pool.step()
     pool.members = {}
     step = advance(pool.weights, "/other", [], NOW)
-    assert [s.reason for s in step.said] == ["WeightsReset"]
+    assert [s.reason for s in step.events] == ["WeightsReset"]
     assert step.weights.current is None
     assert step.weights.operation is not None
     assert step.weights.operation.phase == "Superseded"
-    assert order_for(step.weights, "new", fresh=True) is None, "it serves the folder in the spec"
+    assert target_for(step.weights, "new", fresh=True) is None, "it serves the folder in the spec"
     after = advance(step.weights, "/other", [serving("new", "o")], NOW).weights
     assert after.current is not None
     assert (after.current.version, after.current.path) == ("o", "/other")
@@ -528,7 +528,7 @@ def test_what_is_in_the_status_is_all_that_is_needed(crash_after: int) -> None:
     for step in range(40):
         if step == crash_after:
             pool.weights = WeightsStatus.model_validate_json(pool.weights.model_dump_json(by_alias=True))
-            heard, pool.members = pool.members, {id: Serving(id) for id in pool.members}
+            heard, pool.members = pool.members, {id: EndpointWeights(id) for id in pool.members}
             pool.step()
             pool.members = heard
         pool.step()
@@ -548,10 +548,10 @@ def test_who_waits_for_the_trainer_is_said_once_all_whose_turn_it_is_wait() -> N
     pool.begin(update(mode="Pause", transfer=True))
     pool.step()
     for id, phase, note in [("e0", "Transferring", ""), ("e1", "Draining", ""), ("e2", "Loading", "NoTransfer: old")]:
-        order = order_for(pool.weights, id)
+        order = target_for(pool.weights, id)
         assert order is not None
         assert order.transfer
-        pool.say(id, phase=phase, note=note, obeys=order)
+        pool.say(id, phase=phase, note=note, acknowledged=order)
     pool.step()
     assert [pool.endpoints[id].transferring for id in ("e0", "e1", "e2")] == [True, False, False]
     assert receivers(pool) == [], "e1 will wait for the same broadcast; e2 reads the folder"
@@ -602,13 +602,13 @@ def test_nobody_waits_for_a_trainer_when_the_update_is_over_and_whoever_asks_aga
     pool.refuses("e1")
     pool.step()
     assert pool.phase == "Complete"
-    order = order_for(pool.weights, "e1")
+    order = target_for(pool.weights, "e1")
     assert order is not None
     assert not order.transfer, "it reads the folder"
     for transfer in (True, False):
         assert pool.begin(update(mode="Pause", transfer=transfer))
         pool.step()
-        order = order_for(pool.weights, "e1")
+        order = target_for(pool.weights, "e1")
         assert order is not None
         assert order.transfer == transfer
         pool.refuses("e1")

@@ -17,9 +17,9 @@ import pytest
 
 from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.process_proof import start_time
-from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec_v38 import OldCodec
-from rollyard.slurm.rest.queue_reader import SMALL_BYTES, Reader
+from rollyard.slurm.rest.queue_reader import SMALL_BYTES, QueueReader
 from rollyard.slurm.rest.rest_driver import RestDriver
 from tests.support.until import until
 
@@ -48,7 +48,7 @@ class Restd:
 
     def __init__(self, socket: Path) -> None:
         self.body = LARGE
-        self.address = Address.parse(f"unix:{socket}")
+        self.address = SlurmrestdAddress.parse(f"unix:{socket}")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readuntil(b"\r\n\r\n")
@@ -66,7 +66,7 @@ async def restd(tmp_path: Path) -> AsyncIterator[Restd]:
 
 @pytest.fixture
 async def driver(restd: Restd) -> AsyncIterator[RestDriver]:
-    made = RestDriver(restd.address, Identity())
+    made = RestDriver(restd.address, SlurmCredentials())
     yield made
     await made.close()
     assert children() == []
@@ -138,7 +138,7 @@ async def test_a_child_that_dies_costs_a_look_at_most_and_is_made_anew(driver: R
 
 
 async def test_a_child_that_takes_too_long_is_ended() -> None:
-    reader = Reader(0.01)
+    reader = QueueReader(0.01)
     with pytest.raises(SlurmUnreachable, match=r"not read within 0.01 s"):
         await reader.queue(OldCodec("v0.0.38"), LARGE, "me")
     assert children() == []

@@ -19,11 +19,11 @@ from deploy.slurm.throwaway import rest
 from rollyard.core.errors import Invalid, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import BatchScript, JobState
 from rollyard.slurm.choose_driver import choose_driver
-from rollyard.slurm.rest.address import TOKEN_FILE_VARIABLE, URL_VARIABLE, Address, Identity, claims
+from rollyard.slurm.rest.address import TOKEN_FILE_VARIABLE, URL_VARIABLE, SlurmCredentials, SlurmrestdAddress, claims
 from rollyard.slurm.rest.codec import array_tasks
 from rollyard.slurm.rest.job_fields import TABLE
 from rollyard.slurm.rest.rest_driver import RestDriver
-from rollyard.slurm.rest.version_choice import negotiated
+from rollyard.slurm.rest.version_choice import negotiate
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import HERE, SID, Clusters, Ground, open_cli, open_rest
 
@@ -35,7 +35,7 @@ def rest_cluster(request: pytest.FixtureRequest, clusters: Clusters) -> Cluster:
     return clusters(**request.param)
 
 
-Open = Callable[[Address, Identity], RestDriver]
+Open = Callable[[SlurmrestdAddress, SlurmCredentials], RestDriver]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def opened() -> AsyncIterator[Open]:
     """Drivers that are closed in the end: a large queue leaves one with a child."""
     async with contextlib.AsyncExitStack() as stack:
 
-        def new(address: Address, identity: Identity) -> RestDriver:
+        def new(address: SlurmrestdAddress, identity: SlurmCredentials) -> RestDriver:
             driver = RestDriver(address, identity, limit_seconds=10.0)
             stack.push_async_callback(driver.close)
             return driver
@@ -51,17 +51,17 @@ async def opened() -> AsyncIterator[Open]:
         yield new
 
 
-def port_of(cluster: Cluster) -> Address:
-    return Address.parse(cluster.env["SLURMRESTD_URL"])
+def port_of(cluster: Cluster) -> SlurmrestdAddress:
+    return SlurmrestdAddress.parse(cluster.env["SLURMRESTD_URL"])
 
 
 async def test_a_token_opens_the_port_and_a_wrong_one_is_no_empty_queue(
     rest_cluster: Cluster, opened: Open, tmp_path: Path
 ) -> None:
-    ground = Ground(opened(port_of(rest_cluster), Identity(rest_cluster.token())), tmp_path, rest_cluster)
+    ground = Ground(opened(port_of(rest_cluster), SlurmCredentials(rest_cluster.token())), tmp_path, rest_cluster)
     id = await ground.submit("sleep 100")
     assert (await ground.state(id, JobState.RUNNING)).owner == "rollyard:server:uid"
-    for wrong in (Identity(), Identity("a.b.c"), Identity(rest_cluster.token()[:-2])):
+    for wrong in (SlurmCredentials(), SlurmCredentials("a.b.c"), SlurmCredentials(rest_cluster.token()[:-2])):
         stranger = opened(port_of(rest_cluster), wrong)
         with pytest.raises(SlurmUnreachable, match="scontrol token"):
             await stranger.snapshot()
@@ -75,7 +75,7 @@ async def test_an_expired_token_says_so_and_a_renewed_file_is_read_again(
 ) -> None:
     file = tmp_path / "token"
     file.write_text(f"SLURM_JWT={rest_cluster.token(seconds=1)}\n")
-    driver = opened(port_of(rest_cluster), Identity(token_file=file))
+    driver = opened(port_of(rest_cluster), SlurmCredentials(token_file=file))
     async with asyncio.timeout(60):
         while time.time() < float(str(claims(file.read_text())["exp"])):
             await asyncio.sleep(0.1)
@@ -133,12 +133,12 @@ async def test_it_is_chosen_by_name_and_where_there_are_no_commands(
 
 
 def test_where_slurmrestd_is_may_be_a_socket_or_a_url() -> None:
-    assert Address.parse("unix:/run/restd.sock") == Address("http://slurmrestd", "/run/restd.sock")
-    assert Address.parse("unix:///run/restd.sock").socket == "/run/restd.sock"
-    assert Address.parse("https://slurm.example:6820/").url == "https://slurm.example:6820"
+    assert SlurmrestdAddress.parse("unix:/run/restd.sock") == SlurmrestdAddress("http://slurmrestd", "/run/restd.sock")
+    assert SlurmrestdAddress.parse("unix:///run/restd.sock").socket == "/run/restd.sock"
+    assert SlurmrestdAddress.parse("https://slurm.example:6820/").url == "https://slurm.example:6820"
     for wrong in ("", "unix:run/restd.sock", "slurm.example:6820", "ftp://slurm.example"):
         with pytest.raises(Invalid, match="write unix:/path"):
-            Address.parse(wrong)
+            SlurmrestdAddress.parse(wrong)
 
 
 OPENAPI = b'{"paths": {"/slurm/v0.0.38/jobs": {}}}'
@@ -173,7 +173,7 @@ async def test_an_answer_is_read_whole_or_counts_as_none(
         writer.close()
 
     async with await asyncio.start_unix_server(serve, tmp_path / "s"):
-        driver = opened(Address.parse(f"unix:{tmp_path}/s"), Identity())
+        driver = opened(SlurmrestdAddress.parse(f"unix:{tmp_path}/s"), SlurmCredentials())
         if words:
             with pytest.raises(SlurmUnreachable, match=re.escape(words)):
                 await driver.snapshot()
@@ -199,17 +199,17 @@ def test_tasks_that_wait_in_one_record_are_told_apart_and_a_cut_list_is_no_list(
     ],
 )
 def test_the_newest_version_that_was_tried_is_spoken(served: tuple[int, ...], spoken: int) -> None:
-    found = negotiated({"paths": {f"/slurm/v0.0.{version}/jobs/": {} for version in served}})
+    found = negotiate({"paths": {f"/slurm/v0.0.{version}/jobs/": {} for version in served}})
     assert (found.codec.version, found.accounting) == (f"v0.0.{spoken}", None)
 
 
 def test_a_server_without_a_version_of_ours_is_named_with_what_it_serves() -> None:
     with pytest.raises(SlurmUnreachable, match=r"serves v0.0.36, v0.0.37; .* --cluster cli"):
-        negotiated({"paths": {f"/slurm/v0.0.{version}/jobs": {} for version in (36, 37)}})
+        negotiate({"paths": {f"/slurm/v0.0.{version}/jobs": {} for version in (36, 37)}})
 
 
 async def test_an_option_that_the_server_would_pass_over_in_silence_is_refused() -> None:
-    codec = negotiated(
+    codec = negotiate(
         {
             "paths": {"/slurm/v0.0.40/jobs/": {}},
             "components": {"schemas": {"v0.0.40_job_desc_msg": {"properties": {"name": {}, "tasks": {}}}}},

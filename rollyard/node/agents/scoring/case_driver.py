@@ -31,12 +31,12 @@ def main(job_file: str, results_file: str) -> None:
     end = time.monotonic() + job["seconds"]
     results = []
     for call in job["calls"]:
-        results.append(carry_out(call, job["solution"], min(end, time.monotonic() + job["case_seconds"])))
+        results.append(run_call(call, job["solution"], min(end, time.monotonic() + job["case_seconds"])))
     with open(results_file, "wb") as file:
         file.write(b"".join(line + b"\n" for line in results))
 
 
-def carry_out(call: str, path: str, deadline: float) -> bytes:
+def run_call(call: str, path: str, deadline: float) -> bytes:
     """The call's value as a line of JSON, unread; empty when there is none in time."""
     if time.monotonic() >= deadline:
         return b""
@@ -50,7 +50,7 @@ def carry_out(call: str, path: str, deadline: float) -> bytes:
     if pid == 0:
         try:
             os.close(out)
-            answer(call, path, into)
+            run_in_child(call, path, into)
         finally:
             os._exit(0)
     os.close(into)
@@ -63,7 +63,7 @@ def carry_out(call: str, path: str, deadline: float) -> bytes:
     return line
 
 
-def answer(call: str, path: str, into: int) -> None:
+def run_in_child(call: str, path: str, into: int) -> None:
     """In the call's own process. What the solution prints goes nowhere."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)

@@ -20,7 +20,7 @@ MEMORY_BYTES = 1 << 30
 FREE_ORDER = ("set", "dict")
 
 
-def passed(expects: bytes, results: bytes) -> dict[str, float]:
+def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
     """How many of the expected values (a JSON list of Python literals) the result lines have.
 
     `bad_results` where there are not as many lines, or one is too long: the driver has not written that.
@@ -28,10 +28,10 @@ def passed(expects: bytes, results: bytes) -> dict[str, float]:
     expected, found = json.loads(expects), results.split(b"\n")
     if len(found) != len(expected) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
         return {"passed": 0.0, "bad_results": 1.0}
-    return {"passed": float(sum(map(same, expected, found)))}
+    return {"passed": float(sum(map(matches_literal, expected, found)))}
 
 
-def same(expect: str, found: bytes) -> bool:
+def matches_literal(expect: str, found: bytes) -> bool:
     """Whether the line `found` is the value of the literal: types count, floats may differ by rounding."""
     try:
         return _equal(json.loads(json.dumps(encode(ast.literal_eval(expect)))), json.loads(found))
@@ -48,11 +48,11 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(*_ordered(key, a[key], b[key])) for key in a)
+        return a.keys() == b.keys() and all(_equal(*_in_canonical_order(key, a[key], b[key])) for key in a)
     return bool(a == b)
 
 
-def _ordered(tag: str, *values: Any) -> list[Any]:
+def _in_canonical_order(tag: str, *values: Any) -> list[Any]:
     """Members sorted by their text where order says nothing. No hash is made of what an agent wrote."""
     if tag not in FREE_ORDER:
         return list(values)
@@ -60,4 +60,4 @@ def _ordered(tag: str, *values: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    serve(passed, CPU_SECONDS, MEMORY_BYTES)
+    serve(count_passed, CPU_SECONDS, MEMORY_BYTES)

@@ -23,22 +23,22 @@ START_SECONDS = 120.0
 """An algebra system takes seconds to import on a busy machine."""
 
 
-class Overrun(Exception):
+class CheckerKilled(Exception):
     """The question killed who judged it: by its CPU limit, or twice in other ways. `str()` is a metric's name."""
 
 
-class _Ended(Exception):
+class _CheckerEnded(Exception):
     pass
 
 
-class Checkers:
+class CheckerPool:
     """Children that run one module, started when they are needed, at most two for each core."""
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
         """`module` is a program around `checker_process.serve`, `harmless` a question that any working child answers."""
         self._module = module
-        self._harmless = harmless
-        self._turns = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
+        self._warm_up_question = harmless
+        self._slots = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
@@ -48,22 +48,22 @@ class Checkers:
         from outside, so the question is asked again before that is held against it. A caller that is cancelled leaves no
         child at work.
         """
-        async with self._turns:
+        async with self._slots:
             for _ in range(2):
                 verdict = await self._answer(parts)
                 if "died" not in verdict:
                     return verdict
                 if verdict["died"] == signal.SIGXCPU:
-                    raise Overrun("timed_out")
-            if "died" in await self._answer(self._harmless):
+                    raise CheckerKilled("timed_out")
+            if "died" in await self._answer(self._warm_up_question):
                 raise NodeFault(f"the processes that check answers ({self._module}) die on this node at every request")
-        raise Overrun("checker_killed")
+        raise CheckerKilled("checker_killed")
 
     async def _answer(self, parts: Sequence[bytes]) -> dict[str, Any]:
-        child = await self._take()
+        child = await self._acquire()
         try:
             verdict: dict[str, Any] = await _exchange(child, parts)
-        except _Ended:
+        except _CheckerEnded:
             _kill(child)
             return {"died": None}
         except BaseException:
@@ -79,7 +79,7 @@ class Checkers:
             _kill(child)
             await child.wait()
 
-    async def _take(self) -> asyncio.subprocess.Process:
+    async def _acquire(self) -> asyncio.subprocess.Process:
         while self._idle:
             child = self._idle.pop()
             if child.returncode is None:
@@ -91,7 +91,7 @@ class Checkers:
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await _line(child)
-        except (TimeoutError, _Ended):
+        except (TimeoutError, _CheckerEnded):
             _kill(child)
             raise NodeFault(
                 f"the process that checks answers ({self._module}) did not start; see this node agent's log"
@@ -116,7 +116,7 @@ async def _line(child: asyncio.subprocess.Process) -> Any:
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
-        raise _Ended
+        raise _CheckerEnded
     return json.loads(line)
 
 

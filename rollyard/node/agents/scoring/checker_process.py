@@ -28,18 +28,18 @@ def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no verdict
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _say(replies, "ready")
-    while parts := _question():
-        _say(replies, _judged(check, parts, cpu_seconds, memory_bytes))
+    _send(replies, "ready")
+    while parts := _read_question():
+        _send(replies, _judge_within_limits(check, parts, cpu_seconds, memory_bytes))
 
 
-def _judged(check: Check, parts: Sequence[bytes], cpu_seconds: int, memory_bytes: int) -> Any:
+def _judge_within_limits(check: Check, parts: Sequence[bytes], cpu_seconds: int, memory_bytes: int) -> Any:
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            _limit(resource.RLIMIT_AS, memory_bytes)
-            _limit(resource.RLIMIT_CPU, cpu_seconds)
+            _set_limit(resource.RLIMIT_AS, memory_bytes)
+            _set_limit(resource.RLIMIT_CPU, cpu_seconds)
             os.write(into, json.dumps(_verdict(check, parts)).encode())
         except BaseException:
             traceback.print_exc()
@@ -60,13 +60,13 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
         return {"too_large": 1.0}
 
 
-def _limit(kind: int, most: int) -> None:
+def _set_limit(kind: int, most: int) -> None:
     """Never above the hard limit that we came with: Slurm hands on the limits of whoever submitted."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _question() -> list[bytes]:
+def _read_question() -> list[bytes]:
     """Its parts; none at the end of standard input."""
     head = sys.stdin.buffer.read(4)
     if len(head) < 4:
@@ -76,5 +76,5 @@ def _question() -> list[bytes]:
     return [sys.stdin.buffer.read(length) for length in lengths]
 
 
-def _say(replies: TextIO, message: object) -> None:
+def _send(replies: TextIO, message: object) -> None:
     print(json.dumps(message), file=replies, flush=True)

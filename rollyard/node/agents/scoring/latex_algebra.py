@@ -45,7 +45,7 @@ _NORMAL = NormalizationConfig(
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 
 
-class Unreadable(Exception):
+class UnreadableExpression(Exception):
     pass
 
 
@@ -56,9 +56,9 @@ def read(text: str) -> Expr:
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # the parser has no exception of its own
-        raise Unreadable(text) from error
+        raise UnreadableExpression(text) from error
     if not isinstance(found, Expr | sympy.Equality):
-        raise Unreadable(text)
+        raise UnreadableExpression(text)
     return found
 
 
@@ -72,7 +72,7 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
     reference = read(reference_text)
     try:
         answer = read(answer_text)
-    except Unreadable:
+    except UnreadableExpression:
         return False
     variables = _variables(reference)
     to_do = _OTHERS if variables else _OTHERS | _ELEMENTARY
@@ -82,14 +82,14 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
         return False
     if isinstance(reference, sympy.Equality) or isinstance(answer, sympy.Equality):
         return _same_equation(reference, answer)
-    if not variables and operations(answer) > operations(reference):
+    if not variables and count_operations(answer) > count_operations(reference):
         return False
     return _same_value(_exact(reference), _exact(answer), rounded)
 
 
-def operations(expression: sympy.Basic) -> int:
+def count_operations(expression: sympy.Basic) -> int:
     """Operations left to do: sums, products of numbers, powers, roots, functions. A coefficient and a quotient are none."""
-    inner = sum(map(operations, expression.args))
+    inner = sum(map(count_operations, expression.args))
     if isinstance(expression, sympy.Add):
         return inner + len(expression.args) - 1
     if isinstance(expression, sympy.Mul):
@@ -135,19 +135,19 @@ def _same_value(reference: Expr, answer: Expr, rounded: bool) -> bool:
     close = sympy.Rational(TOLERANCE.numerator, TOLERANCE.denominator) if rounded else CLOSE
     symbols = sorted(difference.free_symbols, key=str)
     if not symbols:
-        return _small(difference, reference, close)
+        return _is_negligible(difference, reference, close)
     draw = random.Random(0)
     points = [{s: sympy.Rational(draw.randint(-300, 300), 97) for s in symbols} for _ in range(POINTS)]
     real = [p for p in points if _is_real(reference.subs(p)) and _is_real(answer.subs(p))]
     used = real if len(real) >= LEAST else points
-    return all(_small(difference.subs(p), reference.subs(p), close) for p in used)
+    return all(_is_negligible(difference.subs(p), reference.subs(p), close) for p in used)
 
 
 def _is_real(expression: Expr) -> bool:
     return bool(sympy.N(expression, DIGITS).is_real)
 
 
-def _small(difference: Expr, reference: Expr, close: Expr) -> bool:
+def _is_negligible(difference: Expr, reference: Expr, close: Expr) -> bool:
     of, size = sympy.N(difference, DIGITS), sympy.N(reference, DIGITS)
     if not (of.is_number and size.is_number and of.is_finite and size.is_finite):
         return False

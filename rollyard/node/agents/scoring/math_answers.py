@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rollyard.node.agents.scoring.checker_process import serve
-from rollyard.node.agents.scoring.latex_algebra import Unreadable, same_expression
+from rollyard.node.agents.scoring.latex_algebra import UnreadableExpression, same_expression
 from rollyard.node.agents.scoring.numerals import Numeral, numeral, same_number
 
 CPU_SECONDS = 2
@@ -74,27 +74,27 @@ class BadReference(Exception):
     pass
 
 
-def verdict(reference: bytes, answer: bytes) -> dict[str, float]:
+def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
     """{"right": 1.0 or 0.0}, or {"bad_reference": 1.0} where the reference is no mathematics."""
     try:
-        return {"right": float(right(reference.decode(), answer.decode()))}
+        return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:
         return {"bad_reference": 1.0}
     except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError, NotImplementedError):
         return {"right": 0.0}
 
 
-def right(reference: str, answer: str) -> bool:
+def is_right(reference: str, answer: str) -> bool:
     """Whether the answer is right. Raises BadReference."""
-    reference, answer = plain(reference), plain(answer)
+    reference, answer = normalized(reference), normalized(answer)
     if not reference or not _balanced(reference):
         raise BadReference(reference)
-    if _squeezed(reference) == _squeezed(answer):
+    if _without_spaces(reference) == _without_spaces(answer):
         return True
-    return bool(answer) and _balanced(answer, "{}()[]") and _same(form(reference), form(answer))
+    return bool(answer) and _balanced(answer, "{}()[]") and _same(parse_form(reference), parse_form(answer))
 
 
-def plain(text: str) -> str:
+def normalized(text: str) -> str:
     """The text without what only changes its looks."""
     for old, new in _SAME.items():
         text = text.replace(old, new)
@@ -104,35 +104,35 @@ def plain(text: str) -> str:
     return re.sub(r" +", " ", text)
 
 
-def form(text: str) -> Form:
+def parse_form(text: str) -> Form:
     """The outermost form of a plain text."""
     text = text.strip()
-    if numeral(text) or numeral(_squeezed(text)):  # 15,070 is no list
+    if numeral(text) or numeral(_without_spaces(text)):  # 15,070 is no list
         return Form("scalar", text)
     sides = _split(text, "=")
     if len(sides) == 1 and len(found := _split(text, r"\in ")) == 2 and _is_name(found[0]):
-        return form(found[1])
-    if len(sides) == 2 and (value := _equation(text)[1]) is not None and (inner := form(value)).kind != "scalar":
+        return parse_form(found[1])
+    if len(sides) == 2 and (value := _equation(text)[1]) is not None and (inner := parse_form(value)).kind != "scalar":
         return inner
     if len(parts := _split(text, ",")) > 1:
-        return Form("list", text, tuple(form(part) for part in parts))
+        return Form("list", text, tuple(parse_form(part) for part in parts))
     if len(sides) == 1 and (interval := _interval(text)):
         return interval
     if len(parts := _split(text, r"\cup")) > 1:
-        return Form("union", text, tuple(form(part) for part in parts))
+        return Form("union", text, tuple(parse_form(part) for part in parts))
     if len(sides) <= 2 and r"\pm" in text:
-        return Form("list", text, tuple(form(_chosen(text, sign)) for sign in "+-"))
+        return Form("list", text, tuple(parse_form(_with_sign_chosen(text, sign)) for sign in "+-"))
     if matrix := _MATRIX.fullmatch(text):
         rows = [row for row in matrix[1].split(r"\\") if row.strip()]
-        return Form("matrix", text, tuple(Form("row", row, tuple(map(form, row.split("&")))) for row in rows))
+        return Form("matrix", text, tuple(Form("row", row, tuple(map(parse_form, row.split("&")))) for row in rows))
     if text.startswith(r"\{") and text.endswith(r"\}"):
-        return Form("set", text, tuple(form(part) for part in _split(text[2:-2], ",") if part.strip()))
+        return Form("set", text, tuple(parse_form(part) for part in _split(text[2:-2], ",") if part.strip()))
     if _is_bracketed(text):
         parts = _split(text[1:-1], ",")
         if len(parts) > 1:
-            return Form(text[0] + text[-1], text, tuple(map(form, parts)))
+            return Form(text[0] + text[-1], text, tuple(map(parse_form, parts)))
         if text[0] + text[-1] in ("()", "{}"):
-            return form(text[1:-1])
+            return parse_form(text[1:-1])
     return Form("scalar", text)
 
 
@@ -156,7 +156,7 @@ def _same(reference: Form, answer: Form) -> bool:
 
 
 def _same_scalar(reference: str, answer: str) -> bool:
-    if _squeezed(reference).lstrip("+") == _squeezed(answer).lstrip("+"):
+    if _without_spaces(reference).lstrip("+") == _without_spaces(answer).lstrip("+"):
         return True
     name, value = _equation(reference)
     own, found = _equation(answer)
@@ -174,14 +174,14 @@ def _equation(text: str) -> tuple[str, str | None]:
         return "", text
     if len(sides) == 2:
         for name, value in (sides, sides[::-1]):
-            if _is_name(name) and _squeezed(name) not in value:
-                return _squeezed(name), value
+            if _is_name(name) and _without_spaces(name) not in value:
+                return _without_spaces(name), value
     return "", None
 
 
 def _same_value(reference: str, answer: str) -> bool:
-    if word := _word(reference):
-        if word == _word(answer):
+    if word := _as_word(reference):
+        if word == _as_word(answer):
             return True
         if r"\text" in reference or len(word) > 3:
             return False
@@ -200,7 +200,7 @@ def _number(text: str, percent: bool) -> Numeral | None:
         bare = unit["number"].strip()
     while bare.startswith("{") and _is_bracketed(bare):
         bare = bare[1:-1]
-    found = numeral(bare) or numeral(_squeezed(bare))
+    found = numeral(bare) or numeral(_without_spaces(bare))
     if found is None or not signed or percent:
         return found
     return Numeral(found.value * Fraction(1, 100), found.decimal, found.worked_out)
@@ -216,7 +216,7 @@ def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
         reference = unit["number"]
     try:
         return same_expression(reference, answer, rounded=rounded)
-    except Unreadable:
+    except UnreadableExpression:
         return False
 
 
@@ -235,16 +235,16 @@ def _interval(text: str) -> Form | None:
         ends = (parts[0], parts[4])
     else:
         return None
-    return Form(kind, text, tuple(map(form, ends)))
+    return Form(kind, text, tuple(map(parse_form, ends)))
 
 
-def _word(text: str) -> str:
+def _as_word(text: str) -> str:
     """A word or a choice in one spelling; empty for anything else."""
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip().strip("().").strip()
     return " ".join(bare.casefold().split()) if _WORD.fullmatch(bare) else ""
 
 
-def _chosen(text: str, sign: str) -> str:
+def _with_sign_chosen(text: str, sign: str) -> str:
     """One of the two that \\pm stands for."""
     return re.sub(r"^\+", "", text.replace(r"\pm", sign))
 
@@ -288,7 +288,7 @@ def _split(text: str, at: str) -> list[str]:
     return [*parts, text[begin:]]
 
 
-def _squeezed(text: str) -> str:
+def _without_spaces(text: str) -> str:
     """Without spaces, but for those between digits: 1 5/2 is not 15/2."""
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
@@ -300,9 +300,9 @@ def _warm_up() -> None:
         (r"\frac{\sqrt{3}}{2}", r"\sqrt{\frac{3}{4}}"),
         (r"\ln 2 + \pi", "1"),
     ):
-        right(reference, answer)
+        is_right(reference, answer)
 
 
 if __name__ == "__main__":
     _warm_up()
-    serve(verdict, CPU_SECONDS, MEMORY_BYTES)
+    serve(judge_answer, CPU_SECONDS, MEMORY_BYTES)

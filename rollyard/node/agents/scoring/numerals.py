@@ -37,14 +37,14 @@ class Numeral:
 def numeral(text: str) -> Numeral | None:
     """The number that all of `text` is; None for anything else, 2+3 among it. Spaces matter in "1 1/2" alone."""
     if found := _PLAIN.fullmatch(text):
-        return Numeral(_signed(found["sign"], _decimal(found["number"])), "." in found["number"], True)
+        return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):
         exponent = int(found["a"] or found["b"] or found["c"]) if len(found[0]) < MAX_EXPONENT else MAX_EXPONENT + 1
         if abs(exponent) > MAX_EXPONENT:
             return None
         mantissa = _decimal(found["number"])
         value = mantissa * Fraction(10) ** exponent
-        return Numeral(_signed(found["sign"], value), True, 1 <= mantissa < 10 or mantissa == 0)
+        return Numeral(_with_sign(found["sign"], value), True, 1 <= mantissa < 10 or mantissa == 0)
     if found := _FRACTION.fullmatch(text):
         return _fraction(found)
     return None
@@ -67,12 +67,12 @@ def _fraction(found: re.Match[str]) -> Numeral | None:
         return None
     worked_out = bottom > 1 and math.gcd(top, bottom) == 1 and not (minus and found["sign"])
     value = Fraction(top, bottom) + int(whole or 0)
-    return Numeral(_signed(minus, _signed(found["sign"], value)), False, worked_out)
+    return Numeral(_with_sign(minus, _with_sign(found["sign"], value)), False, worked_out)
 
 
 def _decimal(text: str) -> Fraction:
     return Fraction(re.sub(r"\{,\}|\\,|,", "", text))
 
 
-def _signed(sign: str | None, value: Fraction) -> Fraction:
+def _with_sign(sign: str | None, value: Fraction) -> Fraction:
     return -value if sign == "-" else value

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rollyard.core.errors import SandboxStartFailed, TaskError
 from rollyard.kinds.rollout import Task, Turn
-from rollyard.kinds.task_fields import Case, CodeTask, read_code
+from rollyard.kinds.task_fields import CodeCase, CodeTask, read_code
 from rollyard.node.agents import system_prompts
 from rollyard.node.agents.scoring import case_driver
-from rollyard.node.agents.scoring.checker_pool import Checkers, Overrun
+from rollyard.node.agents.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.node.agents.tasks.base import Artifact, Message, Score
 from rollyard.node.sandbox.sandbox import Sandbox
 from rollyard.wire.node import MAX_ARTIFACT_BYTES
@@ -38,7 +38,7 @@ class CodeHandler:
     eval_needs_sandbox = True
 
     def __init__(self) -> None:
-        self._checkers = Checkers("rollyard.node.agents.scoring.case_results", (b'["1"]', b"1\n"))
+        self._checkers = CheckerPool("rollyard.node.agents.scoring.case_results", (b'["1"]', b"1\n"))
 
     async def close(self) -> None:
         await self._checkers.close()
@@ -78,21 +78,21 @@ class CodeHandler:
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0})
         assert sandbox is not None
         await self.init(task, sandbox)
-        results = await _carry_out(code, artifact["solution"], sandbox, seconds)
-        metrics = await self._passed(code.cases, results)
+        results = await _run_cases(code, artifact["solution"], sandbox, seconds)
+        metrics = await self._count_passed(code.cases, results)
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
-    async def _passed(self, cases: Sequence[Case], results: bytes | None) -> dict[str, float]:
+    async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
         """How many calls came to what was expected. Results that cannot be judged are the solution's doing: none."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:
             return {"passed": 0.0, **await self._checkers.ask(json.dumps([c.expect for c in cases]).encode(), results)}
-        except Overrun as why:
+        except CheckerKilled as why:
             return {"passed": 0.0, str(why): 1.0}
 
 
-async def _carry_out(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
+async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
     """Results of the calls, a line each, unread; None when the solution left nothing of a size to read.
 
     Raises TaskError for a sandbox that cannot even run the driver.

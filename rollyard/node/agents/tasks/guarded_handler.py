@@ -29,7 +29,7 @@ from rollyard.node.agents.tasks.base import Artifact, Message, Score, TaskHandle
 from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.sandbox.sandbox import Sandbox
 
-OURS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
+OWN_ERRORS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
 """These say what they say, also from within a handler."""
 METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
 MAX_MESSAGE_CHARS = 2000
@@ -66,14 +66,14 @@ class GuardedHandler:
     def tools(self, task: Task) -> list[str]:
         with self._guard("tools"):
             tools = self._handler.tools(task)
-            right = _all(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
+            right = _all_match(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
             self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
         return tools
 
     def prompt(self, task: Task) -> list[Message]:
         with self._guard("prompt"):
             prompt = self._handler.prompt(task)
-            right = _all(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
+            right = _all_match(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
             right = right and bool(prompt)
             self._check("prompt", prompt, right, "a list of messages such as {'role': 'user', 'content': '...'}")
         return prompt
@@ -112,12 +112,12 @@ class GuardedHandler:
             yield
         except BaseException as raised:  # KeyboardInterrupt would end the node agent, an unknown one keep the lease
             error = first_cause(raised)
-            if isinstance(error, OURS):
+            if isinstance(error, OWN_ERRORS):
                 raise error from None
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            what = explained(error, type(self._handler).__module__)
+            what = with_source_line(error, type(self._handler).__module__)
             raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
 
     def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
@@ -134,7 +134,7 @@ def first_cause(error: BaseException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, RollyardError)), causes[0])
 
 
-def explained(error: BaseException, module: str) -> str:
+def with_source_line(error: BaseException, module: str) -> str:
     """`KeyError: 'topic' (/path/quiz.py:14)`: the innermost line in this module, else of all."""
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
@@ -148,7 +148,7 @@ def explained(error: BaseException, module: str) -> str:
     return f"{type(error).__name__}: {message}{where}"
 
 
-def _all(found: Any, right: Any) -> bool:
+def _all_match(found: Any, right: Any) -> bool:
     return isinstance(found, list | tuple) and all(right(one) for one in found)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
-from rollyard.core.errors import HandlerFailed, failure_text
-from rollyard.node.agents.tasks.guarded_handler import GuardedHandler, explained
+from rollyard.core.errors import HandlerFailed, connection_failure_text
+from rollyard.node.agents.tasks.guarded_handler import GuardedHandler, with_source_line
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Handlers:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await handler.close()
             except (HandlerFailed, TimeoutError) as error:
-                log.warning("the handler of task kind %r failed to close: %s", kind, failure_text(error))
+                log.warning("the handler of task kind %r failed to close: %s", kind, connection_failure_text(error))
 
 
 def load_handlers() -> Handlers:
@@ -43,5 +43,5 @@ def load_handlers() -> Handlers:
         try:
             loaded[entry.name] = GuardedHandler(entry.name, entry.load()())
         except BaseException as error:  # noqa: BLE001 - the boundary to code that is not ours
-            failed[entry.name] = explained(error, entry.module)
+            failed[entry.name] = with_source_line(error, entry.module)
     return Handlers(loaded, failed)

@@ -9,7 +9,7 @@ from rollyard.core.errors import TaskError
 from rollyard.kinds.rollout import Task, Turn
 from rollyard.kinds.task_fields import read_math
 from rollyard.node.agents import system_prompts
-from rollyard.node.agents.scoring.checker_pool import Checkers, Overrun
+from rollyard.node.agents.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.node.agents.tasks.base import Artifact, Message, Score
 from rollyard.node.sandbox.sandbox import Sandbox
 
@@ -21,7 +21,7 @@ class MathHandler:
     eval_needs_sandbox = False
 
     def __init__(self) -> None:
-        self._checkers = Checkers("rollyard.node.agents.scoring.math_answers", (b"1", b"1"))
+        self._checkers = CheckerPool("rollyard.node.agents.scoring.math_answers", (b"1", b"1"))
 
     async def close(self) -> None:
         await self._checkers.close()
@@ -60,10 +60,10 @@ class MathHandler:
         asked = reference.encode("utf-8", "replace")
         try:
             verdict = await self._checkers.ask(asked, answer.encode("utf-8", "replace"))
-        except Overrun as why:
+        except CheckerKilled as why:
             try:
                 await self._checkers.ask(asked, b"0")
-            except Overrun:
+            except CheckerKilled:
                 raise TaskError(f"the reference answer {reference!r} cannot be computed within the limits") from None
             return {str(why): 1.0}
         if "bad_reference" in verdict:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import NodeFault
-from rollyard.node.agents.scoring.checker_pool import Checkers, Overrun
+from rollyard.node.agents.scoring.checker_pool import CheckerKilled, CheckerPool
 from tests.support.until import until
 
 CHILD = """
@@ -44,10 +44,10 @@ serve(check, 1, 1 << 30)
 
 
 @pytest.fixture
-async def checkers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Checkers]:
+async def checkers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CheckerPool]:
     (tmp_path / "child_of_a_test.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = Checkers("child_of_a_test", [b""], 3)
+    made = CheckerPool("child_of_a_test", [b""], 3)
     yield made
     await made.close()
 
@@ -56,31 +56,33 @@ def children() -> set[int]:
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
-async def test_questions_of_any_size_are_answered_by_one_child(checkers: Checkers) -> None:
+async def test_questions_of_any_size_are_answered_by_one_child(checkers: CheckerPool) -> None:
     first = await checkers.ask(b"")
     assert await checkers.ask(b"print", b"x" * (8 << 20), b"y") == {**first, "length": (8 << 20) + 1}
     assert children() == {first["pid"]}
 
 
-async def test_what_takes_too_long_is_ended_and_the_others_do_not_wait_for_it(checkers: Checkers) -> None:
+async def test_what_takes_too_long_is_ended_and_the_others_do_not_wait_for_it(checkers: CheckerPool) -> None:
     burning = [asyncio.create_task(checkers.ask(b"burn")) for _ in range(2)]
     assert "pid" in await checkers.ask(b"")
     assert not any(task.done() for task in burning)
     for task in burning:
-        with pytest.raises(Overrun, match="timed_out"):
+        with pytest.raises(CheckerKilled, match="timed_out"):
             await task
 
 
-async def test_memory_has_a_limit_and_none_is_kept_for_the_next_question(checkers: Checkers) -> None:
+async def test_memory_has_a_limit_and_none_is_kept_for_the_next_question(checkers: CheckerPool) -> None:
     assert await checkers.ask(b"fill") == {"too_large": 1.0}
     grown = await checkers.ask(b"grow")
     assert grown["kept"] == 64 << 20
     assert await checkers.ask(b"") == {**grown, "kept": 0}
 
 
-async def test_a_child_killed_from_outside_is_not_held_against_the_question(checkers: Checkers, tmp_path: Path) -> None:
+async def test_a_child_killed_from_outside_is_not_held_against_the_question(
+    checkers: CheckerPool, tmp_path: Path
+) -> None:
     assert "pid" in await checkers.ask(b"die once", str(tmp_path / "seen").encode())
-    with pytest.raises(Overrun, match="checker_killed"):
+    with pytest.raises(CheckerKilled, match="checker_killed"):
         await checkers.ask(b"die")
     assert "pid" in await checkers.ask(b"")
 
@@ -96,7 +98,7 @@ def group(leader: int) -> list[str]:
     return found
 
 
-async def test_a_cancelled_question_leaves_no_process(checkers: Checkers) -> None:
+async def test_a_cancelled_question_leaves_no_process(checkers: CheckerPool) -> None:
     child = int((await checkers.ask(b""))["pid"])
     asked = asyncio.create_task(checkers.ask(b"burn"))
     await until(lambda: len(group(child)) >= 2)
@@ -107,18 +109,20 @@ async def test_a_cancelled_question_leaves_no_process(checkers: Checkers) -> Non
 
 async def test_a_child_that_does_not_start_is_a_fault_of_ours() -> None:
     with pytest.raises(NodeFault, match="nosuch"):
-        await Checkers("nosuch.module", [b""]).ask(b"")
+        await CheckerPool("nosuch.module", [b""]).ask(b"")
 
 
-async def test_children_that_always_die_are_a_fault_of_ours(checkers: Checkers) -> None:
+async def test_children_that_always_die_are_a_fault_of_ours(checkers: CheckerPool) -> None:
     """Nothing is held against an answer where a harmless one fares no better."""
-    checkers._harmless = [b"die"]
+    checkers._warm_up_question = [b"die"]
     with pytest.raises(NodeFault, match="die on this node at every request"):
         await checkers.ask(b"die")
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_CPU, resource.RLIMIT_AS])
-async def test_a_lower_limit_of_the_site_stays(checkers: Checkers, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+async def test_a_lower_limit_of_the_site_stays(
+    checkers: CheckerPool, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
     """A child that may not raise its own hard limit died of every question."""
     most = {resource.RLIMIT_CPU: 3600, resource.RLIMIT_AS: 900 << 20}[kind]
     monkeypatch.setenv("LIMIT", f"{kind} {most}")

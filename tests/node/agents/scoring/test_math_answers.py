@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.node.agents.scoring.math_answers import BadReference, right
+from rollyard.node.agents.scoring.math_answers import BadReference, is_right
 
 RULE: list[tuple[str, list[str], list[str]]] = [
     ("15", ["15 miles"], ["15 thousand", r"15\text{ million}", "1 5", "2x = 30", "x - 1 = 14"]),
@@ -276,15 +276,15 @@ RULE: list[tuple[str, list[str], list[str]]] = [
 def test_an_answer_in_simplest_form_is_right_and_the_question_said_back_is_not(
     reference: str, good: list[str], bad: list[str]
 ) -> None:
-    assert right(reference, reference), "the reference answers itself"
-    assert [answer for answer in good if not right(reference, answer)] == [], "should be right"
-    assert [answer for answer in bad if right(reference, answer)] == [], "should be wrong"
+    assert is_right(reference, reference), "the reference answers itself"
+    assert [answer for answer in good if not is_right(reference, answer)] == [], "should be right"
+    assert [answer for answer in bad if is_right(reference, answer)] == [], "should be wrong"
 
 
 @pytest.mark.parametrize("reference", ["}{", "", " ", "\\frac{1}{"])
 def test_a_reference_that_is_no_mathematics_is_the_tasks_fault(reference: str) -> None:
     with pytest.raises(BadReference):
-        right(reference, "42")
+        is_right(reference, "42")
 
 
 LONG = [
@@ -296,4 +296,4 @@ LONG = [
 @pytest.mark.parametrize("answer", [*LONG, "}{", "\\frac{1}{", "None", "", "\\text{half}"])
 def test_no_text_takes_long_or_breaks_the_rule(answer: str) -> None:
     for reference in ("42", r"\sqrt{2}", "(1,2)"):
-        assert not right(reference, answer)
+        assert not is_right(reference, answer)

@@ -11,7 +11,7 @@ import pytest
 from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import Task
 from rollyard.node.agents.scoring.case_driver import encode
-from rollyard.node.agents.scoring.case_results import passed
+from rollyard.node.agents.scoring.case_results import count_passed
 from rollyard.node.agents.tasks.base import Score
 from rollyard.node.agents.tasks.code import CodeHandler
 from rollyard.node.sandbox.sandbox import Sandbox
@@ -188,12 +188,12 @@ def line(value: object) -> bytes:
     ],
 )
 def test_values_are_compared_with_their_types(expect: str, found: bytes, equal: bool) -> None:
-    assert passed(json.dumps([expect]).encode(), found + b"\n") == {"passed": float(equal)}
+    assert count_passed(json.dumps([expect]).encode(), found + b"\n") == {"passed": float(equal)}
 
 
 @pytest.mark.parametrize("lines", [b"", b"1", b"1\n", b"1\n1\n1\n", b"1\n" + b"1" * (1 << 19) + b"\n"])
 def test_results_that_the_driver_has_not_written_are_none(lines: bytes) -> None:
-    assert passed(b'["1", "1"]', lines) == {"passed": 0.0, "bad_results": 1.0}
+    assert count_passed(b'["1", "1"]', lines) == {"passed": 0.0, "bad_results": 1.0}
 
 
 def test_a_wrong_task_names_its_field() -> None:

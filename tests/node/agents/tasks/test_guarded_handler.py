@@ -19,7 +19,7 @@ from rollyard.node.agents.tasks import installed_handlers
 from rollyard.node.agents.tasks.base import Score
 from rollyard.node.agents.tasks.guarded_handler import GuardedHandler
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
-from rollyard.node.failure_status import failed
+from rollyard.node.failure_status import failed_outcome
 
 TASK, SANDBOX = Task(kind="quiz"), cast(Any, None)
 
@@ -129,7 +129,7 @@ async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> N
     for error in (ValueError(message), TaskError(message)):
         with pytest.raises(TaskError) as found:
             await call("evaluate", evaluate=raising(error))
-        outcome = failed(None, Stage.EVAL, found.value, "node")
+        outcome = failed_outcome(None, Stage.EVAL, found.value, "node")
         assert outcome.error is not None
         assert 0 < len(outcome.model_dump_json().encode()) < 50_000
         assert message[:10] in outcome.error.message

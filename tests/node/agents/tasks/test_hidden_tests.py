@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import Task
 from rollyard.node.agents.tasks.code import CodeHandler
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 from tests.support.until import until
 
 SPEC = SandboxSpec(image=None, limits=Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=64 << 20))
@@ -28,8 +28,8 @@ SPY = "setsid bash -c 'exec -a rollyard-spy bash -c \"while :; do grep -rs 20417
 
 
 @pytest.fixture
-async def sandboxes() -> AsyncIterator[Sandboxes]:
-    async with Sandboxes(await asyncio.to_thread(find_runtime)) as made:
+async def sandboxes() -> AsyncIterator[SandboxFactory]:
+    async with SandboxFactory(await asyncio.to_thread(find_runtime)) as made:
         yield made
 
 
@@ -46,7 +46,7 @@ def spies() -> list[str]:
     return found
 
 
-async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxes: Sandboxes) -> None:
+async def test_a_daemon_of_the_agent_is_gone_before_hidden_cases_appear(sandboxes: SandboxFactory) -> None:
     handler = CodeHandler()
     async with await sandboxes.start(SPEC) as run:
         await run.write_file("/workspace/s.py", b"def f(n):\n    return n + 1\n")
