@@ -51,7 +51,7 @@ def test_it_names_what_a_cluster_offers_and_one_that_does_not_answer(new_cluster
 
     status, found = doctor(cluster, "--node", "--data", str(tmp_path), "--advertise", "nowhere.invalid")
     assert status == 1
-    assert found[f"{here}: network"].startswith("FAIL  nowhere.invalid:")
+    assert found[f"{here}: network"].startswith("FAIL  this node cannot reach nowhere.invalid:")
     assert "name another address or interface with --advertise" in found[f"{here}: network"]
 
     cluster.run("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=test")
@@ -147,4 +147,4 @@ def test_a_clock_that_is_off_is_a_failure() -> None:
     assert clocks("clock", 0.4, "this node").level == "OK"
     found = clocks("clock", -90.0, "this node")
     assert found.level == "FAIL"
-    assert "this node is 90 s behind us" in found.detail
+    assert "this node is 90 s behind this machine" in found.detail
