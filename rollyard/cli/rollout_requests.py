@@ -69,7 +69,7 @@ def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRe
         more = f"\n… and {len(wrong) - 10} more lines" if len(wrong) > 10 else ""
         raise Invalid("\n".join(wrong[:10]) + f"{more}\nnothing was submitted; {EXAMPLE}")
     if not found:
-        raise BadRequest(f"{source} holds no task; {EXAMPLE}")
+        raise BadRequest(f"{source} contains no task; {EXAMPLE}")
     return found
 
 

@@ -1,7 +1,7 @@
-"""The ground of all messages, and who sends them.
+"""Base of all messages, and the identity of their senders.
 
-Messages only grow: fields are added with defaults, unknown fields and unknown message types are ignored on arrival, so
-that an old node agent outlives a new server.
+Messages only grow: new fields have defaults, and receivers ignore unknown fields and unknown message types. So an old
+node agent works with a new server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WireMessage(BaseModel):
 
 
 class Identity(WireMessage):
-    """Who speaks: one process in one run of one job of one allocation. The first that registers is the one."""
+    """Sender of a message: one process in one run of one job of an allocation. Only the first process that registers counts."""
 
     allocation: str
     namespace: str

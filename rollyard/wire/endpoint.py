@@ -1,4 +1,4 @@
-"""A model server as those reach it who sample from it."""
+"""Model servers as their clients reach them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from rollyard.wire.base import WireMessage
 
 
 class Endpoint(WireMessage):
-    """A model server as a node agent reaches it."""
+    """Address and properties of a model server, for node agents."""
 
     id: str
     url: str
-    """Base URL; `/v1/completions` hangs below it."""
+    """Base URL, such as of `/v1/completions`."""
     token: str | None = None
     model: str
     weights_version: str
     tokenizer: str
     """Folder of the tokenizer and chat template."""
     ca: bool = True
-    """Whether its certificate comes from Rollyard's own CA."""
+    """True: its certificate comes from Rollyard's own CA."""
     patience: Patience = Patience()
-    """How long to wait for it."""
+    """Times to wait for it before another endpoint is used."""
     dialect: Literal["openai", "sglang"] = "openai"
-    """Which of its routes takes and gives token ids: `/v1/completions`, or SGLang's own `/generate`."""
+    """Route that accepts and returns token ids: `/v1/completions`, or SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
-    """Which logprobs it gives."""
+    """Kind of logprobs that it returns."""

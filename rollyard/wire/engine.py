@@ -8,97 +8,97 @@ from rollyard.wire.base import Identity, WireMessage
 
 
 class EngineHello(WireMessage):
-    """POST /v1/engine/register, answered by `EngineWelcome`; again after each reconnect."""
+    """Body of POST /v1/engine/register, also after each reconnect. The answer is `EngineWelcome`."""
 
     identity: Identity
     url: str
     csr: str | None = None
-    """PEM; null when the certificate at hand is still good."""
+    """Certificate request in PEM; null while the present certificate is valid."""
 
 
 class WeightsTarget(WireMessage):
-    """What an engine should serve; it holds until another one comes."""
+    """Weights that an engine should serve until it gets another target."""
 
     version: str
-    """As the trainer calls it."""
+    """Version name that the trainer chose."""
     mode: Literal["Drain", "Pause", "Abort"] = "Drain"
-    """For the requests that run: let them end, keep them and go on with the new weights, or hand back what they have."""
+    """Treatment of running requests. Drain: they end first. Pause: they continue with the new weights. Abort: they end with
+    the tokens that they have."""
     path: str | None = None
-    """Folder of the weights, as the engine's node sees it; null where `adapter` is given."""
+    """Folder of the weights; a path on the engine's node. Null if `adapter` is set."""
     adapter: str | None = None
-    """Folder of a LoRA adapter on top of the pool's own weights."""
+    """Folder of a LoRA adapter for the pool's own weights."""
     checksum: str | None = None
-    """`weights_version` of the folder; another content is refused. Null takes what is there."""
+    """Expected checksum of the folder; the engine refuses other content. Null: any content."""
     attempt: int = 1
-    """A higher one orders the same anew after it failed; who serves it already has nothing to do."""
+    """Number of the attempt. After a failure a higher number means another try."""
     transfer: bool = False
-    """A trainer waits to move them into the running engine; who offers that not, or knows it not, reads `path`."""
+    """True: a trainer moves the weights into the running engine. Engines that cannot receive a transfer load `path`."""
 
 
 class EngineWelcome(WireMessage):
     certificate: str | None = None
-    """PEM of the door's certificate with its chain."""
+    """Certificate of the engine's reverse proxy with its chain, in PEM."""
     heartbeat_seconds: float
     token: str
-    """What node agents will show at the door."""
+    """Token that node agents send to the engine's reverse proxy."""
     weights: WeightsTarget | None = None
-    """What to serve from the start; null for the model of the pool's spec."""
+    """Weights to serve from the start; null for the model of the pool's spec."""
 
 
 class EngineLoad(WireMessage):
-    """Totals since the engine's start; null is what it does not say. What they say together is in
-    `server/routing/endpoint_rates.py`."""
+    """Totals since the engine's start; null if unknown. Rates: `server/routing/endpoint_rates.py`."""
 
     life: int = 0
-    """Which start of the engine within its allocation: with each the totals begin at zero."""
+    """Number of the engine's start within its allocation. The totals start at zero with each."""
     at: float
-    """Seconds on the sender's monotonic clock when they were read."""
+    """Time at which the totals were read, in seconds of the sender's monotonic clock."""
     generated_tokens: int | None = None
     prompt_tokens: int | None = None
-    """Those found in the prefix cache included."""
+    """Prompt tokens, including those found in the prefix cache."""
     prefix_queries: int | None = None
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int | None = None
-    """Of those, found."""
+    """Prompt tokens found in the prefix cache."""
     preemptions: int | None = None
-    """Requests put back for want of key-value cache."""
+    """Requests interrupted because the key-value cache was full."""
     first_tokens: int | None = None
-    """Requests that got their first token."""
+    """Requests that have received their first token."""
     first_token_seconds: float | None = None
-    """From arrival to first token, of all of them together."""
+    """Sum of the times from arrival to the first token."""
 
 
 class EngineHeartbeat(WireMessage):
-    """POST /v1/engine/heartbeat, answered by `EngineOrders`."""
+    """Body of POST /v1/engine/heartbeat. The answer is `EngineOrders`."""
 
     identity: Identity
     url: str
     ready: bool
     reason: str = ""
-    """Why it is not ready."""
+    """Reason why it is not ready."""
     weights_version: str = ""
-    """The one that it serves and has proven; empty before that."""
+    """Verified version that it serves; empty until the verification."""
     weights_checksum: str = ""
-    """Of the folder that they came from."""
+    """Checksum of the folder that the weights came from."""
     weights_phase: Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"] = ""
-    """How far it is with the last order; empty when it has done it. Transferring: it waits for the trainer."""
+    """Progress towards the last target; empty when it is reached. Transferring: the engine waits for the trainer."""
     weights_error: str = ""
-    """Why it could not."""
+    """Reason of the failure."""
     weights_attempt: int | None = None
-    """`attempt` of the order that `Failed` is about; null from an engine that does not say it."""
+    """`attempt` of the failed target; null from an engine that does not send it."""
     weights_note: str | None = None
-    """Why it read the folder where a transfer was ordered, else empty; null from an engine that knows no transfers."""
+    """Reason why it loaded the folder in spite of a transfer, else empty. Null from an engine without transfers."""
     running: int = 0
     waiting: int | None = None
-    """Requests that wait in the engine; null when it does not say so."""
+    """Requests that wait in the engine; null if unknown."""
     kv_usage: float | None = None
-    """Filled share of its key-value cache, 0 to 1; null when it does not say so."""
+    """Filled share of its key-value cache, 0 to 1; null if unknown."""
     load: EngineLoad | None = None
-    """What it has done; null when it does not say so."""
+    """Totals of its work; null if unknown."""
 
 
 class EngineOrders(WireMessage):
     known: bool = True
-    """False: register again."""
+    """False: the server does not know the engine, so register again."""
     drain: bool = False
     weights: WeightsTarget | None = None

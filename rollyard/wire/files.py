@@ -1,4 +1,4 @@
-"""Files by which the server tells a job where it belongs, and everybody where the server is now."""
+"""Files of the server: the input of a job, and the present address of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollyard.wire.base import WireMessage
 
 
 class AllocationFile(WireMessage):
-    """`allocation.json` in an allocation's folder (0700): all that a batch job is told. `token` lies beside it, 0600."""
+    """`allocation.json` in an allocation's folder (0700): all input of a batch job. The file `token` (0600) is beside it."""
 
     allocation: str
     namespace: str
@@ -17,7 +17,7 @@ class AllocationFile(WireMessage):
     pool_kind: Literal["InferencePool", "RolloutPool"]
     pool: str
     endpoint_file: str
-    """Path of the server's `endpoint.json`; read again before each reconnect."""
+    """Path of the server's `endpoint.json`. It is read again before each reconnect."""
     ca_file: str
     """PEM of the server's own CA."""
     scratch: str
@@ -31,6 +31,6 @@ class EndpointFile(WireMessage):
 
     url: str
     epoch: int
-    """Grows with every start of a server on this folder; an older one never overwrites a newer one."""
+    """Number that grows with each start of a server on this folder. An older server never overwrites a newer one's file."""
     job: str | None = None
-    """The Slurm job that the server is, where it is one."""
+    """Slurm job of the server, if it runs in one."""

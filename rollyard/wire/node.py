@@ -1,4 +1,4 @@
-"""Messages between the server and node agents: over one WebSocket, and over plain HTTP for what is large."""
+"""Messages between the server and node agents: over one WebSocket, and large ones over plain HTTP."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rollyard.wire.endpoint import Endpoint
 
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
-"""Reason of a hand-back that may be the rollout's own doing: it broke the node agent's code."""
+"""Reason of a hand-back after an error in the node agent's code, which the rollout may have caused."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
-"""Reason of a hand-back of what asks for something that the node agent is too old to know."""
+"""Reason of a hand-back of a lease with fields that the node agent is too old to know."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 
 
 class LeaseRef(WireMessage):
-    """Names one lease; a higher fence of the same rollout makes it void."""
+    """Name of one lease. A higher fence of the same rollout makes it void."""
 
     namespace: str
     id: str
@@ -31,7 +31,7 @@ class LeaseRef(WireMessage):
 
 
 class Lease(LeaseRef):
-    """A rollout handed to a node agent, with all that is needed to run it."""
+    """Rollout for a node agent, with everything needed to run it."""
 
     attempt: int
     sample_index: int
@@ -44,7 +44,7 @@ class Lease(LeaseRef):
 
     @field_serializer("agent", "sampling", "budgets")
     def _dump_without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
-        """What a user may ask is read strictly: a node agent that is older than a field gets it only if it was set."""
+        """Fields that users set are parsed strictly, so an older node agent gets a new field only if a user has set it."""
         return asked.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -55,19 +55,19 @@ class Hello(WireMessage):
     type: Literal["hello"] = "hello"
     identity: Identity
     held: list[LeaseRef] = []
-    """Everything in hand, unacknowledged results included; a lease that the server thinks is here was never received."""
+    """All leases held, including those with unacknowledged results. Leases that are not listed were never received."""
     widths: dict[str, int] = {}
     """Stage -> stage workers; empty at the first hello."""
     places: int = 0
-    """Sandboxes that fit into the allocation, by its first `Welcome`; 0 before that, and where it does not say so."""
+    """Sandboxes that fit into the allocation, from its first `Welcome`. 0 before that, and if it is unknown."""
     kinds: list[str] = []
-    """Task kinds this node agent has handlers for; empty from one that says it in `CapacityRequest` alone."""
+    """Task kinds this node agent has handlers for. Empty if it sends them in `CapacityRequest` only."""
     failed_kinds: dict[str, str] = {}
-    """Task kind -> why its handler cannot be loaded here."""
+    """Task kind -> reason why its handler cannot be loaded here."""
 
 
 class CapacityRequest(WireMessage):
-    """How many more leases there is room for right now; replaces what was said before."""
+    """Number of further leases that the node agent can accept now. It replaces the earlier number."""
 
     type: Literal["want"] = "want"
     init: int = 0
@@ -75,11 +75,11 @@ class CapacityRequest(WireMessage):
     kinds: list[str] = []
     """Task kinds this node agent has handlers for."""
     grants: int | None = None
-    """How many Grants have arrived on this connection; one that is still on its way makes this word void."""
+    """Number of Grants received on this connection. The server ignores the message while another Grant is on its way."""
 
 
 class Heartbeat(WireMessage):
-    """Renews every lease named; one that is not named may still be on its way in a Grant, and only runs out."""
+    """Renewal of all named leases. A lease that is not named may still be on its way in a Grant, so it is not ended at once."""
 
     type: Literal["heartbeat"] = "heartbeat"
     held: list[LeaseRef]
@@ -90,13 +90,13 @@ class Heartbeat(WireMessage):
 
 
 class HandBack(WireMessage):
-    """Not done and not at fault: preempted, drained, or out of time. Costs no attempt."""
+    """Return of an unfinished rollout without a fault: preemption, drain or end of the walltime. It costs no attempt."""
 
     type: Literal["hand_back"] = "hand_back"
     lease: LeaseRef
     reason: str
     message: str = ""
-    """Type and text of the error, where `reason` is NODE_AGENT_ERROR."""
+    """Type and text of the error, if `reason` is NODE_AGENT_ERROR."""
 
 
 # server -> node agent
@@ -107,20 +107,20 @@ class Welcome(WireMessage):
     protocol: int = PROTOCOL
     epoch: int
     lease_seconds: float
-    """A holder that has not been renewed for so long stops by itself."""
+    """Seconds without a renewal after which a holder stops its work."""
     sandbox: SandboxTemplate
     stages: Stages
     places: int = 0
-    """Such sandboxes that fit into the allocation. Like `sandbox` and `stages` it holds from the first welcome on."""
+    """Sandboxes of this kind that fit into the allocation. As with `sandbox` and `stages`, the first welcome counts."""
     lost: list[LeaseRef] = []
-    """Of what `hello` named: no longer the caller's; stop."""
+    """Leases of `hello` that are void; stop their work."""
 
 
 class UnreadableLease(WireMessage):
-    """A lease that has arrived and cannot be read."""
+    """Lease that arrived but cannot be parsed."""
 
     lease: LeaseRef | None
-    """None where not even that can be read."""
+    """None if not even the name can be parsed."""
     why: str
 
 
@@ -128,11 +128,11 @@ class Grant(WireMessage):
     type: Literal["grant"] = "grant"
     leases: list[Lease]
     unread: list[UnreadableLease] = Field(default=[], exclude=True)
-    """Never sent: found on arrival."""
+    """Leases that could not be parsed. It is never sent."""
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:
-        """Lease by lease: what users ask is read strictly, and one that asks for something newer hides no other."""
+        """Parse each lease by itself, so that one with newer fields does not spoil the others."""
         found = data.get("leases")
         if not isinstance(found, list):
             return cls.model_validate(data)
@@ -158,16 +158,16 @@ class Cancel(WireMessage):
 
 
 class RechooseEndpoint(WireMessage):
-    """Ask for the endpoint of this role again before the next turn: there may be a better one by now.
+    """Request to ask for the endpoint of this role again before the next turn, because there may be a better one.
 
-    A hint: the choice is made, and written down, when it is asked for (`NewEndpoint` without `failed`).
+    It is a hint: the server chooses and records the endpoint when the node agent asks (`NewEndpoint` without `failed`).
     """
 
     type: Literal["repin"] = "repin"
     lease: LeaseRef
     role: str
     now: bool = False
-    """The endpoint does not answer: ask at once. A request that waits there goes on at the other with the ids it has."""
+    """True: the endpoint does not answer, so ask at once. A waiting request continues at the new one with its ids so far."""
 
 
 class Drain(WireMessage):
@@ -175,11 +175,11 @@ class Drain(WireMessage):
 
 
 class Resize(WireMessage):
-    """How wide the stages should be from now on; heartbeats tell how wide they are."""
+    """Desired widths of the stages. Heartbeats report the actual widths."""
 
     type: Literal["resize"] = "resize"
     widths: dict[str, int]
-    """Stage -> stage workers; a stage that is not named stays."""
+    """Stage -> stage workers. A stage that is not named keeps its width."""
     places: int
     """Sandboxes that fit into the allocation."""
 
@@ -188,19 +188,19 @@ class Resize(WireMessage):
 
 
 class NewEndpoint(WireMessage):
-    """POST /v1/node/endpoint: the one in use failed, or a `RechooseEndpoint` came; answers an `Endpoint`."""
+    """Body of POST /v1/node/endpoint after a failure or a `RechooseEndpoint`. The answer is an `Endpoint`."""
 
     lease: LeaseRef
     role: str
     failed: str
-    """Id of the endpoint; empty where none failed, and then the answer may be the one in use."""
+    """Id of the failed endpoint. Empty if none failed; then the answer may be the endpoint in use."""
     why: str = ""
     again: bool = False
-    """Asked for the same failure before, and there was none: no further complaint of it."""
+    """True: a repeated request after the same failure. It counts as no new complaint."""
 
 
 class ResultHeader(WireMessage):
-    """First line of an uploaded result; the compressed JSON body follows."""
+    """First line of an uploaded result. The compressed JSON body follows."""
 
     lease: LeaseRef
     status: str
@@ -210,13 +210,13 @@ class ResultHeader(WireMessage):
     endpoint: str | None = None
     turns: int = 0
     tokens: int = 0
-    """Sampled tokens, of all turns."""
+    """Sampled tokens of all turns."""
     sampled: int | None = None
-    """Sampled tokens in its segments; null from a node agent that does not say it."""
+    """Sampled tokens in its segments; null from a node agent that does not send it."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
     weights_versions: list[str] = []
-    """All that sampled tokens have; empty from a node agent that does not say it."""
+    """Versions of the weights that sampled its tokens; empty from a node agent that does not send them."""
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack
@@ -252,12 +252,12 @@ def _ref(lease: Any) -> LeaseRef | None:
 
 
 def from_node(text: str) -> FromNode | None:
-    """A node agent's message; None for a type that this version does not know. Raises ValueError on nonsense."""
+    """Return a node agent's message, or None for an unknown type. Raises ValueError on malformed data."""
     message: FromNode | None = _decode(text, _FROM_NODE)
     return message
 
 
 def to_node(text: str) -> ToNode | None:
-    """A server's message; None for a type that this version does not know. Raises ValueError on nonsense."""
+    """Return a message of the server, or None for an unknown type. Raises ValueError on malformed data."""
     message: ToNode | None = _decode(text, _TO_NODE)
     return message
