@@ -16,7 +16,7 @@ NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
 class KindModel(BaseModel):
-    """A part of a kind: strict about fields, camelCase outside."""
+    """Part of a kind. Unknown fields are errors; names are camelCase in YAML and JSON."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", use_attribute_docstrings=True, frozen=True
@@ -24,13 +24,13 @@ class KindModel(BaseModel):
 
 
 class StatusModel(KindModel):
-    """A part of a status: what another release wrote there and this one does not know is observed anew or not missed."""
+    """Part of a status. Unknown fields of another release are dropped: they are observed again, or not needed."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class WireModel(BaseModel):
-    """A message or REST body; snake_case, strict: what a client misspells is refused."""
+    """Message or REST body in snake_case. Unknown fields are errors, so a misspelt field is refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
@@ -77,7 +77,7 @@ class Condition(StatusModel):
 
 
 class KindObject(KindModel):
-    """A stored object; subclasses add `spec` and `status` and name their REST path."""
+    """Stored object. Subclasses add `spec` and `status` and name their REST path."""
 
     PLURAL: ClassVar[str]
     SINGULAR: ClassVar[str]
@@ -98,7 +98,7 @@ class KindObject(KindModel):
 
 
 class ObjectKey(BaseModel):
-    """Names one object; the only thing a reconcile request carries."""
+    """Name of one object; a reconcile request contains nothing else."""
 
     model_config = ConfigDict(frozen=True)
 

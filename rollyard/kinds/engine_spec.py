@@ -12,7 +12,7 @@ from rollyard.kinds.values.paths import AbsolutePath
 
 class ModelSpec(KindModel):
     path: AbsolutePath
-    """Folder of the model in Hugging Face layout, as the allocation's node sees it."""
+    """Folder of the model in Hugging Face layout; a path on the allocation's node."""
     served_name: str = Field(default="policy", min_length=1)
     """Name of the model in the engines' API."""
     tokenizer: AbsolutePath | None = None

@@ -40,17 +40,17 @@ class StageSpec(KindModel):
 
 class InitStage(StageSpec):
     timeout_seconds: int = Field(default=300, ge=1)
-    """Budget of the stage, started with the stage."""
+    """Time budget of the stage; its clock starts with the stage."""
 
 
 class RunStage(StageSpec):
     timeout_seconds: int = Field(default=1800, ge=1)
-    """Budget of the stage, started with the stage."""
+    """Time budget of the stage; its clock starts with the stage."""
 
 
 class EvalStage(StageSpec):
     timeout_seconds: int = Field(default=900, ge=1)
-    """Budget of the stage, started with the stage."""
+    """Time budget of the stage; its clock starts with the stage."""
 
 
 class Stages(KindModel):
@@ -68,7 +68,7 @@ class SandboxTemplate(KindModel):
     default_image: AbsolutePath | None = None
     """Image of tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
-    """Sandboxes have no network."""
+    """Network of sandboxes: none."""
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"

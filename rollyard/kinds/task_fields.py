@@ -20,7 +20,7 @@ class MathTask(WireModel):
     answer: str = Field(min_length=1)
     """Reference answer, such as 42 or \\frac{1}{2}."""
     image: str | None = None
-    """Sandbox image; the pool's default when left out."""
+    """Sandbox image. Default: the image of the pool."""
 
 
 class CodeCase(WireModel):
@@ -51,7 +51,7 @@ class CodeTask(WireModel):
     case_seconds: float = Field(default=10.0, gt=0, le=600)
     """Longest time of one case, in seconds."""
     image: str | None = None
-    """Sandbox image; the pool's default when left out."""
+    """Sandbox image. Default: the image of the pool."""
 
 
 _MODELS: dict[str, type[MathTask] | type[CodeTask]] = {"math": MathTask, "code": CodeTask}
