@@ -29,7 +29,12 @@ _OF_POOLS = ("ready", "updated")
 
 @click.command()
 @click.option("-f", "--filename", "files", multiple=True, required=True, help="file, folder, or - for standard input")
-@click.option("--dry-run", type=click.Choice(["none", "client", "server"]), default="none")
+@click.option(
+    "--dry-run",
+    type=click.Choice(["none", "client", "server"]),
+    default="none",
+    help="only check the files: here (client) or on the server",
+)
 @click.option(
     "-o",
     "--output",
@@ -96,9 +101,9 @@ async def apply(
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND [NAME...]")
 @click.option("-w", "--watch", is_flag=True, help="print changes until interrupted")
-@click.option("-A", "--all-namespaces", is_flag=True)
+@click.option("-A", "--all-namespaces", is_flag=True, help="objects of all namespaces")
 @click.option("-l", "--selector", default="", help="label selector")
-@click.option("-o", "--output", "form", default="", help="wide|yaml|json|name|jsonpath={…}")
+@click.option("-o", "--output", "form", default="", help="output format: wide, yaml, json, name or jsonpath={…}")
 @with_client
 async def get(
     client: AsyncClient,
@@ -197,7 +202,7 @@ async def delete(
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
-@click.option("--replicas", type=click.IntRange(min=0), required=True)
+@click.option("--replicas", type=click.IntRange(min=0), required=True, help="new number of allocations")
 @with_client
 async def scale(client: AsyncClient, namespace: str, words: tuple[str, ...], replicas: int) -> None:
     """Set the fixed size of a pool."""
@@ -336,7 +341,7 @@ async def _wait_until(
 
 @click.command()
 @click.option("--for", "about", default="", help="KIND/NAME")
-@click.option("-A", "--all-namespaces", is_flag=True)
+@click.option("-A", "--all-namespaces", is_flag=True, help="objects of all namespaces")
 @with_client
 async def events(client: AsyncClient, namespace: str, about: str, all_namespaces: bool) -> None:
     """Show events, oldest first."""

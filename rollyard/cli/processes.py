@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     "--lease-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
+    show_default=True,
     help="seconds after which a silent node agent loses its rollouts",
 )
 @click.option("--in-slurm", is_flag=True, help="run the server as a Slurm job with successors; return when it serves")
@@ -98,7 +99,7 @@ def _in_slurm(request: ServerJobRequest, stop: bool) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--data", type=click.Path(path_type=Path), required=True)
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="data folder of the server")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server_job(data: Path, arguments: tuple[str, ...]) -> None:
     """Run the server in its own job; the job's batch script calls this."""
@@ -110,7 +111,7 @@ def server_job(data: Path, arguments: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.option("--allocation", type=click.Path(path_type=Path), required=True)
+@click.option("--allocation", type=click.Path(path_type=Path), required=True, help="folder of the allocation")
 def node_agent(allocation: Path) -> None:
     """Run a node agent; the batch script of a RolloutPool's allocation calls this."""
     from rollyard.node.main import main
@@ -119,7 +120,7 @@ def node_agent(allocation: Path) -> None:
 
 
 @click.command()
-@click.option("--allocation", type=click.Path(path_type=Path), required=True)
+@click.option("--allocation", type=click.Path(path_type=Path), required=True, help="folder of the allocation")
 def inference_server(allocation: Path) -> None:
     """Run an engine; the batch script of an InferencePool's allocation calls this."""
     from rollyard.engine.main import main

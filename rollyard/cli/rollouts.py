@@ -39,7 +39,14 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
     "prefix attaches to the same rollouts  [default: a new prefix]",
 )
 @click.option("--wait", is_flag=True, help="wait until all have ended; exit code 1 if one ended without a score")
-@click.option("-o", "--output", "form", type=click.Choice(["summary", "id", "jsonl"]), default="summary")
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["summary", "id", "jsonl"]),
+    default="summary",
+    help="output: a summary, the ids, or the trajectories as JSON lines",
+)
 @with_client
 async def submit(
     client: AsyncClient,
@@ -115,8 +122,8 @@ def rollouts() -> None:
 
 
 @rollouts.command("list")
-@click.option("--pool")
-@click.option("--group")
+@click.option("--pool", help="only rollouts of this RolloutPool")
+@click.option("--group", help="only rollouts of this group")
 @click.option(
     "--status",
     multiple=True,

@@ -33,8 +33,8 @@ GROUPS = ("inference", "rollouts")
     type=click.FloatRange(min=0),
     help="seconds between refreshes; 0: print once  [default: 2 on a terminal, else 0]",
 )
-@click.option("-A", "--all-namespaces", is_flag=True)
-@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table")
+@click.option("-A", "--all-namespaces", is_flag=True, help="pools of all namespaces")
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output format")
 @with_client
 async def top(
     client: AsyncClient, namespace: str, words: tuple[str, ...], seconds: float | None, all_namespaces: bool, form: str

@@ -26,7 +26,7 @@ SHOWN = 5
 @click.argument("pool", metavar="POOL")
 @click.option("--version", help="version name of the new weights; without it, the command shows the served weights")
 @click.option("--path", help="folder of the weights; a path on the engines' nodes")
-@click.option("--adapter", help="folder of a LoRA adapter on top of the pool's model")
+@click.option("--adapter", help="folder of a LoRA adapter for the pool's model; a path on the engines' nodes")
 @click.option(
     "--mode",
     type=click.Choice(["Drain", "Pause", "Abort"]),
