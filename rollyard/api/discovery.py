@@ -32,6 +32,7 @@ def routes() -> list[web.RouteDef]:
 def _fixed(body: dict[str, Any]) -> Any:
     @accepts("timeout")  # kubectl's `version` names one
     async def answer(_: web.Request) -> web.Response:
+        """Description of the API, for kubectl and client libraries."""
         return web.json_response(body)
 
     return answer

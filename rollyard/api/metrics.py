@@ -69,6 +69,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _metrics(request: web.Request) -> web.Response:
+    """Metrics in Prometheus' format."""
     services = request.app[SERVICES]
     states, sessions = services.endpoints.all(), await services.rollouts.sessions()
     # In a thread: with a thousand endpoints it takes a while.

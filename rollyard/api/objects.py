@@ -153,6 +153,7 @@ def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
 
 
 async def _list(request: web.Request) -> web.StreamResponse:
+    """List the objects of a kind, or watch them with `watch=1`."""
     kind = _kind(request)
     word = kind.model_fields["kind"].default
     namespace = request.match_info.get("namespace")
@@ -214,10 +215,12 @@ async def _watch(
 
 
 async def _get(request: web.Request) -> web.Response:
+    """Read an object."""
     return _respond_object(request, await _store(request).get(object_key(request)))
 
 
 async def _create(request: web.Request) -> web.Response:
+    """Create an object."""
     obj = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     check_site(request, obj)
     meta = obj.metadata
@@ -229,6 +232,7 @@ async def _create(request: web.Request) -> web.Response:
 
 
 async def _replace(request: web.Request) -> web.Response:
+    """Replace an object."""
     obj = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     if obj.metadata.name != request.match_info["name"]:
         raise BadRequest("metadata.name differs from the name in the path; objects cannot be renamed")
@@ -259,6 +263,7 @@ def check_site(request: web.Request, pool: Pool) -> None:
 
 
 async def _patch(request: web.Request) -> web.Response:
+    """Patch an object: by a merge patch."""
     if request.content_type != "application/merge-patch+json":
         raise UnsupportedMediaType(
             "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"
@@ -304,6 +309,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 async def _delete(request: web.Request) -> web.Response:
+    """Delete an object."""
     kind, key = _kind(request), object_key(request)
     if key.kind == "Event":
         raise Forbidden("events cannot be deleted; the server removes old ones itself")
@@ -321,10 +327,12 @@ async def _delete(request: web.Request) -> web.Response:
 
 
 async def _get_scale(request: web.Request) -> web.Response:
+    """Read the size of a pool as a `Scale`."""
     return web.json_response(_scale(await _store(request).get(object_key(request))))
 
 
 async def _put_scale(request: web.Request) -> web.Response:
+    """Set the size of a pool by a `Scale`."""
     writable(request)
     replicas = mapping_at(await read_body(request), "spec").get("replicas")
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:

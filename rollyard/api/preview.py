@@ -24,6 +24,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _script_of_stored(request: web.Request) -> web.Response:
+    """Batch script of an allocation of this pool, and what would be submitted."""
     writable(request)
     pool = await request.app[SERVICES].store.get(object_key(request))
     assert isinstance(pool, Pool)
@@ -31,6 +32,7 @@ async def _script_of_stored(request: web.Request) -> web.Response:
 
 
 async def _script_of_body(request: web.Request) -> web.Response:
+    """The same for the pool in the body, stored or not."""
     wanted = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:

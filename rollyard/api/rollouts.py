@@ -51,6 +51,7 @@ def _namespace(request: web.Request) -> str:
 
 @accepts("namespace")
 async def _submit(request: web.Request) -> web.Response:
+    """Accept rollouts: one request, a list, or an object with `rollouts`. 202 when they are on disk."""
     services, namespace = request.app[SERVICES], _namespace(request)
     requests = await read_requests(request)
     pools = await _check_pools(services, namespace, requests)
@@ -130,6 +131,7 @@ def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
 
 @accepts("namespace", "pool", "group", "status", "after", "limit")
 async def _list(request: web.Request) -> web.Response:
+    """List rollouts without their trajectories."""
     services, query = request.app[SERVICES], request.query
     limit = min(integer(request, "limit", DEFAULT_LIMIT, least=1), MAX_LIMIT)
     try:
@@ -151,6 +153,7 @@ async def _list(request: web.Request) -> web.Response:
 
 @accepts("namespace", "wait")
 async def _get(request: web.Request) -> web.Response:
+    """Read a rollout with its trajectory; `wait` waits for its end."""
     services, id = request.app[SERVICES], request.match_info["id"]
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     if wait:
@@ -170,6 +173,7 @@ async def _json_response(body: dict[str, Any]) -> web.Response:
 
 @accepts("namespace")
 async def _cancel(request: web.Request) -> web.Response:
+    """Cancel a rollout."""
     services = request.app[SERVICES]
     record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
     return web.json_response(_view(services, record))

@@ -99,17 +99,20 @@ def _retry_advice(pool: InferencePool) -> str:
 
 @accepts("namespace")
 async def _list(request: web.Request) -> web.Response:
+    """List sessions without their trajectories."""
     found = request.app[SERVICES].sessions.all(request.query.get("namespace", "default"))
     return web.json_response({"sessions": [one.view().model_dump(mode="json") for one in found]})
 
 
 @accepts("namespace")
 async def _get(request: web.Request) -> web.Response:
+    """Read a session with its trajectory so far."""
     return await _record(request, _id(request))
 
 
 @accepts("namespace")
 async def _close(request: web.Request) -> web.Response:
+    """Close a session and read its trajectory."""
     id = _id(request)
     request.app[SERVICES].sessions.close(id)
     return await _record(request, id)

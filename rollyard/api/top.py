@@ -24,6 +24,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _top(request: web.Request) -> web.Response:
+    """Live load of pools and endpoints, from memory."""
     services, namespace = request.app[SERVICES], request.match_info.get("namespace")
     serving, _ = await services.store.list_objects("InferencePool", namespace)
     running, _ = await services.store.list_objects("RolloutPool", namespace)

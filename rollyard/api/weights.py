@@ -28,6 +28,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _get(request: web.Request) -> web.Response:
+    """Weights that the pool serves, with the last update."""
     return _respond(request, (await _pool(request)).status.weights, 200)
 
 

@@ -44,6 +44,7 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 
 @accepts(ANY)
 async def _relay(request: web.Request) -> web.StreamResponse:
+    """One call of a trainer to an engine that waits for its weights."""
     endpoint = _state(request).endpoint
     headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
     await send_continue(request)
