@@ -49,8 +49,8 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
         await yard.apply(client)
         await yard.ready(client)
         before = {(job.id, job.start_time) for job in await yard.jobs()}
-        ids = await client.submit(requests(8, 8, n=4))
-        assert len(ids) == 64
+        ids = await client.submit(requests(4, 4, n=4))
+        assert len(ids) == 32
         await some_done(yard, client, 5)
         was = endpoint(yard.data)
         yard.kill()
@@ -59,7 +59,7 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
         trajectories = await yard.gather(client, ids)
         assert_scored(trajectories)
         assert {(job.id, job.start_time) for job in await yard.jobs()} == before
-        seen = await terminal_ids(client, 64)
+        seen = await terminal_ids(client, 32)
         assert set(seen) == set(ids)
         assert set(seen.values()) == {1}
         allocations = await yard.allocations(client)
@@ -70,7 +70,7 @@ async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(yar
     async with yard.client() as client:
         await yard.apply(client)
         await yard.ready(client)
-        ids = await client.submit(requests(12, 12, n=1))
+        ids = await client.submit(requests(8, 8))
         await some_done(yard, client, 3)
         victim = yard.processes("node-agent", "--allocation")[0]
         kill(victim)
@@ -84,7 +84,7 @@ async def test_a_killed_model_server_costs_no_rollout(yard: Yard) -> None:
     async with yard.client() as client:
         await yard.apply(client)
         await yard.ready(client)
-        ids = await client.submit(requests(12, 12, n=1))
+        ids = await client.submit(requests(8, 8))
         await some_done(yard, client, 3)
         kill(yard.processes("inference-server")[0])
         assert_scored(await yard.gather(client, ids))

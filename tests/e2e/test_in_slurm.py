@@ -23,7 +23,7 @@ from tests.support.cluster import Cluster, NewCluster
 from tests.support.standstill import freeze
 from tests.support.yard import ROOT, Yard, alive, end, kill, requests
 
-ROLLOUTS = 16
+ROLLOUTS = 8
 
 
 class JobYard(Yard):

@@ -84,9 +84,9 @@ async def soak(of: Field, seconds: float) -> Watch:
         until, n = time.monotonic() + seconds, 0
         while time.monotonic() < until:
             assert not looking.done(), looking.result()
-            await of.submit(f"steady-{n}", 2)
+            await of.submit(f"steady-{n}", 1)
             n += 1
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
     finally:
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):

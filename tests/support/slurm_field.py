@@ -21,7 +21,7 @@ from tests.support.shims import Shims
 from tests.support.yard import Yard, end, merge, requests
 
 BUDGETS = {"init": {"timeoutSeconds": 120}, "run": {"timeoutSeconds": 240}, "eval": {"timeoutSeconds": 120}}
-ROLLOUTS = 12
+ROLLOUTS = 8
 
 
 class Field:
@@ -67,7 +67,7 @@ class Field:
 
     async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
         """More work is done too; then as many jobs live as are declared, and each is one of an allocation."""
-        await self.submit(f"after-{len(self.ids)}", 4)
+        await self.submit(f"after-{len(self.ids)}", 2)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
         assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
