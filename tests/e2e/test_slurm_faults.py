@@ -7,20 +7,40 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
-from tests.support.cluster import NewCluster
+from tests.support.cluster import NewCluster, start_cluster, stop_cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import alive
+
+CONF = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
 
 
 @pytest.fixture
 async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
-    async with field_on(new_cluster(conf=conf), tmp_path_factory) as found:
+    async with field_on(new_cluster(conf=CONF), tmp_path_factory) as found:
         yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    cluster = start_cluster(conf=CONF)
+    try:
+        async with field_on(cluster, tmp_path_factory) as found:
+            await found.begin()
+            yield found
+    finally:
+        stop_cluster(cluster)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def calm(begun: Field) -> Field:
+    """Shared by the tests after which all is as it was; rollouts are under way."""
+    await begun.submit(f"before-{len(begun.ids)}", 4)
+    return begun
 
 
 # slurmctld
@@ -39,33 +59,33 @@ async def test_a_controller_that_hangs_changes_nothing(field: Field, long_run: b
     assert before <= {j.id for j in await field.yard.jobs()}, "no job was given up"
 
 
-async def test_a_controller_that_dies_and_comes_back_changes_nothing(field: Field) -> None:
-    await field.begin()
-    before = {j.id for j in await field.yard.jobs()}
-    await asyncio.to_thread(field.cluster.settle)
-    await asyncio.to_thread(field.cluster.stop_daemon, "slurmctld")
-    await field.condition("SlurmReachable", "False")
-    await asyncio.to_thread(field.cluster.start_daemon, "slurmctld")
-    await field.condition("SlurmReachable", "True")
-    await field.all_is_well()
-    assert before == {j.id for j in await field.yard.jobs()}
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_controller_that_dies_and_comes_back_changes_nothing(calm: Field) -> None:
+    before = {j.id for j in await calm.yard.jobs()}
+    await asyncio.to_thread(calm.cluster.settle)
+    await asyncio.to_thread(calm.cluster.stop_daemon, "slurmctld")
+    await calm.condition("SlurmReachable", "False")
+    await asyncio.to_thread(calm.cluster.start_daemon, "slurmctld")
+    await calm.condition("SlurmReachable", "True")
+    await calm.all_is_well()
+    assert before == {j.id for j in await calm.yard.jobs()}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("what", "times"), [("silence", 1), ("header", 1), ("failure", 5), ("late", 1), ("garbage", 2)]
 )
-async def test_a_queue_that_answers_wrongly_changes_nothing(field: Field, what: str, times: int) -> None:
-    await field.begin()
-    before = {j.id for j in await field.yard.jobs()}
-    field.shims.order("squeue", what, times)
+async def test_a_queue_that_answers_wrongly_changes_nothing(calm: Field, what: str, times: int) -> None:
+    before = {j.id for j in await calm.yard.jobs()}
+    calm.shims.order("squeue", what, times)
 
     async def happened() -> bool:
-        return field.shims.done("squeue")
+        return calm.shims.done("squeue")
 
-    await field.yard.until(happened, 90)
-    await field.condition("SlurmReachable", "True")
-    await field.all_is_well()
-    assert before == {j.id for j in await field.yard.jobs()}
+    await calm.yard.until(happened, 90)
+    await calm.condition("SlurmReachable", "True")
+    await calm.all_is_well()
+    assert before == {j.id for j in await calm.yard.jobs()}
 
 
 async def test_a_submit_whose_answer_is_lost_is_not_repeated(field: Field) -> None:
@@ -112,25 +132,25 @@ async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, 
 # people and policies
 
 
-async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(field: Field) -> None:
-    await field.begin()
-    old = await field.running()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(calm: Field) -> None:
+    old = await calm.running()
     assert old.status.job_id is not None
-    await field.slurm("scancel", old.status.job_id)
-    await field.ended(old, "CANCELLED")
-    await field.all_is_well()
-    events, _ = await field.client.list_objects("Event")
+    await calm.slurm("scancel", old.status.job_id)
+    await calm.ended(old, "CANCELLED")
+    await calm.all_is_well()
+    events, _ = await calm.client.list_objects("Event")
     assert any(getattr(e, "reason", "") == "JobEnded" and "CANCELLED" in getattr(e, "message", "") for e in events)
 
 
-async def test_a_job_that_is_requeued_is_replaced(field: Field) -> None:
-    await field.begin()
-    old = await field.running()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_job_that_is_requeued_is_replaced(calm: Field) -> None:
+    old = await calm.running()
     assert old.status.job_id is not None
-    await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
-    await field.slurm("scontrol", "requeue", old.status.job_id)
-    await field.requeued(old)
-    await field.all_is_well()
+    await calm.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
+    await calm.slurm("scontrol", "requeue", old.status.job_id)
+    await calm.requeued(old)
+    await calm.all_is_well()
 
 
 async def test_a_job_that_is_held_stays_held_and_says_so(field: Field) -> None:
