@@ -5,32 +5,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.controller.failpoints import FAILPOINTS
 from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout import Status, Trajectory
-from tests.support.yard import Yard, alive, endpoint, kill, requests
+from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
 
-async def some_done(yard: Yard, client: AsyncClient, least: int) -> None:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    yard.start()
+    async with yard.client() as client:
+        await yard.apply(client)
+        yield yard, client
+    await end(yard)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def whole(begun: tuple[Yard, AsyncClient]) -> tuple[Yard, AsyncClient]:
+    """Shared by the tests after which all is whole again."""
+    yard, client = begun
+    await yard.ready(client)
+    return begun
+
+
+async def under_way(yard: Yard, client: AsyncClient, asked: list[RolloutRequest], least: int) -> list[str]:
+    """The ids of new rollouts, once so many of them are done."""
+    before = (await client.counts(pool="demo"))["Completed"]
+    ids = await client.submit(asked)
+
     async def look() -> bool:
-        return (await client.counts(pool="demo"))["Completed"] >= least
+        return (await client.counts(pool="demo"))["Completed"] >= before + least
 
     await yard.until(look)
+    return ids
 
 
-async def terminal_ids(client: AsyncClient, expected: int) -> Counter[str]:
-    """Every terminal record of the stream, up to the expected number and whatever comes right behind it."""
+async def terminal_ids(client: AsyncClient, ids: list[str]) -> Counter[str]:
+    """Every terminal record of these in the stream, up to their number and whatever comes right behind it."""
     seen: Counter[str] = Counter()
     try:
         async with asyncio.timeout(60):
             async for _, trajectory in client.stream():
-                seen[trajectory.id] += 1
-                if seen.total() >= expected:
+                seen.update([trajectory.id] if trajectory.id in ids else [])
+                if seen.total() >= len(ids):
                     break
     except TimeoutError:
         pass
@@ -44,79 +69,72 @@ def assert_scored(trajectories: list[Trajectory]) -> None:
     assert all(t.reward is not None for t in trajectories)
 
 
-async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_nothing(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        before = {(job.id, job.start_time) for job in await yard.jobs()}
-        ids = await client.submit(requests(4, 4, n=4))
-        assert len(ids) == 32
-        await some_done(yard, client, 5)
-        was = endpoint(yard.data)
-        yard.kill()
-        yard.start()
-        assert endpoint(yard.data) != was
-        trajectories = await yard.gather(client, ids)
-        assert_scored(trajectories)
-        assert {(job.id, job.start_time) for job in await yard.jobs()} == before
-        seen = await terminal_ids(client, 32)
-        assert set(seen) == set(ids)
-        assert set(seen.values()) == {1}
-        allocations = await yard.allocations(client)
-        assert {a.status.job_id for a in allocations} == {id for id, _ in before}
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_nothing(
+    whole: tuple[Yard, AsyncClient],
+) -> None:
+    yard, client = whole
+    before = {(job.id, job.start_time) for job in await yard.jobs()}
+    ids = await under_way(yard, client, requests(4, 4, n=4, prefix="server"), 5)
+    assert len(ids) == 32
+    was = endpoint(yard.data)
+    yard.kill()
+    yard.start()
+    assert endpoint(yard.data) != was
+    trajectories = await yard.gather(client, ids)
+    assert_scored(trajectories)
+    assert {(job.id, job.start_time) for job in await yard.jobs()} == before
+    seen = await terminal_ids(client, ids)
+    assert set(seen) == set(ids)
+    assert set(seen.values()) == {1}
+    allocations = await yard.allocations(client)
+    assert {a.status.job_id for a in allocations} == {id for id, _ in before}
 
 
-async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        ids = await client.submit(requests(8, 8))
-        await some_done(yard, client, 3)
-        victim = yard.processes("node-agent", "--allocation")[0]
-        kill(victim)
-        assert_scored(await yard.gather(client, ids))
-        await yard.ready(client)
-        assert not alive(victim)
-        assert len([p for p in await yard.jobs() if "-rp" in p.name]) == 2
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(whole: tuple[Yard, AsyncClient]) -> None:
+    yard, client = whole
+    ids = await under_way(yard, client, requests(8, 8, prefix="agent"), 3)
+    victim = yard.processes("node-agent", "--allocation")[0]
+    kill(victim)
+    assert_scored(await yard.gather(client, ids))
+    await yard.ready(client)
+    assert not alive(victim)
+    assert len([p for p in await yard.jobs() if "-rp" in p.name]) == 2
 
 
-async def test_a_killed_model_server_costs_no_rollout(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        ids = await client.submit(requests(8, 8))
-        await some_done(yard, client, 3)
-        kill(yard.processes("inference-server")[0])
-        assert_scored(await yard.gather(client, ids))
-        await yard.ready(client)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_model_server_costs_no_rollout(whole: tuple[Yard, AsyncClient]) -> None:
+    yard, client = whole
+    ids = await under_way(yard, client, requests(8, 8, prefix="model"), 3)
+    kill(yard.processes("inference-server")[0])
+    assert_scored(await yard.gather(client, ids))
+    await yard.ready(client)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(whole: tuple[Yard, AsyncClient]) -> None:
+    yard, client = whole
+    waiting = asyncio.create_task(yard.gather(client, await client.submit(requests(8, 8, prefix="sandbox"))))
+    killed = 0
+    while killed < 3 and not waiting.done():
+        for pid in yard.sandboxes()[:1]:
+            kill(pid)
+            killed += 1
+        await asyncio.sleep(0.1)
+    assert_scored(await waiting)
+    assert killed == 3
 
 
 async def test_a_killed_engine_is_restarted_by_its_supervisor(yard: Yard) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1})
         await yard.ready(client)
-        ids = await client.submit(requests(6, 6, n=1))
-        await some_done(yard, client, 2)
+        ids = await under_way(yard, client, requests(6, 6), 2)
         jobs = {job.id for job in await yard.jobs()}
         kill(yard.processes("rollyard.engine.embedded")[0])
         assert_scored(await yard.gather(client, ids))
         assert {job.id for job in await yard.jobs()} == jobs
-
-
-async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        ids = await client.submit(requests(8, 8, n=1))
-        waiting = asyncio.create_task(yard.gather(client, ids))
-        killed = 0
-        while killed < 3 and not waiting.done():
-            for pid in yard.sandboxes()[:1]:
-                kill(pid)
-                killed += 1
-            await asyncio.sleep(0.1)
-        assert_scored(await waiting)
-        assert killed == 3
 
 
 async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(yard: Yard) -> None:
