@@ -27,7 +27,7 @@ MODES: dict[str, Mode] = {"v2": "Drain", "v3": "Pause", "v4": "Abort"}
 async def load(client: AsyncClient, prefix: str) -> list[str]:
     """Tasks of some turns each, and turns that are long."""
     ids = await client.submit(requests(4, 0, prefix=f"{prefix}-long", sampling=LONG))
-    return ids + await client.submit(requests(4, 4, prefix=prefix, n=2))
+    return ids + await client.submit(requests(4, 4, prefix=prefix))
 
 
 async def at_work(client: AsyncClient) -> bool:

@@ -35,7 +35,7 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
         old = await current_version(client)
-        ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(7, 3, n=2, sampling={"temperature": 1.0}))
         ids += await client.submit(requests(6, 0, prefix="long", priority=1, sampling=LONG))
 
         async def under_way() -> bool:
@@ -101,7 +101,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
         await yard.until(lambda: serves_something(client, 2))
         current = (await pool_of(client)).status.weights.current
         assert current is not None
-        ids = await client.submit(requests(12, 4, n=2, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(7, 3, n=2, sampling={"temperature": 1.0}))
 
         async def under_way() -> bool:
             return (await client.counts(pool="demo"))["Completed"] >= 4
