@@ -24,6 +24,8 @@ from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import client_ssl_context, server_ssl_context
 from tests.support.outside_api import Api, Serve
 
+pytestmark = pytest.mark.slow(40)
+
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/inferencepools"
 DEEP = b"[" * 60_000
 BOMB = gzip.compress(b" " * (64 << 20))

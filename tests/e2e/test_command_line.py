@@ -12,9 +12,12 @@ import termios
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.support.yard import MODEL, ROOT, Yard
+
+pytestmark = pytest.mark.slow(100)
 
 LIMIT_SECONDS = 180.0
 TASK = {"kind": "math", "problem": "What is 417 * 36 + 58?", "answer": "15070"}

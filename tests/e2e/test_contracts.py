@@ -30,7 +30,7 @@ from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from tests.support.yard import MODEL, ROOT, Yard, requests
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(50)]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

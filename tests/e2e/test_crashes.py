@@ -17,6 +17,8 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
+pytestmark = pytest.mark.slow(150)
+
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:

@@ -13,6 +13,8 @@ from rollyard.kinds.base import ObjectKey, get_condition
 from tests.support.cluster import NewCluster
 from tests.support.slurm_field import Field, field_on
 
+pytestmark = pytest.mark.slow(50)
+
 
 async def told(field: Field, old: Allocation, *states: str) -> str:
     """How it ended, in short; the long sentence and the event say the same."""

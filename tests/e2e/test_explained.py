@@ -16,6 +16,8 @@ from tests.support.cluster import Cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import MODEL, ROOT, merge
 
+pytestmark = pytest.mark.slow(50)
+
 
 @pytest.fixture
 async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:

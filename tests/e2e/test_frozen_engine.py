@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import openai
+import pytest
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.base import ObjectKey
@@ -19,6 +20,8 @@ from rollyard.kinds.session import SessionOpened, SessionRequest
 from tests.support.recompute import differences
 from tests.support.standstill import freeze
 from tests.support.yard import MODEL, Yard, requests
+
+pytestmark = pytest.mark.slow(50)
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 ENDLESS = Sampling(max_tokens=3000, temperature=1000, seed=1)

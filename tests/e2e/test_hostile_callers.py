@@ -11,11 +11,14 @@ import sys
 import time
 
 import aiohttp
+import pytest
 from yarl import URL
 
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.rollout import Status
 from tests.support.yard import Yard, requests
+
+pytestmark = pytest.mark.slow(60)
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
 SECONDS = 5.0

@@ -23,6 +23,8 @@ from tests.support.cluster import Cluster, NewCluster
 from tests.support.standstill import freeze
 from tests.support.yard import ROOT, Yard, alive, end, kill, requests
 
+pytestmark = pytest.mark.slow(120)
+
 ROLLOUTS = 8
 
 

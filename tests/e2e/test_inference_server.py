@@ -24,6 +24,8 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
 from tests.support.yard import MODEL, ROOT, Yard, alive, endpoint
 
+pytestmark = pytest.mark.slow(40)
+
 WAIT_SECONDS = 60.0
 
 

@@ -13,6 +13,8 @@ from rollyard.kinds.base import Condition
 from tests.support.cluster import NewCluster
 from tests.support.slurm_field import Field, field_on
 
+pytestmark = pytest.mark.slow(60)
+
 
 @pytest.fixture
 async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:

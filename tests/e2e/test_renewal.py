@@ -18,6 +18,8 @@ from tests.support.cluster import Cluster, NewCluster
 from tests.support.slowness import slowness
 from tests.support.slurm_field import Field, field_on
 
+pytestmark = pytest.mark.slow(400)
+
 SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval": {"workers": {"min": 2}}}
 
 

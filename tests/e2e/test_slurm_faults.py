@@ -16,6 +16,8 @@ from tests.support.cluster import NewCluster, start_cluster, stop_cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import alive
 
+pytestmark = pytest.mark.slow(250)
+
 CONF = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
 
 

@@ -12,6 +12,8 @@ from rollyard.kinds.base import ObjectKey, get_condition
 from tests.support.cluster import NewCluster
 from tests.support.slurm_field import Field, field_on
 
+pytestmark = pytest.mark.slow(150)
+
 LIES = 8
 LONG_LIES = 40
 """Longer than what nobody contradicts has to last to be believed."""

@@ -11,6 +11,8 @@ from rollyard.kinds.base import ObjectKey
 from tests.support.cluster import NewCluster
 from tests.support.slurm_field import Field, field_on
 
+pytestmark = pytest.mark.slow(120)
+
 
 @pytest.fixture
 async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:

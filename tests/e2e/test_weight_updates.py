@@ -23,6 +23,8 @@ from tests.support.live_weights import crossings, current_version, other_weights
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, ROOT, Yard, kill, requests
 
+pytestmark = pytest.mark.slow(100)
+
 LONG = {"temperature": 100.0, "max_tokens": 1200}
 """Of a turn that is still under way when the weights change: any token follows, and one in a thousand ends it."""
 CLOSE = 0.02

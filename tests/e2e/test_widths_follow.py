@@ -19,6 +19,8 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from tests.support import gated_tasks
 from tests.support.yard import Yard, end
 
+pytestmark = pytest.mark.slow(40)
+
 INIT, RUN, EVAL = Stage
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
 PLACES = 12

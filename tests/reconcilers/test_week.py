@@ -28,6 +28,8 @@ from bench.week import (
 from rollyard.reconcilers.autoscaler import FLAP_BUDGET
 from simulation.yard import Yard
 
+pytestmark = pytest.mark.slow(40)
+
 LOOK_SECONDS = 60.0
 
 

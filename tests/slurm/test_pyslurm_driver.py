@@ -22,6 +22,8 @@ from rollyard.slurm.pyslurm_process import PyslurmProcess
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import open_cli, open_pyslurm
 
+pytestmark = pytest.mark.slow(60)
+
 LIMIT_SECONDS = 2.0
 
 

@@ -15,6 +15,8 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.slurm.batch_script import batch_script
 from rollyard.slurm.python_archive import STAGE, PythonArchive
 
+pytestmark = pytest.mark.slow(50)
+
 ALWAYS = AllocationTemplate(stage_python="Always")
 PRINT = "import json, sys, pydantic, rollyard, aiohttp; print(json.dumps([m.__file__ for m in (pydantic, rollyard, aiohttp)]))"
 

@@ -21,6 +21,8 @@ from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.embedded.safetensors_files import Array
 
+pytestmark = pytest.mark.slow(40)
+
 CAPACITY = 512
 PROVEN_ANEW = "test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them"
 Build = Callable[..., Path]

@@ -14,6 +14,8 @@ from rollyard.engine.launch.template_check import check_template
 from rollyard.engine.process.child_process import EngineFailed
 from rollyard.kinds.engine_spec import ModelSpec
 
+pytestmark = pytest.mark.slow(40)
+
 
 def edited(name: str, **fields: object) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:

@@ -32,6 +32,8 @@ from tests.support.weights_yard import (
     yard,
 )
 
+pytestmark = pytest.mark.slow(50)
+
 __all__ = ["certified", "other_dir"]  # fixtures
 
 

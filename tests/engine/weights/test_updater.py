@@ -37,6 +37,7 @@ from tests.support.weights_yard import (
 )
 
 __all__ = ["certified", "other_dir"]  # fixtures
+pytestmark = pytest.mark.slow(120)
 MODES = ["Drain", "Pause", "Abort"]
 
 
