@@ -1,1 +1,2 @@
-"""The process in a RolloutPool's allocation: it dials in, runs rollouts stage by stage, and uploads what came out."""
+"""The process in a RolloutPool's allocation: it connects to the server, runs rollouts stage by stage and uploads
+results."""

@@ -1,4 +1,5 @@
-"""The node agent: one task a lease, one line to the server, and a clock of its own that ends what is not renewed."""
+"""The node agent: one task for each lease, one connection to the server, and its own clock that ends leases not
+renewed."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ MAX_ERROR_CHARS = 2000
 
 
 class NodeAgent:
-    """All leases of one allocation."""
+    """Runs all leases of one allocation."""
 
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession, models: aiohttp.ClientSession) -> None:
         self._link = link
@@ -73,17 +74,17 @@ class NodeAgent:
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
         self._capacity = 0
-        """Sandboxes that fit into the allocation; the first Welcome says it."""
+        """Sandboxes that fit into the allocation; the first Welcome carries the number."""
         self._lease_seconds = 30.0
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
-        """Received on this connection."""
+        """Lease grants received on this connection."""
         self._moved = Waker()
         self._drain = False
         self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` (hand everything back) or a drain is done. Raises Fenced."""
+        """Run until `stop` is set (then hand every lease back) or a drain is done. Raises Fenced."""
         parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
         tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:
@@ -100,7 +101,7 @@ class NodeAgent:
             if self._sandboxes is not None:
                 await self._sandboxes.close()
 
-    # what the server says
+    # messages from the server
 
     async def _on_message(self, message: ToNode) -> None:
         match message:
@@ -164,9 +165,9 @@ class NodeAgent:
     async def _refuse_unreadable(self, unread: list[UnreadableLease]) -> None:
         for one in unread:
             log.warning("a lease has fields that this node agent does not know: %s", one.why)
-            if one.lease is not None:  # else it runs out
+            if one.lease is not None:  # a lease that cannot be read at all expires on the server
                 await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
-        self._heartbeat_soon()  # the server does not count on this room until it is told of it again
+        self._heartbeat_soon()  # the server counts this capacity as free only after the next heartbeat
 
     async def _run_lease(self, key: Key, work: LeaseRun) -> None:
         try:
@@ -177,10 +178,11 @@ class NodeAgent:
             await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
         except Exception as error:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # it was stopped, and what came of that is nobody's fault
+            # stopped on purpose: an error that follows from that is not reported
+            if task is not None and task.cancelling():
                 log.info("rollout %s was stopped: %r", key[1], error)
                 return
-            # The outermost boundary of one rollout: a bug of ours here must not end the others, nor keep the lease.
+            # The outermost boundary of one rollout: a bug of ours must not end the other rollouts, nor keep the lease.
             log.exception("rollout %s caused an error in the code of the node agent", key[1])
             said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
             await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
@@ -197,14 +199,14 @@ class NodeAgent:
                 found[1].cancel()
 
     async def _hand_back(self, reason: str) -> None:
-        """Give back whatever is in hand, while there is still a line to say it on."""
+        """Hand back every lease while the connection is still there."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 for work, task in list(self._runs.values()):
                     task.cancel()
                     await self._connection.send(HandBack(lease=work.ref, reason=reason))
 
-    # what we say
+    # messages to the server
 
     def _hello(self) -> Hello:
         held = [work.ref for work, _ in self._runs.values()]
@@ -222,7 +224,8 @@ class NodeAgent:
         self._moved.wake()
 
     async def _beat(self) -> None:
-        """A heartbeat in time, and at once when something moved; with it how much more there is room for."""
+        """Send a heartbeat in time, and at once after a change; each one asks for as many leases as there is capacity
+        for."""
         loop = asyncio.get_running_loop()
         while True:
             await self._moved.pause(self._lease_seconds / 3)
@@ -235,7 +238,7 @@ class NodeAgent:
             await self._connection.send(self._request_capacity(pools))
             if self._drain and not self._runs:
                 self._drained.set()
-            await asyncio.sleep(0.02)  # what moves together is told together
+            await asyncio.sleep(0.02)  # changes that come together are sent in one heartbeat
 
     def _request_capacity(self, pools: StagePools) -> CapacityRequest:
         if self._drain:
@@ -248,11 +251,12 @@ class NodeAgent:
         )
 
     def _count_before_eval(self) -> int:
-        """Rollouts that are not in EVAL yet: what they do takes a sandbox, now or soon."""
+        """Count the rollouts that are not in EVAL yet: each has a sandbox, or will need one soon."""
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:
-        """Stop by our own clock what was not renewed: the server gives it to another at about the same time."""
+        """Stop leases that were not renewed, by this process's own clock: the server gives them to another node at
+        about that time."""
         loop = asyncio.get_running_loop()
         while True:
             left = self._renewed_at + self._lease_seconds - loop.time()

@@ -1,4 +1,4 @@
-"""From what went wrong to a status: the one place that decides whose fault it was. Pure."""
+"""Maps an error to a rollout status: the one place that decides who is at fault. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
 
 
 class StageTimeout(NodeFault):
-    """A stage's budget ran out where that is not the agent's doing."""
+    """A stage's budget ran out for a reason that is not the agent's."""
 
 
 def error_outcome(error: RollyardError) -> Status:
-    """InfraFailed means "this attempt, by no fault of the task": the server decides about another one."""
+    """Return the status for an error. InfraFailed: the attempt failed without a fault of the task, the server may start
+    another."""
     match error:
         case ImageNotFound() | TaskError() | EndpointRefused() | ContextExceeded():
             return Status.FAILED
@@ -32,16 +33,16 @@ def error_outcome(error: RollyardError) -> Status:
 
 
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
-    """The outcome without a reward; what was sampled so far is kept for people to look at."""
+    """Build the outcome without a reward; the tokens sampled so far are kept for inspection."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
     told = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
     return base.model_copy(update={"status": error_outcome(error), "reward": None, "error": told})
 
 
 def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:
-    """Why RUN ended without one sampled token. `overdue`: by its budget, of so many seconds.
+    """Return why RUN ended without one sampled token. `overdue`: its budget of `seconds` ran out.
 
-    `calls`: model calls that were made; `tokens`: those that had arrived of turns that were cut off.
+    `calls`: model calls made; `tokens`: tokens that had arrived in turns that were cut off.
     """
     if not overdue:
         return NothingSampled("the agent ended without a sampled token")

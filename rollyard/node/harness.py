@@ -1,6 +1,6 @@
-"""An agent that is a command inside the sandbox; a gateway that only this sandbox reaches answers its model calls.
+"""An agent that is a command inside the sandbox; a gateway for this sandbox alone answers its model calls.
 
-The gateway's socket listens on the sandbox's own loopback and is accepted on out here, so the sandbox still has no network.
+The gateway's socket listens on the sandbox's own loopback and is accepted outside, so the sandbox still has no network.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ FOLDER = f"{HOME}/.rollyard"
 PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
 SHUTDOWN_SECONDS = 1.0
 MAX_COMMAND_SECONDS = 20 * 86_400.0
-"""RUN's budget is the caller's to keep; it may stand still for a while. poll() takes no more than 24 days."""
+"""Upper limit for a command, which RUN's budget normally ends; the budget may be paused. poll() accepts at most 24
+days."""
 LAST_OUTPUT_CHARS = 1000
 MAX_CONNECTIONS = 128
-"""Of one sandbox: each is a file descriptor of the node agent's."""
+"""Limit for one sandbox: each connection uses a file descriptor of the node agent."""
 
 
 class _LimitedConnection(asyncio.Protocol):
-    """Hands a new connection to the server, and ends one beyond the limit."""
+    """Passes a new connection to the server, and closes one beyond the limit."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
@@ -53,17 +54,18 @@ class _LimitedConnection(asyncio.Protocol):
 
 
 class Harness:
-    """One command; its calls are `session`'s."""
+    """One command, whose model calls go to `session`."""
 
     def __init__(self, sandbox: Sandbox, session: GatewaySession) -> None:
         self._sandbox = sandbox
         self._session = session
 
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
-        """Completed when the command ends by itself with exit code 0 within all limits, Truncated otherwise; the exit code.
+        """Run the command; return the status and the exit code.
 
-        Raises SandboxLost, TaskError when the command ended before its first model call, ContextExceeded when no call had
-        a prompt that fits, and whatever kept the session from going on.
+        The status is Completed when the command ends by itself with exit code 0 within all limits, else Truncated.
+        Raises SandboxLost, TaskError when the command ended before its first model call, ContextExceeded when no call
+        had a prompt that fits, and the error that made the session unusable.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)
@@ -84,7 +86,7 @@ class Harness:
 
     @asynccontextmanager
     async def _gateway(self) -> AsyncIterator[str]:
-        """Its base URL inside the sandbox."""
+        """Serve the gateway; yields its base URL inside the sandbox."""
         listener = await self._sandbox.listen()
         runner = web.AppRunner(
             build(self._find),
@@ -109,7 +111,8 @@ class Harness:
             listener.close()
 
     async def _find(self, request: web.Request, named: str | None) -> GatewaySession:
-        """Whatever connects here is this sandbox's; a name is optional, and another's is refused."""
+        """Return the session. Every connection here comes from this sandbox; a name is optional, another session's name
+        is refused."""
         if named not in (None, self._session.id):
             raise GatewayError(403, "permission_error", "this gateway serves only the session of its own sandbox")
         return self._session
@@ -129,7 +132,7 @@ class Harness:
 
 
 def _script(agent: AgentSpec, base: str, session: str) -> str:
-    """In a shell of its own, so that `exit` and `set -e` are the command's own affair."""
+    """Wrap the command in a shell of its own, so that `exit` and `set -e` affect only the command."""
     assert agent.command is not None
     key = f"{KEY_PREFIX}{session}"
     env = {

@@ -1,4 +1,4 @@
-"""One lease from INIT to the uploaded verdict."""
+"""One lease, from INIT to the uploaded result."""
 
 from __future__ import annotations
 
@@ -46,15 +46,19 @@ from rollyard.wire.node import Lease, LeaseRef
 log = logging.getLogger(__name__)
 
 TERM_SECONDS = 0.2
-"""A job that is ended gets TERM in all its processes, and a sandbox may be gone before our own signal is read. Then this
-rollout is handed back, and the loss of its sandbox is no attempt's fault."""
+"""Wait for our own TERM after a sandbox is lost.
+
+A job that ends gets TERM in all its processes, and a sandbox may be gone before this process reads its own signal. Then
+the rollout is handed back, and the lost sandbox does not count as a failed attempt.
+"""
 HARNESS_MEMORY_SHARE = 0.8
-"""Of EVAL's budget, what the agent's work may use up: a solution that hangs must not look like a fault of ours."""
+"""Share of EVAL's budget that the agent's work may use: a solution that hangs must not look like an infrastructure
+fault."""
 
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What all rollouts of a node agent share."""
+    """The parts that all rollouts of a node agent share."""
 
     pools: StagePools
     sandboxes: SandboxFactory
@@ -70,7 +74,7 @@ class NodeContext:
 
 @dataclass(frozen=True)
 class _AgentResult:
-    """What the agent did, by the built-in loop or by a command."""
+    """The agent's work, by the built-in loop or by a command."""
 
     status: Status
     segments: list[Segment]
@@ -78,11 +82,11 @@ class _AgentResult:
     breaks: dict[str, int]
     metrics: dict[str, float] = field(default_factory=dict)
     overdue: bool = False
-    """RUN's budget ended it."""
+    """True when RUN's budget ended it."""
 
 
 class LeaseRun:
-    """Carries one lease through the stages; every way out ends in an upload or, when it is cancelled, in nothing."""
+    """Carries one lease through the stages; it always ends with an upload, except when it is cancelled."""
 
     def __init__(self, shop: NodeContext, lease: Lease, moved: Callable[[], None]) -> None:
         self._node = shop
@@ -99,18 +103,19 @@ class LeaseRun:
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
     async def run(self) -> None:
-        """Raises Fenced when the lease turns out to be void."""
+        """Run the lease to its end. Raises Fenced when the lease turns out to be void."""
         outcome = await self._outcome()
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # a task group may swallow it, where one of its own fails meanwhile
+        # a task group may swallow a cancellation when one of its own tasks fails at the same time
+        if task is not None and task.cancelling():
             raise asyncio.CancelledError
         await self._node.uploads.result(self.ref, outcome)
         log.info("%s", self._log_end(outcome))
 
     def _log_end(self, outcome: Outcome) -> str:
-        """How the lease ended, for the job's log; no text of a model or of an agent."""
+        """Describe how the lease ended, for the job's log, without any text of a model or an agent."""
         reward = "none" if outcome.reward is None else f"{outcome.reward:g}"
         why = f" ({outcome.error.reason})" if outcome.error is not None else ""
         spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._timings.items())
@@ -150,7 +155,8 @@ class LeaseRun:
     # INIT and RUN
 
     async def _run(self, handler: TaskHandler) -> RunResult:
-        """The sandbox is gone before this returns: nothing of the agent's is alive when hidden tests appear."""
+        """Run INIT and RUN. The sandbox is closed before this returns: no process of the agent is alive when hidden
+        tests appear."""
         if ROLE not in self._lease.endpoints:
             raise TaskError(
                 f"the pool has no InferencePool for the role {ROLE!r}, which agents sample from; add it to spec.inference"
@@ -185,7 +191,8 @@ class LeaseRun:
     async def _agent(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
     ) -> tuple[_AgentResult, Artifact]:
-        """Running out of the stage's budget truncates; what was done by then is collected and scored."""
+        """Run the agent. When the stage's budget runs out the run is truncated; its work so far is collected and
+        scored."""
         policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
@@ -220,9 +227,10 @@ class LeaseRun:
     async def _command(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
     ) -> _AgentResult:
-        """The harness is stopped with the budget; what it had sampled by then is the trajectory."""
+        """Run the harness. It is stopped when the budget runs out; the tokens sampled by then are the trajectory."""
         lease, agent = self._lease, self._lease.agent
-        parser_for(template, agent.tool_parser)  # one that nobody has is the request's fault, and no call's
+        # an unknown parser is a fault of the request, and must not surface in a model call
+        parser_for(template, agent.tool_parser)
         terms = SessionConfig(
             model=lease.endpoints[ROLE].model,
             sampling=lease.sampling,
@@ -239,7 +247,7 @@ class LeaseRun:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 overdue = False
-        # what a call that was given up has left in a thread ends first
+        # first wait for the thread of a call that was abandoned
         return await session.run_serialized(
             lambda: _AgentResult(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
         )
@@ -262,7 +270,7 @@ class LeaseRun:
         async with await self._node.sandboxes.start(self._sandbox_spec(handler)) as fresh:
             return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
-    # small things
+    # helpers
 
     def _sandbox_spec(self, handler: TaskHandler) -> SandboxSpec:
         pool = self._node.sandbox
@@ -270,7 +278,7 @@ class LeaseRun:
         return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)
 
     def _budget(self, stage: Stage) -> float:
-        """The pool's, or the rollout's own where that is tighter."""
+        """Return the pool's budget, or the rollout's own when that is tighter."""
         word = stage.value.lower()
         own = getattr(self._lease.budgets, f"{word}_seconds")
         pools: float = getattr(self._node.stages, word).timeout_seconds
@@ -278,9 +286,9 @@ class LeaseRun:
 
     @contextlib.asynccontextmanager
     async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
-        """In a stage worker of this stage; the time counts from when one is free."""
+        """Hold a stage worker of this stage; the time counts from the moment one is free."""
         self.stage = stage
-        self._stage_changed()  # while it is in line too: that is what a stage is widened for
+        self._stage_changed()  # also while waiting in line: stages are widened for waiting rollouts
         async with self._node.pools[stage].worker():
             started = time.monotonic()
             try:

@@ -1,4 +1,4 @@
-"""The policy as one rollout sees it: it stays on the endpoint of its lease, and goes on at another when that fails."""
+"""The policy as one rollout sees it: sampling stays on the lease's endpoint and moves to another when that one fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROLE = "policy"
 MAX_MOVES = 10
 POLL_SECONDS = 0.2
 PARKED_SECONDS = 300.0
-"""Longer than this a rollout does not keep its sandbox while there is no endpoint."""
+"""A rollout keeps its sandbox for at most this long while there is no endpoint."""
 
 
 class LeaseSampler:
@@ -51,18 +51,18 @@ class LeaseSampler:
         self._context = context_tokens
         self._move_lock = asyncio.Lock()
         self.limit: asyncio.Timeout | None = None
-        """RUN's budget; it stands still while there is no endpoint to go on with, for that gap is ours."""
+        """RUN's budget; it is paused while there is no endpoint, because that gap is not the agent's fault."""
         self.request_sent_at = 0
-        """Turns that were asked for."""
+        """Number of turns requested."""
         self.answered_at = 0
-        """Tokens that have arrived, also those of turns that were cut off."""
+        """Number of tokens that have arrived, including those of turns that were cut off."""
         self._rechoose_requested = False
         self._in_flight = InFlightRequests()
         self._sampling = 0
         self._leave_task: asyncio.Task[None] | None = None
 
     def rechoose(self, *, now: bool = False) -> None:
-        """Ask before the next turn whether there is a better endpoint by now; `now`: in the middle of a turn too."""
+        """Ask for a better endpoint before the next turn; `now`: also in the middle of a turn."""
         self._rechoose_requested = True
         if now and self._sampling and (self._leave_task is None or self._leave_task.done()):
             self._leave_task = asyncio.create_task(self._leave())
@@ -70,7 +70,7 @@ class LeaseSampler:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """One turn, whatever endpoints fail meanwhile.
+        """Sample one turn, even when endpoints fail meanwhile.
 
         Raises ContextExceeded, EndpointLost, EndpointRefused, NoEndpoint, Fenced.
         """
@@ -99,11 +99,12 @@ class LeaseSampler:
                 self._leave_task.cancel()
 
     async def _leave(self) -> None:
-        """Requests at an endpoint that is out go on elsewhere with the ids they have, once each has fallen silent there."""
+        """Move requests away from a failed endpoint, each with its sampled ids, once no more tokens arrive from there."""
         before = self.endpoint.id
         try:
             await self._checkout(None)
-        except RollyardError as error:  # the lease is void, or the server cannot be asked: it will say so again
+        # the lease is void or the server is unreachable: the next request reports it again
+        except RollyardError as error:
             log.info("staying at endpoint %s: %s", before, error)
             return
         while left := self._in_flight.endpoint_ids() - {self.endpoint.id}:
@@ -112,7 +113,7 @@ class LeaseSampler:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
-        async with self._move_lock:  # calls of one agent at once lose the same endpoint once
+        async with self._move_lock:  # parallel calls of one agent report the same lost endpoint only once
             if failed is None:
                 if self._rechoose_requested:
                     self.endpoint = await self._ask_for_better()
@@ -124,7 +125,7 @@ class LeaseSampler:
             return self.endpoint
 
     async def _ask_for_better(self) -> Endpoint:
-        """What the server thinks best now; the one in use where it has nothing to say. Raises Fenced."""
+        """Return the server's best endpoint now, or the current one when the server names none. Raises Fenced."""
         wanted = NewEndpoint(lease=self._ref, role=ROLE, failed="", why="the server asked it to choose again")
         try:
             answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
@@ -134,7 +135,8 @@ class LeaseSampler:
         return Endpoint.model_validate(answer)
 
     async def _wait_for_another(self, failed: str) -> Endpoint:
-        """Waits, parked, until one is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed back."""
+        """Wait, parked, until another endpoint is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed
+        back."""
         wanted = NewEndpoint(lease=self._ref, role=ROLE, failed=failed, why="a node agent could not use it")
         backoff, began = Backoff(0.2, 2.0), time.monotonic()
         with self._parked():

@@ -1,6 +1,6 @@
 """`rollyard node-agent`: from an allocation's folder to an exit status.
 
-Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here or is stuck, 3 when another copy was first.
+Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here or is stuck, 3 when another copy started first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ log = logging.getLogger(__name__)
 
 FENCED_EXIT = 3
 STUCK_SECONDS = 120.0
-"""Four leases; after one of them all its rollouts are somebody else's."""
+"""Four lease terms; after one of them the server has given all rollouts of this process to others."""
 
 
 def main(folder: Path) -> int:
     """Run until the job ends."""
     set_up_logging()
     os.umask(0o077)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: more threads would only add cost
+    # it warns about missing PyTorch, which is not needed here
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         return asyncio.run(_run(ServerLink.open(folder)))
     except Fenced as error:
         log.error("%s", error)
         return FENCED_EXIT
     except RollyardError as error:
-        log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
+        log.critical("%s", error)  # the reason for this exit: the allocation's condition quotes it
         return 1
 
 
@@ -49,7 +50,7 @@ async def _run(link: ServerLink) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
-        agent = NodeAgent(link, http, models)  # imports plug-ins, which may take a while
+        agent = NodeAgent(link, http, models)  # importing plug-ins may take a while
         try:
             async with running(end_when_stuck(STUCK_SECONDS)):
                 await agent.run(stop)
@@ -59,9 +60,10 @@ async def _run(link: ServerLink) -> int:
 
 
 async def end_when_stuck(seconds: float) -> None:
-    """End this process with 1 once its event loop has stood still for so long, and print where: its successor can work.
+    """End this process with status 1 after its event loop was blocked for `seconds`, and print where; its successor can
+    work.
 
-    A task handler that blocks keeps the loop for ever, and a job that runs without a word is not replaced.
+    A task handler that blocks holds the loop for ever, and a job whose process is alive is not replaced.
     """
     while True:
         faulthandler.dump_traceback_later(seconds, exit=True)
@@ -74,6 +76,6 @@ def _signalled(number: signal.Signals, stop: asyncio.Event) -> None:
 
 
 def _models(tls: ssl.SSLContext) -> aiohttp.ClientSession:
-    """For model servers: many long streams, each with its own limits."""
+    """HTTP session for model servers: many long streams, each with its own limits."""
     connector = aiohttp.TCPConnector(ssl=tls, limit=0)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0))

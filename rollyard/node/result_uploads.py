@@ -1,4 +1,4 @@
-"""Results on their way to the server: kept here until acknowledged, over reconnects and the server's restarts."""
+"""Uploads results to the server; each is kept until it is acknowledged, across reconnects and restarts of the server."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class ResultUploads:
         self._http = http
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
-        """RUN is done. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the result."""
+        """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
+        result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
         await self._put("/v1/node/run", _header(ref, result.outcome), result.model_dump_json())
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
-        """The verdict; one that the server refuses is told as a failure instead, so that nothing waits for ever."""
+        """Upload the outcome. When the server refuses it, a failure is uploaded instead, so that the rollout does not
+        wait for ever."""
         try:
             await self._put("/v1/node/result", _header(ref, outcome), outcome.model_dump_json())
         except (Invalid, TooLarge) as error:
@@ -40,7 +42,7 @@ class ResultUploads:
             await self._put("/v1/node/result", _header(ref, small), small.model_dump_json())
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
-        """What another node agent's RUN came to, as soon as the server can be asked. Raises Fenced."""
+        """Fetch the RUN result of another node agent, as soon as the server can be reached. Raises Fenced."""
         query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
         backoff = Backoff()
         while True:

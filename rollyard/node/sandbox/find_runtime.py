@@ -1,4 +1,4 @@
-"""Which sandbox runtime this machine really has: found by starting one."""
+"""Finds the sandbox runtime that works on this machine, by starting one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _REMEDY = (
 
 
 def find_runtime(name: RuntimeName = "auto", cache: Path | None = None) -> Runtime:
-    """The first runtime of that name which starts `true`; "auto" prefers Apptainer. Blocks for up to a second or so.
+    """Return the first runtime of that name that starts `true`; "auto" prefers Apptainer. Blocks for about a second.
 
-    Raises SandboxStartFailed with what each one said and what one can do.
+    Raises SandboxStartFailed with the output of each runtime and a remedy.
     """
     cache = cache or node_cache()
     failures = []
@@ -54,7 +54,7 @@ def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:
 
 
 def _probe(runtime: Runtime, cache: Path) -> str | None:
-    """None when it starts `true` in the default image, else what went wrong."""
+    """Return None when the runtime starts `true` in the default image, else the error."""
     root = default_root(cache)
     argv = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.mount_points, ["/usr/bin/true"])
     account = sandbox_account()

@@ -1,4 +1,4 @@
-"""From the name of an image to a folder that a runtime can use as a root file system."""
+"""Maps the name of an image to a folder that a runtime can use as a root file system."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ _ETC = {
 
 
 class Images:
-    """Resolves image names; what has to be unpacked is unpacked once a node, into `cache`."""
+    """Resolves image names; an image that must be unpacked is unpacked once on a node, into `cache`."""
 
     def __init__(self, runtime: Runtime, cache: Path, folder: Path) -> None:
         self._runtime = runtime
         self._cache = cache
         self._folder = folder
-        """Where relative names are looked up."""
+        """Folder where relative names are looked up."""
 
     def root(self, image: str | None) -> Root:
-        """Blocks for seconds the first time. Raises ImageNotFound, which no retry helps, or SandboxStartFailed."""
+        """Return the root of an image; blocks for seconds the first time.
+
+        Raises ImageNotFound, which no retry helps, or SandboxStartFailed.
+        """
         if image is None:
             return default_root(self._cache)
         path = self._folder / image
@@ -65,7 +68,7 @@ class Images:
         return build_once(self._cache / "images" / name, lambda folder: self._unpack(image, folder)) / "root"
 
     def _unpack(self, image: Path, folder: Path) -> None:
-        """As the account that sandboxes run as: then everything inside is theirs to write, without being root."""
+        """Unpack as the account that sandboxes run as, so that this account can write every file without being root."""
         account = sandbox_account()
         os.chown(folder, account.uid, account.gid)
         argv = self._runtime.unpack(image, folder / "root")
@@ -124,7 +127,7 @@ def _make_mount_points(folder: Path) -> None:
 
 
 def _make_readable(folder: Path) -> None:
-    """Whatever the umask of who made it: sandboxes may run as another user."""
+    """Make the folder readable regardless of the umask of its creator: sandboxes may run as another user."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)

@@ -1,8 +1,8 @@
 """Sandboxes: started by `SandboxFactory`, used through `Sandbox`, gone when closed or when this process dies.
 
-Nothing of a sandbox lies in the host's file system: its root lives in memory, its socket has no name. It ends with the
-socket, whose end of file the agent inside sees however we die; the agent is process 1 there, out of the task's reach. So
-there is never anything to sweep up.
+A sandbox leaves nothing in the host's file system: its root lives in memory, its socket has no name. It ends with the
+socket: the agent inside sees the end of file however this process dies. The agent is process 1 there, and the task
+cannot reach it. So no clean-up is ever needed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rollyard.node.sandbox.sandbox_connection import PROTOCOL, Header, SandboxCo
 
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0
-"""What the agent may take beyond a call's timeout to stop what runs, before the sandbox counts as lost."""
+"""Extra time for the agent after a call's timeout, to stop the running command, before the sandbox counts as lost."""
 FILE_SECONDS = 60.0
 PREPARE_SECONDS = 120.0
 END_SECONDS = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Its calls raise SandboxLost when it is gone, and never for what the task does."""
+    """One isolated environment. Its calls raise SandboxLost when it is gone, and never for an action of the task."""
 
     def __init__(
         self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
@@ -45,7 +45,7 @@ class Sandbox:
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
-        """Through it the agent hands over the sockets that listen inside."""
+        """The agent passes the sockets that listen inside through this one."""
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -59,7 +59,7 @@ class Sandbox:
         for done in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(
                 done, BaseException
-            ):  # as it is: a task group would wrap SandboxLost, and nobody would know it
+            ):  # directly: a task group would wrap SandboxLost, and no handler would recognise it
                 raise done
 
     async def bash(self, command: str, timeout: float) -> CommandResult:
@@ -87,31 +87,32 @@ class Sandbox:
     async def read_file(self, path: str, limit_bytes: int) -> bytes:
         """A regular file's contents; relative paths start in /workspace.
 
-        Raises OSError, such as FileNotFoundError, for what the task made of it: EFBIG when it is longer than the limit.
+        Raises OSError for the file that the task left, such as FileNotFoundError, or EFBIG when it is longer than the
+        limit.
         """
         reply, body = await self._call({"op": "read", "path": path, "limit": limit_bytes}, b"", FILE_SECONDS)
         _raise_refusal(reply, path)
         return body
 
     async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Create or replace a file and the folders above it; raises OSError where the sandbox's file system refuses."""
+        """Create or replace a file and the folders above it; raises OSError when the sandbox's file system refuses."""
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
 
     async def listen(self) -> socket.socket:
-        """A socket for us to accept on that listens inside, on a free port of the sandbox's own 127.0.0.1.
+        """Return a socket to accept on; it listens inside, on a free port of the sandbox's own 127.0.0.1.
 
-        Whatever connects comes from this one sandbox. The caller closes it.
+        Every connection comes from this one sandbox. The caller closes the socket.
         """
         await self._call({"op": "listen"}, b"", FILE_SECONDS)
-        # it was sent before the reply
+        # the agent sends the socket before its reply
         _, fds, _, _ = socket.recv_fds(self._gate, 1, 1)
         listener = socket.socket(fileno=fds[0])
         listener.set_inheritable(False)
         return listener
 
     async def close(self) -> None:
-        """End every process of the sandbox; all it wrote is gone. May be called twice."""
+        """End every process of the sandbox and discard everything it wrote. May be called twice."""
         self._gate.close()
         self._connection.abort("the sandbox was closed")
         await self._launcher.end()
@@ -135,10 +136,11 @@ class Sandbox:
 
 
 class SandboxFactory:
-    """Starts sandboxes with one runtime, and ends those that are left when it is closed itself."""
+    """Starts sandboxes with one runtime, and ends the remaining ones when it is closed itself."""
 
     def __init__(self, runtime: Runtime, *, cache: Path | None = None, images: Path | None = None) -> None:
-        """`cache` keeps what is made once a node; relative image names are looked up in `images` (else the cwd)."""
+        """`cache` keeps the folders built once on a node; relative image names are looked up in `images` (else the
+        cwd)."""
         self._runtime = runtime
         self._cache = cache or node_cache()
         self._images = Images(runtime, self._cache, images or Path.cwd())
@@ -147,7 +149,7 @@ class SandboxFactory:
         self._started = 0
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """A new sandbox with its agent answering. Raises ImageNotFound or SandboxStartFailed."""
+        """Start a sandbox and wait until its agent answers. Raises ImageNotFound or SandboxStartFailed."""
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
         root = await asyncio.to_thread(self._images.root, spec.image)
@@ -205,7 +207,7 @@ class SandboxFactory:
         }
 
     def _next_cpus(self, count: int) -> list[int]:
-        """So many of the CPUs we may use, in turn; empty for all of them."""
+        """Return the next `count` of the available CPUs, in turn; empty for all of them."""
         usable = sorted(os.sched_getaffinity(0))
         if count >= len(usable):
             return []
@@ -215,7 +217,7 @@ class SandboxFactory:
 
 
 class _Launcher:
-    """The runtime's process on the host, and what it complained about."""
+    """The runtime's process on the host, and its error output."""
 
     def __init__(self, process: asyncio.subprocess.Process, complaints: int) -> None:
         self._process = process
@@ -258,7 +260,7 @@ class _Launcher:
             self._complaints = None
 
     def last_output(self) -> str:
-        """ ": " and what the launcher or the agent wrote to standard error last; empty if nothing."""
+        """Return ": " and the last line that the launcher or the agent wrote to standard error; empty if nothing."""
         if self._complaints is None:
             return self._words
         size = os.fstat(self._complaints).st_size
@@ -267,9 +269,9 @@ class _Launcher:
 
 
 def _send_gate(ours: socket.socket) -> socket.socket:
-    """Our end of a new Unix socket, whose other end the agent gets with the first byte of its standard input."""
+    """Return our end of a new Unix socket; the agent gets the other end with the first byte of its standard input."""
     gate, its = socket.socketpair()
-    # an agent that died at once is found out by the greeting
+    # the wait for the agent's hello detects an agent that died at once
     with its, suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(ours, [b"G"], [its.fileno()])
     gate.setblocking(False)

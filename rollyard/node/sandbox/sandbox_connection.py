@@ -1,6 +1,6 @@
 """The client of the sandbox agent: many calls at once on one Unix socket, replies matched by id.
 
-The other side of `rollyard.sandbox_agent.frames`, which describes the frames.
+The counterpart of `rollyard.sandbox_agent.frames`, which describes the frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Frame = tuple[Header, bytes]
 
 
 class SandboxConnection(asyncio.Protocol):
-    """Calls fail with SandboxLost once the other side is gone; a cancelled call is stopped over there as well."""
+    """The connection to one agent. Calls fail with SandboxLost once it is gone; a cancelled call is stopped there as
+    well."""
 
     def __init__(self) -> None:
         self.hello: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
@@ -42,7 +43,7 @@ class SandboxConnection(asyncio.Protocol):
         self._transport.write(_LENGTHS.pack(len(head), len(body)) + head + body)
 
     async def call(self, header: Header, body: bytes, limit: float) -> Frame:
-        """The reply to one call. After `limit` seconds without one the sandbox counts as lost."""
+        """Send a call and return its reply. After `limit` seconds without one the sandbox counts as lost."""
         number = next(self._ids)
         reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.send({"id": number, **header}, body)
@@ -61,7 +62,7 @@ class SandboxConnection(asyncio.Protocol):
             self._waiting.pop(number, None)
 
     def abort(self, why: str) -> None:
-        """Close at once; every call that waits fails with SandboxLost."""
+        """Close at once; every waiting call fails with SandboxLost."""
         self._end = self._end or why
         if self._transport is not None:
             self._transport.abort()
@@ -69,7 +70,7 @@ class SandboxConnection(asyncio.Protocol):
         for waiting in pending:
             if not waiting.done():
                 waiting.set_exception(SandboxLost(self._end))
-        # A hello that nobody waits for any more is no news.
+        # ignore a hello for which no caller waits any more
         if self.hello.done() and not self.hello.cancelled():
             self.hello.exception()
 

@@ -1,1 +1,1 @@
-"""Scores of answers and of code, computed in processes with limits of their own."""
+"""Scores of answers and of code, computed in child processes with limits of their own."""

@@ -1,11 +1,11 @@
-"""Carries out the calls of a `code` task inside the EVAL sandbox, each in a process of its own.
+"""Runs the calls of a `code` task inside the EVAL sandbox, each in its own process.
 
-It runs on the image's own python3 (3.7 or later), so it imports nothing of ours. It knows no expected value.
+It runs on the image's own python3 (3.7 or later), so it imports no module of Rollyard. It gets no expected value.
 
     python3 -I case_driver.py JOB RESULTS
 
-JOB is {"solution": path, "calls": [...], "case_seconds": s, "seconds": s for all}; RESULTS gets a line for each call: its
-value as plain JSON, empty where there is none.
+JOB is {"solution": path, "calls": [...], "case_seconds": s, "seconds": s for all}. RESULTS gets one line for each call:
+the value as plain JSON, or an empty line without a value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import types
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""A value's most; a literal of 16,000 characters has fewer, however it is escaped."""
+"""Upper limit of a value's length; a literal of 16,000 characters needs fewer bytes with any escapes."""
 
 
 def main(job_file: str, results_file: str) -> None:
@@ -37,13 +37,13 @@ def main(job_file: str, results_file: str) -> None:
 
 
 def run_call(call: str, path: str, deadline: float) -> bytes:
-    """The call's value as a line of JSON, unread; empty when there is none in time."""
+    """Return the call's value as a line of JSON, not parsed; empty when there is none in time."""
     if time.monotonic() >= deadline:
         return b""
     out, into = os.pipe()
     try:
         pid = os.fork()
-    except OSError:  # what earlier calls left behind uses up the sandbox's processes
+    except OSError:  # processes left by earlier calls use up the sandbox's process limit
         os.close(out)
         os.close(into)
         return b""
@@ -64,12 +64,12 @@ def run_call(call: str, path: str, deadline: float) -> bytes:
 
 
 def run_in_child(call: str, path: str, into: int) -> None:
-    """In the call's own process. What the solution prints goes nowhere."""
+    """Run the call in its own process. Output that the solution prints is discarded."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    module = types.ModuleType("solution")  # a real module: dataclasses and pickle look theirs up
+    module = types.ModuleType("solution")  # a real module: dataclasses and pickle look up the module of their classes
     module.__file__ = path
     sys.modules["solution"] = module
     sys.path.insert(0, os.path.dirname(path))
@@ -82,7 +82,8 @@ def run_in_child(call: str, path: str, into: int) -> None:
 
 
 def read_line(fd: int, deadline: float) -> bytes:
-    """The first line, empty when it is no whole one: a daemon that the solution left may hold the pipe open for ever."""
+    """Read the first line; empty when it is incomplete. A daemon that the solution left may hold the pipe open for
+    ever."""
     found = b""
     while len(found) < MAX_BYTES and b"\n" not in found:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -95,10 +96,10 @@ def read_line(fd: int, deadline: float) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Plain JSON of what a Python literal can be; of anything else its repr, which is equal to no literal."""
+    """Encode a value of Python literals as plain JSON; any other value becomes its repr, which equals no literal."""
     if value is None or isinstance(value, (str, float)):
         return value
-    if hasattr(type(value), "__index__"):  # numpy's integers are no int
+    if hasattr(type(value), "__index__"):  # numpy's integers are not int
         return value if isinstance(value, bool) else operator.index(value)
     if isinstance(value, list):
         return [encode(one) for one in value]

@@ -1,8 +1,8 @@
-"""Compares what a `code` task's calls came to with what was expected, in a checker process.
+"""Compares the results of a `code` task's calls with the expected values, in a checker process.
 
-Both sides are plain JSON as `case_driver.encode` writes it: null, true, numbers, strings and lists stand for themselves;
-`{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex": [re, im]}` for the rest.
-Nothing an agent wrote is read by more than a JSON parser, one line a call.
+Both sides are plain JSON as `case_driver.encode` writes it: null, true, numbers, strings and lists stand for
+themselves; `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex": [re, im]}`
+for the rest. Text written by an agent is read by a JSON parser only, one line for each call.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FREE_ORDER = ("set", "dict")
 
 
 def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
-    """How many of the expected values (a JSON list of Python literals) the result lines have.
+    """Count the result lines that match the expected values (a JSON list of Python literals).
 
-    `bad_results` where there are not as many lines, or one is too long: the driver has not written that.
+    Return `bad_results` when the number of lines differs or a line is too long: the driver never writes that.
     """
     expected, found = json.loads(expects), results.split(b"\n")
     if len(found) != len(expected) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
@@ -32,10 +32,10 @@ def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
 
 
 def matches_literal(expect: str, found: bytes) -> bool:
-    """Whether the line `found` is the value of the literal: types count, floats may differ by rounding."""
+    """Return whether the line `found` is the value of the literal: types must match, floats may differ by rounding."""
     try:
         return _equal(json.loads(json.dumps(encode(ast.literal_eval(expect)))), json.loads(found))
-    except (ValueError, RecursionError, MemoryError, OverflowError):  # 10**400 is no float
+    except (ValueError, RecursionError, MemoryError, OverflowError):  # 10**400 is too large for a float
         return False
 
 
@@ -53,7 +53,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _in_canonical_order(tag: str, *values: Any) -> list[Any]:
-    """Members sorted by their text where order says nothing. No hash is made of what an agent wrote."""
+    """Sort the members by their text where order has no meaning. Values written by an agent are never hashed."""
     if tag not in FREE_ORDER:
         return list(values)
     return [sorted(value, key=json.dumps) if isinstance(value, list) else value for value in values]

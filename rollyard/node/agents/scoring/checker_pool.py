@@ -1,8 +1,8 @@
-"""Child processes that judge what agents wrote, side by side, each with limits of its own.
+"""A pool of child processes that judge text written by agents, in parallel, each with its own limits.
 
-What an agent wrote can keep any parser or algebra system busy for ever, or fill the memory. So the node agent hands the
-bytes on unread: a child reads them, under limits of CPU time and memory that the kernel keeps. The limit is CPU time
-because a busy machine must not turn a right answer into a slow one.
+Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the bytes on
+unread; a child reads them under limits of CPU time and memory that the kernel enforces. The limit is CPU time and not
+wall time, because a busy machine must not turn a right answer into a slow one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from rollyard.core.errors import NodeFault
 
 START_SECONDS = 120.0
-"""An algebra system takes seconds to import on a busy machine."""
+"""Importing an algebra system takes seconds on a busy machine."""
 
 
 class CheckerKilled(Exception):
-    """The question killed who judged it: by its CPU limit, or twice in other ways. `str()` is a metric's name."""
+    """The question killed its checker: once by the CPU limit, or twice in other ways. `str()` gives a metric's name."""
 
 
 class _CheckerEnded(Exception):
@@ -32,21 +32,22 @@ class _CheckerEnded(Exception):
 
 
 class CheckerPool:
-    """Children that run one module, started when they are needed, at most two for each core."""
+    """Children that run one module, started on demand, at most two for each core."""
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
-        """`module` is a program around `checker_process.serve`, `harmless` a question that any working child answers."""
+        """`module` is a program around `checker_process.serve`; `harmless` is a question that any working child can
+        answer."""
         self._module = module
         self._warm_up_question = harmless
         self._slots = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
-        """Return the answer of a child about `parts`.
+        """Return a child's answer about `parts`.
 
-        Raises Overrun, and NodeFault when no child starts or answers at all. A process that was killed may have been killed
-        from outside, so the question is asked again before that is held against it. A caller that is cancelled leaves no
-        child at work.
+        Raises CheckerKilled, and NodeFault when no child starts or answers at all. A child may have been killed from
+        outside, so the question is asked a second time before CheckerKilled is raised. A cancelled call leaves no child
+        at work.
         """
         async with self._slots:
             for _ in range(2):
@@ -73,7 +74,7 @@ class CheckerPool:
         return verdict
 
     async def close(self) -> None:
-        """End the children that wait for a question. Else the loop that closes first makes asyncio complain about them."""
+        """End the idle children. Otherwise asyncio warns about them when the first loop closes."""
         while self._idle:
             child = self._idle.pop()
             _kill(child)
@@ -105,14 +106,14 @@ class CheckerPool:
 
 async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -> Any:
     assert child.stdin is not None
-    with contextlib.suppress(ConnectionError):  # it ended: so does its output
+    with contextlib.suppress(ConnectionError):  # the child has ended, so its output ends too
         child.stdin.write(struct.pack(f"!{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts))
         await child.stdin.drain()
     return await _line(child)
 
 
 async def _line(child: asyncio.subprocess.Process) -> Any:
-    """The next message of a child of ours; raises _Ended at its end."""
+    """Return the next message of a child; raises _CheckerEnded at the end of its output."""
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
@@ -124,5 +125,5 @@ def _kill(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
-    # its pipes too, or the loop that closes first leaves them to the garbage collector, which complains
+    # Close its pipes too: otherwise the garbage collector closes them after the loop and warns about it
     child._transport.close()  # type: ignore[attr-defined]

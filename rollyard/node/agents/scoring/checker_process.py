@@ -1,8 +1,8 @@
-"""The inside of a checker process: questions come in on standard input, one verdict a line goes out.
+"""The inside of a checker process: reads questions from standard input, writes one verdict a line.
 
-A question is a count of parts and their lengths (each 4 bytes, big-endian), then the parts. Each is judged in a fork of this
-process, which so never reads one itself: what a question hangs, fills or kills is its own fork, and the next one finds
-everything imported. Limits are the kernel's: CPU time by a signal, memory by allocations that fail. The process ends with
+A question is a count of parts and their lengths (each 4 bytes, big-endian), then the parts. Each question is judged in
+a fork of this process. A question can hang, fill or kill only its own fork, and the next fork finds everything
+imported. The kernel enforces the limits: CPU time by a signal, memory by allocations that fail. The process ends with
 its standard input.
 """
 
@@ -21,12 +21,13 @@ Check = Callable[..., Mapping[str, float]]
 
 
 def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
-    """Answer questions with what `check(*parts)` returns.
+    """Answer questions with the return value of `check(*parts)`.
 
-    A question that needs more than the memory is `{"too_large": 1.0}`; one that kills its fork is `{"died": signal}`.
+    The answer is `{"too_large": 1.0}` when a question needs more than the memory, and `{"died": signal}` when it kills
+    its fork.
     """
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no verdict
+    os.dup2(2, 1)  # output printed by a library must not be read as a verdict
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _send(replies, "ready")
     while parts := _read_question():
@@ -61,13 +62,13 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
 
 
 def _set_limit(kind: int, most: int) -> None:
-    """Never above the hard limit that we came with: Slurm hands on the limits of whoever submitted."""
+    """Set a limit, never above the inherited hard limit: Slurm passes on the limits of the submitting user."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _read_question() -> list[bytes]:
-    """Its parts; none at the end of standard input."""
+    """Read the parts of one question; empty at the end of standard input."""
     head = sys.stdin.buffer.read(4)
     if len(head) < 4:
         return []

@@ -1,6 +1,6 @@
-"""Expressions in LaTeX that are no plain number: read by latex2sympy, compared by what they come to.
+"""Expressions in LaTeX that are not plain numbers: parsed by latex2sympy, compared by value.
 
-To be used in a checker process alone: an expression can take any time and memory.
+Use it in a checker process only: an expression can take any amount of time and memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.node.agents.scoring.numerals import TOLERANCE
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
 POINTS, LEAST = 16, 3
-"""Where expressions with variables are compared, and how many of these must give real numbers."""
+"""Number of points where expressions with variables are compared, and how many of these must give real numbers."""
 _ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
 _OTHERS = {
     "binom",
@@ -50,12 +50,12 @@ class UnreadableExpression(Exception):
 
 
 def read(text: str) -> Expr:
-    """The expression, nothing in it worked out. Raises Unreadable."""
+    """Parse the expression without evaluating it. Raises UnreadableExpression."""
     try:
         found = latex2sympy(text, normalization_config=_NORMAL)
     except (MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:  # the parser has no exception of its own
+    except Exception as error:  # the parser has no exception class of its own
         raise UnreadableExpression(text) from error
     if not isinstance(found, Expr | sympy.Equality):
         raise UnreadableExpression(text)
@@ -63,11 +63,11 @@ def read(text: str) -> Expr:
 
 
 def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
-    """Whether the answer comes to the reference, in a form that the reference's allows.
+    """Return whether the answer equals the reference, in a form that the reference allows.
 
-    With variables any equivalent form is one. A number may take no more operations than the reference takes, and no
-    function that the reference does not use. `rounded`: the answer is a decimal.
-    Raises Unreadable when the reference is, or is no expression.
+    With variables any equivalent form is accepted. A number may use no more operations than the reference, and no
+    function that the reference does not use. `rounded`: the answer is a decimal. Raises UnreadableExpression when the
+    reference cannot be read, or is not an expression.
     """
     reference = read(reference_text)
     try:
@@ -88,7 +88,8 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
 
 
 def count_operations(expression: sympy.Basic) -> int:
-    """Operations left to do: sums, products of numbers, powers, roots, functions. A coefficient and a quotient are none."""
+    """Count the operations left to do: sums, products of numbers, powers, roots, functions. Coefficients and quotients
+    are free."""
     inner = sum(map(count_operations, expression.args))
     if isinstance(expression, sympy.Add):
         return inner + len(expression.args) - 1
@@ -120,7 +121,7 @@ def _variables(expression: sympy.Basic) -> set[str]:
 
 
 def _exact(expression: Expr) -> Expr:
-    """Worked out, decimals as fractions, i as the imaginary unit."""
+    """Evaluate the expression, with decimals as fractions and i as the imaginary unit."""
     exact = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
     unit = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
     return expression.xreplace({**exact, **unit}).doit()
@@ -155,7 +156,7 @@ def _is_negligible(difference: Expr, reference: Expr, close: Expr) -> bool:
 
 
 def _same_equation(reference: sympy.Basic, answer: sympy.Basic) -> bool:
-    """Whether both are equations whose sides differ by the same, up to a constant factor."""
+    """Return whether both are equations whose sides have the same difference, up to a constant factor."""
     if not (isinstance(reference, sympy.Equality) and isinstance(answer, sympy.Equality)):
         return False
     one, other = (_exact(equation.args[0] - equation.args[1]) for equation in (reference, answer))

@@ -1,7 +1,7 @@
-"""Whether an answer to a `math` task is right: docs/math.md says the rule. Runs as a checker process.
+"""Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
-A reference that is a number asks for a number, worked out; a list, a tuple, an interval, a set or a matrix for the same
-form with right members; a word for that word. What is left is algebra.
+A number as reference requires an evaluated number. A list, tuple, interval, set or matrix requires the same form with
+right members. A word requires that word. Everything else is decided by algebra.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Form:
-    """A text, or what it is made of."""
+    """A text, or a form with its parts."""
 
     kind: str
     """scalar, list, set, union, matrix, row, or the two brackets of a tuple or interval."""
@@ -75,7 +75,7 @@ class BadReference(Exception):
 
 
 def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
-    """{"right": 1.0 or 0.0}, or {"bad_reference": 1.0} where the reference is no mathematics."""
+    """Return {"right": 1.0 or 0.0}, or {"bad_reference": 1.0} when the reference is not mathematics."""
     try:
         return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:
@@ -95,7 +95,7 @@ def is_right(reference: str, answer: str) -> bool:
 
 
 def normalized(text: str) -> str:
-    """The text without what only changes its looks."""
+    """Remove everything that changes only the layout of the text."""
     for old, new in _SAME.items():
         text = text.replace(old, new)
     for pattern, new in _REWRITTEN:
@@ -105,9 +105,9 @@ def normalized(text: str) -> str:
 
 
 def parse_form(text: str) -> Form:
-    """The outermost form of a plain text."""
+    """Return the outermost form of a plain text."""
     text = text.strip()
-    if numeral(text) or numeral(_without_spaces(text)):  # 15,070 is no list
+    if numeral(text) or numeral(_without_spaces(text)):  # 15,070 is not a list
         return Form("scalar", text)
     sides = _split(text, "=")
     if len(sides) == 1 and len(found := _split(text, r"\in ")) == 2 and _is_name(found[0]):
@@ -163,12 +163,12 @@ def _same_scalar(reference: str, answer: str) -> bool:
     if value is not None and found is not None:
         return (not name or not own or name == own) and _same_value(value, found)
     if value is not None and not _VARIABLE.search(value):
-        return False  # x - 2 = 1 leaves x = 3 to be done
+        return False  # x - 2 = 1 still has to be solved for x
     return _by_algebra(reference, answer)
 
 
 def _equation(text: str) -> tuple[str, str | None]:
-    """The name and the value of `x = value`; no name for a bare value; no value for any other equation."""
+    """Split `x = value` into name and value; no name for a bare value, no value for any other equation."""
     sides = [side.strip() for side in _split(text, "=")]
     if len(sides) == 1:
         return "", text
@@ -193,7 +193,7 @@ def _same_value(reference: str, answer: str) -> bool:
 
 
 def _number(text: str, percent: bool) -> Numeral | None:
-    """The number that a text is, units aside. `percent`: the reference is one, so the sign changes nothing."""
+    """Read a text as a number without its units. `percent`: the reference is a percentage, so the sign changes nothing."""
     bare = re.sub(r"\\?%$", "", text).strip()
     signed = bare != text
     if unit := _UNIT.fullmatch(bare):
@@ -207,7 +207,7 @@ def _number(text: str, percent: bool) -> Numeral | None:
 
 
 def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
-    """Texts that nobody can read as algebra are equal word for word alone, which they are not."""
+    """Compare by algebra. Texts that cannot be read as algebra count as different: equal texts were accepted before."""
     if "%" in answer or ":" in reference + answer:
         return False
     if unit := _UNIT.fullmatch(answer):
@@ -239,13 +239,13 @@ def _interval(text: str) -> Form | None:
 
 
 def _as_word(text: str) -> str:
-    """A word or a choice in one spelling; empty for anything else."""
+    """Return a word or a choice in one normal spelling; empty for any other text."""
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip().strip("().").strip()
     return " ".join(bare.casefold().split()) if _WORD.fullmatch(bare) else ""
 
 
 def _with_sign_chosen(text: str, sign: str) -> str:
-    """One of the two that \\pm stands for."""
+    """Replace \\pm by the given sign."""
     return re.sub(r"^\+", "", text.replace(r"\pm", sign))
 
 
@@ -254,7 +254,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_bracketed(text: str) -> bool:
-    """Whether the first bracket of the text ends with the text."""
+    """Return whether the first bracket of the text closes at its end."""
     if len(text) < 2 or text[0] not in _PAIRS or text[-1] not in ")]}":
         return False
     depth = 0
@@ -266,7 +266,7 @@ def _is_bracketed(text: str) -> bool:
 
 
 def _balanced(text: str, brackets: str = "{}") -> bool:
-    """Whether every bracket is closed, none too deep for a reader. Intervals mix kinds: [1, 2)."""
+    """Return whether every bracket is closed and nesting is shallow enough to parse. Intervals mix brackets: [1, 2)."""
     depth = 0
     for sign in text:
         depth += (sign in brackets[::2]) - (sign in brackets[1::2])
@@ -276,7 +276,7 @@ def _balanced(text: str, brackets: str = "{}") -> bool:
 
 
 def _split(text: str, at: str) -> list[str]:
-    """The parts between the separators that stand in no bracket."""
+    """Split at the separators that are outside all brackets."""
     parts, depth, begin, i = [], 0, 0, 0
     while i < len(text):
         depth += (text[i] in "([{") - (text[i] in ")]}")
@@ -289,12 +289,12 @@ def _split(text: str, at: str) -> list[str]:
 
 
 def _without_spaces(text: str) -> str:
-    """Without spaces, but for those between digits: 1 5/2 is not 15/2."""
+    """Remove spaces except between digits: 1 5/2 is not 15/2."""
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
 def _warm_up() -> None:
-    """The algebra's first questions take longest, and they are no answer's doing."""
+    """Ask the algebra system its first questions, which take longest, so that no answer's time limit pays for them."""
     for reference, answer in (
         ("x^2+2x+1", "(x+1)^2"),
         (r"\frac{\sqrt{3}}{2}", r"\sqrt{\frac{3}{4}}"),

@@ -1,4 +1,4 @@
-"""Numbers as people write them when they are worked out: 15070, -0.5, 15{,}070, 3/4, 1\\frac{1}{2}, 1.507\\times10^4. Pure."""
+"""Evaluated numbers as people write them: 15070, -0.5, 15{,}070, 3/4, 1\\frac{1}{2}, 1.507\\times10^4. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 MAX_EXPONENT = 400
 TOLERANCE = Fraction(1, 10**6)
-"""Relative to the reference; between a decimal and a value that is no integer."""
+"""Tolerance relative to the reference, between a decimal and a value that is not an integer."""
 
 _SIGN = r"(?P<sign>[+-]?)"
 _DIGITS = r"(?:\d+|\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+)"
@@ -29,13 +29,13 @@ _FRACTION = re.compile(
 class Numeral:
     value: Fraction
     decimal: bool
-    """Written with a decimal point or a power of ten: it may have been rounded."""
+    """Written with a decimal point or a power of ten, so it may have been rounded."""
     worked_out: bool
-    """In lowest terms; the number in front of a power of ten has one digit before its point."""
+    """Written in lowest terms; the factor of a power of ten has one digit before its point."""
 
 
 def numeral(text: str) -> Numeral | None:
-    """The number that all of `text` is; None for anything else, 2+3 among it. Spaces matter in "1 1/2" alone."""
+    """Read all of `text` as a number; None for any other text, such as 2+3. Spaces matter only in "1 1/2"."""
     if found := _PLAIN.fullmatch(text):
         return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):
@@ -51,7 +51,7 @@ def numeral(text: str) -> Numeral | None:
 
 
 def same_number(reference: Numeral, answer: Numeral) -> bool:
-    """Whether the answer is the value of the reference. An integer is met exactly; else decimals may be rounded."""
+    """Return whether the answer is the value of the reference: exactly for an integer, up to rounding for a decimal."""
     if not answer.worked_out:
         return False
     if reference.value.denominator == 1 or not (reference.decimal or answer.decimal):

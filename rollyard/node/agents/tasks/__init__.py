@@ -1,1 +1,1 @@
-"""Built-in task handlers; others come in by the entry point group `rollyard.tasks`."""
+"""Built-in task handlers; plug-ins add others by the entry point group `rollyard.tasks`."""

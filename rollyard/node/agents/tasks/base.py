@@ -1,4 +1,4 @@
-"""What a task kind brings: how to set up, what to ask, what to keep, how to score."""
+"""The interface of a task kind: set-up, prompt, artifact, score."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from rollyard.kinds.rollout import Task, Turn
 from rollyard.node.sandbox.sandbox import Sandbox
 
 Artifact = dict[str, str]
-"""Name -> text: all that EVAL gets to see of RUN."""
+"""Name -> text: everything that EVAL receives from RUN."""
 Message = dict[str, Any]
-"""A chat message: role and content."""
+"""A chat message with role and content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     reward: float
-    """Finite."""
+    """A finite number."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class TaskHandler(Protocol):
-    """One task kind; found by the entry point group `rollyard.tasks`, made once a process without arguments.
+    """One task kind; found by the entry point group `rollyard.tasks`, created once in a process without arguments.
 
-    What goes wrong here is told by exceptions: SandboxError and NodeFault are ours (a new attempt); TaskError, and
-    whatever else is raised, says that the task or its handler is wrong (Failed, at once; `guarded_handler.py` sees
-    to it). What the
-    agent did wrong is a Score, never an exception.
+    Exceptions report faults. SandboxError and NodeFault are infrastructure faults (a new attempt). TaskError and any
+    other exception mean that the task or its handler is wrong: the rollout ends Failed at once (`guarded_handler.py`
+    does this). A mistake of the agent is a Score, never an exception.
     """
 
     eval_needs_sandbox: bool
@@ -39,7 +38,7 @@ class TaskHandler(Protocol):
         ...
 
     def tools(self, task: Task) -> list[str]:
-        """Names of `agents.toolset.SCHEMAS`, in the order they are shown."""
+        """Names of `agents.tool_schemas.SCHEMAS`, in the order in which they are shown."""
         ...
 
     def prompt(self, task: Task) -> list[Message]:
@@ -51,15 +50,15 @@ class TaskHandler(Protocol):
         ...
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """What is to be scored, taken from the sandbox before it goes."""
+        """Take the artifact to be scored from the sandbox before it is closed."""
         ...
 
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        """The reward. Nothing of it may have been within the agent's reach.
+        """Compute the reward. The agent must not have been able to reach anything that this uses.
 
-        `seconds` is the most that the agent's work may take to run here. It is less than the stage's budget, because
-        going over the budget is a fault of ours, and a solution that hangs is the agent's doing: a Score.
+        `seconds` is the time limit for running the agent's work here. It is less than the stage's budget: exceeding the
+        budget is an infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score.
         """
         ...

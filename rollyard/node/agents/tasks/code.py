@@ -1,8 +1,8 @@
 """Task kind `code`: write a file; hidden cases score it in a fresh sandbox.
 
-The expected values never enter any sandbox: there the calls are only carried out, and what came out is compared out here,
-in a process of its own under limits. So a solution can print, exit, fork, or write where results go; the best it can forge
-is the right value.
+The expected values never enter a sandbox. The sandbox only runs the calls; their results are compared outside, in a
+process with limits. So a solution can print, exit, fork, or write into the results file; the best that it can forge is
+the right value.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PROBE = "python3 -I -c 'import json, operator, os, select, signal, sys, time, ty
 PROBE_SECONDS = 30.0
 MAX_RESULTS_BYTES = 16 << 20
 BYTES_A_CHARACTER = 12
-"""Characters that one of a literal takes in JSON at most: an emoji is two escapes of six."""
+"""Most characters in JSON for one character of a literal: an emoji takes two escapes of six characters."""
 SPARE_BYTES = 1 << 20
-"""For values that are longer than what was expected, and wrong."""
+"""Extra bytes for values that are longer than the expected ones, and therefore wrong."""
 
 
 class CodeHandler:
@@ -63,7 +63,7 @@ class CodeHandler:
                 raise TaskError(f"the task's file {path} cannot be written: {error}") from error
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """The solution; nothing when it is missing, too large, or no text: that is the agent's doing."""
+        """Return the solution; nothing when it is missing, too large, or not text, because that is the agent's mistake."""
         try:
             data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}
@@ -83,7 +83,8 @@ class CodeHandler:
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
-        """How many calls came to what was expected. Results that cannot be judged are the solution's doing: none."""
+        """Count the calls that returned the expected value: zero when the results cannot be judged, which is the
+        solution's fault."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:
@@ -93,7 +94,8 @@ class CodeHandler:
 
 
 async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
-    """Results of the calls, a line each, unread; None when the solution left nothing of a size to read.
+    """Run the calls and return their results, one line each, not parsed; None when the results file is missing or too
+    large.
 
     Raises TaskError for a sandbox that cannot even run the driver.
     """
@@ -115,5 +117,5 @@ async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
     limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
     try:
         return await sandbox.read_file(f"{FOLDER}/results.json", limit)
-    except OSError:  # the solution ended the driver, or wrote there itself
+    except OSError:  # the solution ended the driver, or wrote to the results file itself
         return None

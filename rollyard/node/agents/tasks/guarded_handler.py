@@ -1,7 +1,7 @@
-"""The one place where a plug-in's code is called: what it raises and returns is checked here, and nowhere else.
+"""The one place where plug-in code is called: its exceptions and return values are checked here only.
 
-A task handler is somebody else's code. Its own exception, or an answer of the wrong shape, ends the rollout Failed with the
-handler's line, and is never taken for a fault of ours.
+A task handler is foreign code. An exception of its own, or a return value of the wrong shape, ends the rollout Failed
+with the line in the handler, and never counts as a fault of Rollyard.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.sandbox.sandbox import Sandbox
 
 OWN_ERRORS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
-"""These say what they say, also from within a handler."""
+"""These keep their meaning when a handler raises them."""
 METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
-"""They stand in the record of the rollout too, not in its trajectory alone."""
+"""Limit for the metrics: they are stored in the rollout's record too, and not only in its trajectory."""
 
 
 class GuardedHandler:
-    """A task handler as everybody else calls it. Each call raises HandlerFailed for what is the handler's own fault."""
+    """A task handler for all callers. Each call raises HandlerFailed for an error that is the handler's own fault."""
 
     def __init__(self, kind: str, handler: TaskHandler) -> None:
-        """Raises TypeError for what is no handler."""
+        """Raises TypeError for an object that is not a handler."""
         lacking = [name for name in METHODS if not callable(getattr(handler, name, None))]
         if not isinstance(getattr(handler, "eval_needs_sandbox", None), bool):
             lacking.append("eval_needs_sandbox (True or False)")
@@ -52,7 +52,7 @@ class GuardedHandler:
         self.eval_needs_sandbox = handler.eval_needs_sandbox
 
     async def close(self) -> None:
-        """Call the handler's own `close`, where it has one."""
+        """Call the handler's own `close`, if it has one."""
         with self._guard("close"):
             if (close := getattr(self._handler, "close", None)) is not None:
                 await close()
@@ -92,7 +92,8 @@ class GuardedHandler:
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        shown = [turn.model_copy(deep=True) for turn in turns]  # what it changes there is no part of the trajectory
+        # a handler's changes to the turns must not reach the trajectory
+        shown = [turn.model_copy(deep=True) for turn in turns]
         with self._guard("evaluate"):
             score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
             self._check("evaluate", score, isinstance(score, Score), "a Score")
@@ -110,7 +111,8 @@ class GuardedHandler:
     def _guard(self, call: str) -> Iterator[None]:
         try:
             yield
-        except BaseException as raised:  # KeyboardInterrupt would end the node agent, an unknown one keep the lease
+        # KeyboardInterrupt would end the node agent; an unhandled exception would keep the lease
+        except BaseException as raised:
             error = first_cause(raised)
             if isinstance(error, OWN_ERRORS):
                 raise error from None
@@ -127,7 +129,7 @@ class GuardedHandler:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error itself; of a task group's, the first one of ours, else the first."""
+    """Return the error itself; for a task group's, the first one of Rollyard, else the first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [first_cause(inner) for inner in error.exceptions]
@@ -135,7 +137,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def with_source_line(error: BaseException, module: str) -> str:
-    """`KeyError: 'topic' (/path/quiz.py:14)`: the innermost line in this module, else of all."""
+    """Format as `KeyError: 'topic' (/path/quiz.py:14)`: the innermost line in this module, else the innermost of all."""
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
     where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
@@ -160,7 +162,7 @@ def _number(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Text that can be stored: half of a surrogate pair cannot."""
+    """Return whether this is text that can be stored: half of a surrogate pair cannot."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -168,7 +170,7 @@ def _text(value: Any) -> bool:
 
 
 def _json(value: Any) -> bool:
-    """Tell whether a chat template, and a tokenizer after it, can take this text."""
+    """Return whether a chat template, and a tokenizer after it, can process this text."""
     try:
         return json.dumps(value, ensure_ascii=False).encode() is not None
     except (TypeError, ValueError):

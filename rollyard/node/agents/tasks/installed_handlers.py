@@ -19,14 +19,14 @@ ENTRY_POINTS = "rollyard.tasks"
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """By task kind."""
+    """Installed handlers by task kind."""
 
     loaded: Mapping[str, GuardedHandler]
     failed: Mapping[str, str]
-    """Why a handler cannot be loaded: type and message of its exception, and the line."""
+    """Reason why a handler cannot be loaded: type and message of its exception, and the line."""
 
     async def close(self) -> None:
-        """Let go of what handlers hold, such as processes that check answers. A handler that fails at it is logged."""
+        """Release what the handlers hold, such as checker processes. An error of a handler is logged."""
         for kind, handler in self.loaded.items():
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
@@ -36,7 +36,7 @@ class Handlers:
 
 
 def load_handlers() -> Handlers:
-    """Every installed handler. A plug-in that cannot be loaded takes away its own kind and no other."""
+    """Load every installed handler. A plug-in that cannot be loaded removes only its own task kind."""
     loaded: dict[str, GuardedHandler] = {}
     failed: dict[str, str] = {}
     for entry in entry_points(group=ENTRY_POINTS):

@@ -56,7 +56,8 @@ class MathHandler:
         return Score(verdict.pop("right", 0.0), {"answered": 1.0, **verdict})
 
     async def _verdict(self, reference: str, answer: str) -> dict[str, float]:
-        """`right`, or why an answer could not be judged. Raises TaskError where that is the reference's doing."""
+        """Return `right`, or the reason why an answer could not be judged. Raises TaskError when the reference is at
+        fault."""
         asked = reference.encode("utf-8", "replace")
         try:
             verdict = await self._checkers.ask(asked, answer.encode("utf-8", "replace"))
@@ -72,7 +73,7 @@ class MathHandler:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{…} whose braces balance; None when there is none. Takes time in proportion."""
+    """The content of the last \\boxed{…} with balanced braces; None without one. Takes linear time."""
     found, content, open_at = -1, None, list[tuple[int, bool]]()
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
