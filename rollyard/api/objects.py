@@ -263,7 +263,7 @@ def check_site(request: web.Request, pool: Pool) -> None:
 
 
 async def _patch(request: web.Request) -> web.Response:
-    """Patch an object: by a merge patch."""
+    """Patch an object by a merge patch."""
     if request.content_type != "application/merge-patch+json":
         raise UnsupportedMediaType(
             "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"

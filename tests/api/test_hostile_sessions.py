@@ -163,7 +163,7 @@ async def test_callers_that_give_up_in_line_free_their_place(
             await until(lambda: bodies._reserved == 900)
             body = json.dumps(BODY).encode() + b" " * 300
             impatient = [asyncio.create_task(post(opened, body)) for _ in range(3)]
-            await until(lambda: bodies._line.locked())
+            await until(lambda: bodies._waiting.locked())
             for task in impatient:
                 task.cancel()
             await asyncio.gather(*impatient, return_exceptions=True)
