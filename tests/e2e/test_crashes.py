@@ -143,7 +143,9 @@ async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(yard:
     async with yard.client() as client:
         await yard.apply(client, demo={"maxAttempts": 2})
         await yard.ready(client)
-        (id,) = await client.submit(requests(0, 1, prefix="doomed"))
+        # an agent that goes on until it is killed: on a busy machine a short one ends before its sandbox is found
+        forever = {"type": "command", "command": "sleep 100000"}
+        (id,) = await client.submit(requests(0, 1, prefix="doomed", agent=forever))
         waiting = asyncio.create_task(yard.gather(client, [id]))
         while not waiting.done():
             for pid in yard.sandboxes():

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.slow(60)
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
 SECONDS = 5.0
-MOST_SECONDS = 2.0
-"""Of one answer on a machine that has much else to do; alone it is a tenth of that."""
+MOST_SECONDS = 1.0
+"""Longest answer allowed for each busy process a core. A quiet machine needs 0.1 s, one with ten a core 2.8 s."""
 GZIP = {"Content-Encoding": "gzip"}
 PATCH = {"Content-Type": "application/merge-patch+json"}
 """One of each kind: what is large, what is deep, what unpacks, and what is many small things."""
@@ -127,7 +128,7 @@ async def test_hostile_bodies_again_and_again_keep_nobody_waiting(yard: Yard) ->
         assert all(status < 500 for found in answers.values() for status in found), answers
         assert {t.attempt for t in ended} == {1}  # no lease was lost
         assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}
-        assert taken[-1] < MOST_SECONDS
+        assert taken[-1] < MOST_SECONDS * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 async def test_a_path_of_names_leads_nowhere_else(yard: Yard) -> None:

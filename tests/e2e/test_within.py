@@ -39,7 +39,11 @@ async def test_pools_run_as_steps_of_a_held_job_and_move_to_the_next(field: Fiel
     allocations = await field.yard.allocations(field.client)
     assert len(allocations) == 4
     assert {a.status.binding.node for a in allocations if a.status.binding is not None} == {"n1"}
-    assert all(a.status.end_time is not None for a in allocations)
+
+    async def ends_known() -> bool:
+        return all([a.status.end_time is not None for a in await field.yard.allocations(field.client)])
+
+    await field.yard.until(ends_known)
     assert await field.slurm("squeue", "-h", "-t", "pending,running", "-o", "%i") == first
     steps = (await field.slurm("squeue", "-h", "-s", "-j", first, "-o", "%j")).splitlines()
     assert sum(name.startswith("rollyard-") for name in steps) == 4

@@ -100,7 +100,7 @@ def _behaviour() -> list[str]:
         "SlurmctldTimeout=30",
         "SlurmdTimeout=10",
         "InactiveLimit=0",
-        "MinJobAge=300",
+        "MinJobAge=1800",
         f"KillWait={KILL_WAIT_SECONDS}",
         "OverTimeLimit=0",
         "MaxJobCount=20000",
