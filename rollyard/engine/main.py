@@ -1,6 +1,7 @@
-"""`rollyard inference-server`: engine, door, registration and heartbeat of one allocation.
+"""`rollyard inference-server`: engine, reverse proxy, registration and heartbeat of one allocation.
 
-Exit status: 0 after SIGTERM, 1 when the engine cannot be kept alive, 3 when another copy of the allocation was first.
+Exit status: 0 after SIGTERM, 1 when the engine cannot be kept alive, 3 when another copy of the allocation started
+first.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ T = TypeVar("T")
 
 FENCED_EXIT = 3
 DRAIN_SECONDS = 600.0
-"""For running requests when the server asks for a drain."""
+"""Limit for running requests when the server asks for a drain."""
 STOP_SECONDS = 5.0
-"""For running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that."""
+"""Limit for running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that time."""
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
-"""Bytes of sockaddr_un.sun_path, less the end mark."""
+"""Size of sockaddr_un.sun_path in bytes, less the terminating zero."""
 
 
 def main(folder: Path) -> int:
@@ -69,12 +70,12 @@ def main(folder: Path) -> int:
             return _serve(link, scratch)
     except (OSError, ValueError, RollyardError, EngineFailed) as error:
         log.exception("the engine process cannot continue")
-        log.critical("%s", error)  # the reason for which we exit: the allocation's condition quotes it
+        log.critical("%s", error)  # the reason for this exit: the allocation's condition quotes it
         return 1
 
 
 def _serve(link: ServerLink, scratch: Path) -> int:
-    """As the only process of the allocation, or in its place in a gang. Raises OSError, RollyardError, EngineFailed."""
+    """Serve as the allocation's only process, or as one rank of a gang. Raises OSError, RollyardError, EngineFailed."""
     spec = link.allocation.inference
     if spec is None:
         raise Invalid(f"{link.folder} is not the folder of an InferencePool's allocation")
@@ -90,10 +91,10 @@ def _serve(link: ServerLink, scratch: Path) -> int:
 
 
 class InferenceServer:
-    """One engine and its door."""
+    """One engine and its reverse proxy."""
 
     def __init__(self, link: ServerLink, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
-        """`gang`: the others that the engine is spread over, where it is."""
+        """`gang`: the other processes of the same engine, when it spans nodes."""
         self._link = link
         self._spec = spec
         self._gang = gang
@@ -107,7 +108,7 @@ class InferenceServer:
         self._fatal = ""
         self._stop = asyncio.Event()
         self._deadline = math.inf
-        """Loop time when running requests must have ended."""
+        """Loop time at which running requests must have ended."""
         self._proxy: EngineProxy | None = None
         self._address = ""
         self._place: GangRank | None = None
@@ -177,7 +178,7 @@ class InferenceServer:
             return task.result()
 
     async def _own_address(self) -> str:
-        """Waits for a server to say where it is."""
+        """Wait for the server's address and return this node's own one."""
         backoff = Backoff()
         while True:
             try:
@@ -187,7 +188,7 @@ class InferenceServer:
                 await backoff.wait()
 
     async def _register(self, http: aiohttp.ClientSession, url: str, csr: str | None) -> EngineWelcome:
-        """Until a server answers. Raises Fenced."""
+        """Register; retry until a server answers. Raises Fenced."""
         hello, backoff = EngineHello(identity=self._identity, url=url, csr=csr), Backoff()
         while True:
             try:
@@ -205,10 +206,10 @@ class InferenceServer:
         try:
             return server_ssl_context(pem)
         finally:
-            pem.unlink()  # from here on the key is in memory alone
+            pem.unlink()  # from here on the key is only in memory
 
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
-        """Engine and heartbeat until one of them ends it."""
+        """Run engine and heartbeat until one of them ends. Raises Fenced, EngineFailed."""
         assert self._weights is not None
         async with (
             running(self._engine(self._weights)) as engine,
@@ -219,9 +220,9 @@ class InferenceServer:
                 await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
                 if beat.done():
                     beat.result()  # Fenced
-                # What ended the engine may have been meant for all of the job, and reach us a moment later.
+                # The signal that ended the engine may have been sent to the whole job and reach this process a moment later.
                 if engine.done() and not await wait_or_timeout(self._stop, SHARED_SIGNAL_SECONDS):
-                    # The reason must reach the server before the job is gone.
+                    # The reason must reach the server before the job ends.
                     self._fatal = _reason(engine.exception())
                     log.critical("%s", self._fatal)
                     with contextlib.suppress(ApiError):
@@ -229,13 +230,13 @@ class InferenceServer:
                     return 1
                 await self._finish(http, url)
                 if self._gang is not None:
-                    self._gang.leave()  # before its engine goes: then the other ranks know that this is no failure
+                    self._gang.leave()  # before its engine ends: then the other ranks treat this as no failure
                 return 0
             finally:
                 self._closing.set()
 
     async def _engine(self, weights: WeightsUpdater) -> None:
-        """For ever, and beside its start the look at the chat template. Raises EngineFailed."""
+        """Run the engine for ever, and check the chat template during its start. Raises EngineFailed."""
         async with running(weights.run()) as engine, running(check_template(self._spec.model)) as check:
             await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
@@ -244,7 +245,7 @@ class InferenceServer:
             await engine
 
     async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
-        """Says how the engine is, for ever: at once when that changes. Raises Fenced."""
+        """Report the engine's state for ever, at once after a change. Raises Fenced."""
         assert self._weights is not None
         said: EngineHeartbeat | None = None
         due = 0.0
@@ -296,7 +297,8 @@ class InferenceServer:
         if self._fatal:
             return EngineHealth(False, self._fatal)
         if self._stop.is_set():
-            return replace(self._supervisor.health, ready=False, reason="Draining")  # its load goes on until it is done
+            # its load is reported until the drain is done
+            return replace(self._supervisor.health, ready=False, reason="Draining")
         health, weights = self._supervisor.health, self._weights
         assert weights is not None
         if health.ready and not weights.proven:
@@ -316,17 +318,17 @@ class InferenceServer:
         self._stop.set()
 
     async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
-        """Nothing new comes in once the server has heard; what is running may end, longer when drained than when killed."""
+        """Take no new requests once the server knows; running ones may end, for longer after a drain than after SIGTERM."""
         with contextlib.suppress(ApiError):
             await self._send_heartbeat(http, url)
         assert self._proxy is not None
-        while asyncio.get_running_loop().time() < self._deadline:  # a SIGTERM during a drain brings it nearer
+        while asyncio.get_running_loop().time() < self._deadline:  # a SIGTERM during a drain shortens it
             if await wait_or_timeout(self._proxy.idle, FINISH_POLL_SECONDS):
                 return
 
 
 def _listener(address: str) -> tuple[socket.socket, str]:
-    """A bound socket on a free port of this address, and its URL. Raises OSError."""
+    """Return a bound socket on a free port of this address, and its URL. Raises OSError."""
     v6 = ":" in address
     listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
     listener.bind((address, 0))
@@ -334,7 +336,7 @@ def _listener(address: str) -> tuple[socket.socket, str]:
 
 
 def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
-    """What the server should hear at once when it changes."""
+    """The fields whose change is reported to the server at once."""
     return beat.ready, beat.reason, beat.weights_version, beat.weights_phase, beat.weights_error
 
 
@@ -346,4 +348,4 @@ def _reason(error: BaseException | None) -> str:
 
 
 class _Stopped(Exception):
-    """SIGTERM came while there was nothing to finish."""
+    """SIGTERM came while no request was running."""

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/completions` in vLLM's shapes: reading a request, writing answers and chunks."""
+"""The bodies of `/v1/completions` in vLLM's shapes: parses requests, builds responses and chunks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "user": (),
 }
-"""vLLM's fields that are taken at these values only, which change nothing; () takes any value."""
+"""vLLM's fields that are accepted only at these values, which change nothing; () accepts any value."""
 
 
 class StreamOptions(BaseModel):
@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """What is understood; anything else is refused rather than passed over."""
+    """The supported fields; any other field is refused and not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,12 +91,12 @@ class CompletionRequest(BaseModel):
 
     @property
     def held_back(self) -> int:
-        """Characters of a stream that may turn out to be the beginning of a stop string."""
+        """Number of characters of a stream that may be the beginning of a stop string."""
         return max(map(len, self.stop), default=1) - 1
 
 
 def read_request(body: bytes) -> CompletionRequest:
-    """Raises BadRequest with the first thing that is wrong."""
+    """Parse a request body. Raises BadRequest with the first error."""
     try:
         return CompletionRequest.model_validate(from_json(body))
     except ValidationError as error:
@@ -118,7 +118,7 @@ def _error_message(first: ErrorDetails) -> str:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model as requests see it."""
+    """The served model's name, tokenizer and limits, as requests need them."""
 
     name: str
     tokenizer: Tokenizer
@@ -129,7 +129,7 @@ class ServedModel:
     _texts: dict[int, str] = field(default_factory=dict)
 
     def generation(self, request: CompletionRequest, prompt: list[int]) -> GenerationRequest:
-        """Raises NotFound or BadRequest when this model cannot do it."""
+        """Build the generation of a request. Raises NotFound or BadRequest when this model cannot serve it."""
         self._check(request, prompt)
         eos = () if request.ignore_eos else self.eos_ids
         return GenerationRequest(
@@ -184,7 +184,7 @@ class CompletionBuilder:
         self._created = int(time.time())
 
     def body(self, steps: Sequence[StepResult]) -> dict[str, Any]:
-        """A chunk made of these steps."""
+        """Return a chunk made of these steps."""
         draws = [step.draw for step in steps if step.draw]
         choice: dict[str, Any] = {
             "index": 0,
@@ -200,7 +200,7 @@ class CompletionBuilder:
         return self._envelope([choice])
 
     def whole(self, steps: Sequence[StepResult]) -> dict[str, Any]:
-        """All steps as one answer; it says so when more than one version of the weights made it."""
+        """Return all steps as one response; it lists the versions when more than one version of the weights made it."""
         spans = version_spans(steps)
         mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
         return {**self.body(steps), "usage": self._usage(), **mixed}
@@ -228,8 +228,11 @@ class CompletionBuilder:
         }
 
     def _text(self, steps: Sequence[StepResult]) -> str:
-        """Return the text that can be sent. A token that stopped the generation is among the ids and not in the text;
-        nor is a stop string, unless that is asked for, and what its last token says behind it."""
+        """Return the text that can be sent.
+
+        It leaves out a token that stopped the generation, which is among the ids. It also leaves out a stop string,
+        unless the request asks for it, and the rest of the stop string's last token.
+        """
         last, asked = steps[-1], self._request
         tokens = [step.draw.token for step in steps if step.draw]
         if last.finish_reason == "stop" and not isinstance(last.stop_reason, str):
@@ -246,7 +249,7 @@ class CompletionBuilder:
         return text
 
     def _logprobs(self, draws: Sequence[Draw]) -> dict[str, Any]:
-        """Offsets go on from the text decoded so far, so this comes before `_text`."""
+        """Build the logprobs. Call this before `_text`: offsets continue from the text decoded so far."""
         texts, offsets, tops, offset = [], [], [], self._length
         for draw in draws:
             texts.append(self._served.token_text(draw.token))
@@ -259,7 +262,7 @@ class CompletionBuilder:
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """[{version, start, end}] over the sampled tokens; empty where the version has no name."""
+    """Return [{version, start, end}] over the sampled tokens; empty when the version has no name."""
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):
@@ -271,7 +274,7 @@ def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """vLLM's error shape."""
+    """Build an error body in vLLM's shape."""
     kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError", 503: "ServiceUnavailableError"}
     kind = kinds.get(error.code, "InternalServerError")
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}

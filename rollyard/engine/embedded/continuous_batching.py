@@ -1,6 +1,6 @@
-"""Continuous batching on a thread of its own: each step takes one token of every running generation and some prompts.
+"""Continuous batching on its own thread: each step takes one token of every running generation, and some prompt tokens.
 
-Generations arrive and leave through an inbox; what a step produced leaves through one callback for the whole step.
+Generations arrive and leave through an inbox; one callback delivers the results of a whole step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.sampling import sample
 
 PROMPT_CHUNK = 256
-"""Most prompt tokens of one generation in one step, so that a long prompt does not hold up the others' next token."""
+"""Most prompt tokens of one generation in one step, so that a long prompt does not delay the others' next token."""
 STEP_TOKENS = 512
-"""A step takes up no further prompt once it has this many tokens."""
+"""A step adds no further prompt once it has this many tokens."""
 
 Deliver = Callable[[Sequence[tuple[GenerationRequest, StepResult]]], None]
 logger = logging.getLogger(__name__)
@@ -29,25 +29,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Stats:
-    """Counters since the start; written by the engine's thread, read by any."""
+    """Counters since the start; the engine's thread writes them, any thread may read them."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_queries: int = 0
     """Prompt tokens looked up in the cache."""
     prefix_hits: int = 0
-    """Of those, found."""
+    """Prompt tokens found there."""
     first_tokens: int = 0
     first_token_seconds: float = 0.0
-    """From submit to first token, of all those together."""
+    """Seconds from submit to first token, summed over all requests counted in `first_tokens`."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the running sequences' positions that are filled."""
+    """Share of the running sequences' positions that are filled, 0 to 1."""
 
 
 class Engine:
-    """Runs a model. `deliver` and `failed` are called on the engine's thread."""
+    """Runs a model. It calls `deliver` and `failed` on its own thread."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Engine:
         self._model = model
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
-        # as many slots again keep the turns of rollouts that are busy with their tools
+        # twice as many slots keep the turns of rollouts whose tools are running
         self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
         self._deliver = deliver
         self._failed = failed
@@ -84,11 +84,12 @@ class Engine:
         self._finish_request(generation, abort=False)
 
     def abort(self, generation: GenerationRequest) -> None:
-        """Its last Progress has finish_reason "abort"; nothing happens when it has ended already."""
+        """Abort a generation: its last StepResult has finish_reason "abort". No effect after its end."""
         self._finish_request(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:
-        """Done when no step runs, nor will one before `thaw`; what runs or waits is kept, or ended with "abort"."""
+        """Stop stepping until `thaw`; running and waiting requests are kept, or ended with "abort". Done when no step
+        runs."""
 
         def change() -> None:
             self._frozen = True
@@ -98,7 +99,7 @@ class Engine:
         return self._between_steps(change)
 
     def thaw(self) -> Future[None]:
-        """Done when steps run again."""
+        """Resume stepping. Done when steps run again."""
 
         def change() -> None:
             self._frozen = False
@@ -106,7 +107,7 @@ class Engine:
         return self._between_steps(change)
 
     def set_version(self, version: str) -> Future[None]:
-        """Done when every later draw carries this version of the weights."""
+        """Name the weights. Done when every later draw carries this version."""
 
         def change() -> None:
             self._version = version
@@ -114,9 +115,9 @@ class Engine:
         return self._between_steps(change)
 
     def swap(self, model: Model) -> Future[None]:
-        """Done when every later step is the new model's, which has the same shape.
+        """Swap the model for one of the same shape. Done when every later step uses the new model.
 
-        Running sequences go on with the keys and values they have; prompts that come later reuse none of them.
+        Running sequences continue with their keys and values; later prompts reuse none of them.
         """
 
         def change() -> None:
@@ -136,7 +137,7 @@ class Engine:
         self._wake.set()
 
     def _between_steps(self, change: Callable[[], None]) -> Future[None]:
-        """`change` runs on the engine's thread, after all that the steps before it made has been delivered."""
+        """Run `change` on the engine's thread, after everything made by earlier steps has been delivered."""
         done: Future[None] = Future()
         self._changes.append((change, done))
         self._wake.set()
@@ -211,7 +212,7 @@ class Engine:
             self._deliver(progress)
 
     def _batch(self) -> list[tuple[GenerationRequest, Span]]:
-        """Every generation's next token, and chunks of prompts in order of arrival as far as the step has room."""
+        """Collect every generation's next token, and chunks of prompts in order of arrival until the step is full."""
         batch, size = [], 0
         for generation in self._running:
             todo = generation.tokens[generation.computed : generation.computed + PROMPT_CHUNK]
@@ -233,7 +234,7 @@ class Engine:
         self._deliver([(generation, StepResult(None, "abort")) for generation in gone])
 
     def _count_first(self, ready: Sequence[GenerationRequest]) -> None:
-        """Before they advance: whose first token is drawn in this step."""
+        """Count the generations whose first token is drawn in this step; call this before they advance."""
         now = time.monotonic()
         for generation in ready:
             if generation.drawn == 0:

@@ -1,7 +1,7 @@
-"""What the engine's keeper does to it on its Unix socket: freeze it, give it other weights, let it go on.
+"""The control routes on the engine's Unix socket: freeze the engine, load other weights, resume.
 
-The door in front of the engine opens none of these paths; those of a transfer, which are called as vLLM's are, while an
-order waits for one.
+The reverse proxy in front of the engine exposes none of these paths. It forwards the routes of a weights transfer,
+which have vLLM's names, only while a weights update waits for one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollyard.engine.embedded.transfer_staging import StagedTensors
 M = TypeVar("M", bound=BaseModel)
 
 CHANGE_SECONDS = 30.0
-"""For the step that runs to end."""
+"""Limit for the running step to end."""
 
 
 class PauseRequest(BaseModel):
@@ -81,7 +81,7 @@ class ControlRoutes:
         return await _done(self._engine.set_version(asked.version))
 
     async def _start(self, request: web.Request) -> web.Response:
-        """What another transfer has left is forgotten."""
+        """Start a transfer; tensors left by an earlier one are discarded."""
         self._staging = StagedTensors(self._model.config)
         return web.json_response({"message": "Weight update started"})
 
@@ -101,7 +101,7 @@ class ControlRoutes:
         return self._staging
 
     def _read_model(self, asked: LoadRequest) -> Model:
-        """Raises Invalid when the folder holds a model of another shape, or none."""
+        """Read the model of a load request. Raises Invalid when the folder holds no model, or one of another shape."""
         config = read_config(asked.path)
         if config.shape != self._model.config.shape:
             raise Invalid(f"{asked.path} has another shape than the running model; start an engine on it instead")

@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""One generation request, from submit to its last token."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class StopTokens:
-    """Which tokens end a generation. The ending token is part of the result."""
+    """The tokens that end a generation. The ending token is part of the result."""
 
     eos: int | None = None
-    """The tokenizer's own end: stop_reason stays null."""
+    """The tokenizer's own end token: stop_reason stays null."""
     others: frozenset[int] = frozenset()
-    """Further ids: stop_reason names the one that was met."""
+    """Further ids: stop_reason is the one that ended the generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did for one generation; an abort has no draw."""
+    """The result of one step for one generation; an abort has no draw."""
 
     draw: Draw | None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The token or the stop string that was met; None for the tokenizer's own end."""
+    """The token or the stop string that ended it; None for the tokenizer's own end token."""
     version: str = ""
-    """Of the weights that made the draw; empty where nobody has named them."""
+    """Version of the weights that made the draw; empty for weights without a name."""
 
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """Owned by the engine's thread from submit to its last Progress."""
+    """One request; the engine's thread owns it from submit to its last StepResult."""
 
     prompt: list[int]
     params: SamplingParams
     max_tokens: int
-    """At least 1, and no more than fit the context behind the prompt."""
+    """At least 1, and no more than fit into the context after the prompt."""
     stops: StopTokens = StopTokens()
     stop_strings: StopStringMatcher | None = None
     submitted_at: float = 0.0
-    """Monotonic seconds."""
+    """Submit time in monotonic seconds."""
     slot: int = -1
-    """Cache slot while running."""
+    """Cache slot while running, else -1."""
     cached: int = 0
     """Prompt tokens whose keys and values were found in the cache."""
     computed: int = 0
     """Leading tokens whose keys and values are in the slot."""
     tokens: list[int] = field(init=False)
-    """Prompt, then what was sampled."""
+    """The prompt followed by the sampled tokens."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -62,7 +62,7 @@ class GenerationRequest:
         return len(self.tokens) - len(self.prompt)
 
     def advance(self, draw: Draw, version: str = "") -> StepResult:
-        """Append a sampled token and say whether it is the last."""
+        """Append a sampled token and return whether it is the last."""
         self.tokens.append(draw.token)
         if draw.token == self.stops.eos:
             return StepResult(draw, "stop", version=version)

@@ -1,6 +1,6 @@
-"""The HTTP face of the engine on a Unix socket: vLLM's paths, bodies and manners.
+"""The HTTP server of the engine on a Unix socket: vLLM's paths, bodies and behaviour.
 
-A client that goes away aborts its request. The loop only moves bytes; all computing is on the engine's thread.
+A client that disconnects aborts its request. The loop only moves bytes; the engine's thread computes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 << 20
 VERSION_HEADER = "X-Rollyard-Weights-Version"
-"""Of an answer in one piece: the version of its last token."""
+"""Header of a response in one piece: the weights version of its last token."""
 FLUSH_SECONDS = 0.02
 """Least time between two chunks of a stream: writing each token by itself would cost as much as computing it."""
 
 
 class _Inbox:
-    """Steps of one generation on their way to its handler; what piles up is taken at once.
+    """Steps of one generation on their way to its handler, which takes all waiting steps at once.
 
-    Its waits have no limit of their own: the engine ends every generation, and a client that leaves ends the handler.
+    Its waits have no limit of their own: the engine ends every generation, and a client that disconnects ends the
+    handler.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class _Inbox:
         return await self.take()
 
     async def gather(self, seconds: float) -> None:
-        """Let steps pile up, no longer than to the end of the generation."""
+        """Wait for more steps, at most until the end of the generation."""
         await wait_or_timeout(self._ended, seconds)
 
 
@@ -76,7 +77,7 @@ class EngineServer:
     """One model behind HTTP. `failed` is set when the engine's thread has died."""
 
     def __init__(self, model: Model, served: ServedModel, *, max_sequences: int) -> None:
-        """Must be made inside the running loop."""
+        """Call this inside the running loop."""
         self.failed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._served = served
@@ -96,7 +97,7 @@ class EngineServer:
         self._engine.start()
 
     async def stop(self) -> None:
-        """Refuse what is new; what runs ends with finish_reason "abort" and the tokens it has."""
+        """Refuse new requests; running ones end with finish_reason "abort" and the tokens that they have."""
         self._stopping = True
         await asyncio.to_thread(self._engine.stop)
 
@@ -158,7 +159,7 @@ class EngineServer:
 
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[_Inbox]:
-        """The generation runs inside the block and is aborted when the block is left before its end."""
+        """Run the generation inside the block; leaving the block before its end aborts it."""
         if self.failed.is_set() or self._stopping:
             raise Unavailable("the engine is not running")
         inbox = self._inboxes[generation] = _Inbox()
@@ -180,7 +181,7 @@ async def _stream(
         steps = await inbox.take()
         ended = steps[-1].finish_reason is not None
         for version, run in groupby(steps, key=lambda step: step.version):
-            if version and version != said:  # before the first token that it made
+            if version and version != said:  # the version event precedes the first token that the version made
                 said = version
                 await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
             await response.write(_event(answer.body(list(run))))

@@ -1,7 +1,7 @@
 """Key and value slots: one contiguous region per sequence, kept after its end so that a later prompt can reuse it.
 
-Keys are stored transposed, [slot, kv head, head_dim, position], because queries times such a matrix is the product
-that BLAS does well for the two or three query rows of one decoding step.
+Keys are stored transposed, [slot, kv head, head_dim, position], because BLAS multiplies queries with such a matrix fast
+for the two or three query rows of one decoding step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Slot:
     busy: bool = False
     last_use: int = 0
     stale: bool = False
-    """Filled, at least in part, by weights that are no longer served: for its own sequence alone."""
+    """Filled, at least in part, by weights that are no longer served: usable only by its own sequence."""
 
 
 class KVCache:
@@ -31,7 +31,7 @@ class KVCache:
         """Raises Invalid when the slots, once full, could not fit in this machine's memory."""
         cells = slots * config.kv_heads * config.head_dim * capacity
         _check_memory(2 * 4 * cells * config.layers, slots, capacity)
-        # np.empty: the kernel hands out pages as positions are written
+        # np.empty: the kernel allocates pages only when positions are written
         self.keys: list[Array] = [
             np.empty((slots, config.kv_heads, config.head_dim, capacity), np.float32) for _ in range(config.layers)
         ]
@@ -44,9 +44,9 @@ class KVCache:
         self._uses = 0
 
     def acquire(self, prompt: list[int]) -> tuple[int, int]:
-        """A free slot for this prompt and how many of its leading positions are filled already.
+        """Acquire a slot for this prompt; return it and the number of leading positions that are filled already.
 
-        At least one position is left to compute, since its output is what sampling starts from.
+        At least one position is left to compute, because sampling starts from its output.
         """
         best, common = self._longest_prefix(prompt)
         free = [i for i, slot in enumerate(self._slots) if not slot.busy]
@@ -59,7 +59,7 @@ class KVCache:
         return slot, common
 
     def forget(self) -> None:
-        """Other weights are served from now on: no later prompt may reuse what is here. Running sequences keep theirs."""
+        """Mark all slots stale after a change of weights: no later prompt may reuse them. Running sequences keep theirs."""
         for i, slot in enumerate(self._slots):
             slot.stale = slot.busy
             if not slot.busy:
@@ -72,7 +72,7 @@ class KVCache:
         self._lengths[slot] = start + len(tokens)
 
     def release(self, slot: int) -> None:
-        """The sequence ended; its content stays for reuse until the slot is the one longest unused."""
+        """Release the slot of an ended sequence; its content can be reused until it is the slot unused for longest."""
         self._uses += 1
         self._slots[slot].busy = False
         self._slots[slot].last_use = self._uses

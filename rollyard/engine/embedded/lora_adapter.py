@@ -1,4 +1,5 @@
-"""A LoRA adapter in PEFT's layout: what it adds to which matrix (Hu et al. 2021: W + B A * alpha / r)."""
+"""LoRA adapters in PEFT's layout: the matrices that one changes, and the term that it adds (Hu et al. 2021: W + B A *
+alpha / r)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PLAIN: dict[str, Any] = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
-"""Fields of `adapter_config.json` that may have just this value, or none."""
+"""Fields of `adapter_config.json` that may have only this value, or be absent."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class Adapter:
     folder: Path
     scale: float
     targets: frozenset[str]
-    """Names of the weights that it changes."""
+    """Names of the weights that the adapter changes."""
     _entries: dict[str, Entry]
 
     def added_to(self, name: str, weight: Array) -> Array:
-        """The weight [outputs, inputs] with what the adapter adds to it. Raises Invalid when the shapes do not meet."""
+        """Return the weight [outputs, inputs] plus the adapter's term. Raises Invalid when the shapes do not match."""
         if name not in self.targets:
             return weight
         stem = PREFIX + name.removesuffix(".weight")
@@ -46,7 +47,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Raises Invalid when the folder holds no adapter of a kind that can be merged."""
+    """Read an adapter. Raises Invalid when the folder holds none of a kind that can be merged."""
     try:
         raw = json.loads((folder / "adapter_config.json").read_text())
         found = dict(entries(folder / FILE))

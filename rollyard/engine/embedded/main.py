@@ -33,7 +33,7 @@ def main() -> int:
     options = _options()
     set_up_logging()
     _die_with_parent()
-    options.uds.unlink(missing_ok=True)  # left behind by a predecessor that was killed
+    options.uds.unlink(missing_ok=True)  # left by a predecessor that was killed
     try:
         return asyncio.run(_serve(options))
     except RollyardError as error:
@@ -75,7 +75,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
-    """Raises Invalid when the folder or the limits cannot be served."""
+    """Load the model. Raises Invalid when the folder or the limits cannot be served."""
     config = read_config(options.model)
     length = options.max_model_len or config.max_positions
     if not 2 <= length <= config.max_positions:
@@ -91,7 +91,7 @@ def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
 
 
 async def _listen(runner: web.AppRunner, path: Path) -> None:
-    """On a socket that only this user may open."""
+    """Listen on a socket that only this user may open."""
     before = os.umask(0o177)
     try:
         await web.UnixSite(runner, path).start()
@@ -100,6 +100,6 @@ async def _listen(runner: web.AppRunner, path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """SIGTERM when the parent's thread that started us ends (the parent must start us from a thread that lives)."""
+    """Request SIGTERM for the end of the parent's thread that started this process; that thread must live long."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""Products with a matrix in which a row's bits do not depend on the rows that are computed with it.
+"""Matrix products whose result for one row does not depend on the other rows, bit for bit.
 
-BLAS picks its inner loops by the shape of a product, and they add in different orders: OpenBLAS's Haswell kernels give a
-row among twelve other last bits than a row among eight. So rows are multiplied in blocks of few fixed heights. That is
-enough where neither the place in a block nor its height shows in the result, which is tried on this machine for each
-shape of matrix. Where it shows, each row is multiplied alone: always the same shape and the same place.
+BLAS picks its inner loops by the shape of a product, and they add in different orders: with OpenBLAS's Haswell kernels
+a row among twelve has other last bits than a row among eight. So rows are multiplied in blocks of a few fixed heights.
+That is enough where neither the place in a block nor its height changes the result, which is tested on this machine for
+each shape of matrix. Elsewhere each row is multiplied alone: always the same shape and the same place.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from rollyard.engine.embedded.safetensors_files import Array
 
 TALLEST = 8
 LOWER = (2, 4)
-"""Cheaper for the last few rows; BLAS takes a lone row for a vector, which it multiplies in yet another way."""
+"""Block heights for the last few rows, where they are cheaper. BLAS multiplies a lone row as a vector, in yet another
+order."""
 
 
 def product(x: Array, matrix: Array) -> Array:
-    """x [rows, inputs] @ matrix [inputs, outputs], both C-contiguous."""
+    """Return x [rows, inputs] @ matrix [inputs, outputs], both C-contiguous."""
     heights = block_heights(*matrix.shape)
     height = next((h for h in heights if h >= len(x)), heights[-1])
     blocks = x
@@ -33,9 +34,9 @@ def product(x: Array, matrix: Array) -> Array:
 
 @cache
 def block_heights(inputs: int, outputs: int) -> tuple[int, ...]:
-    """Heights of blocks, ascending, that give a row the same bits at every place; (1,) where none does.
+    """Block heights, ascending, that give a row the same bits at every place; (1,) when no other height does.
 
-    Which loops run does not depend on the numbers, so random ones tell.
+    The choice of loops does not depend on the numbers, so random ones are enough for the test.
     """
     numbers = np.random.default_rng(0)
     rows = numbers.standard_normal((TALLEST, inputs), np.float32)

@@ -1,8 +1,8 @@
 """The forward pass: rows of several sequences, prompts and single tokens mixed, go through each layer together.
 
-Everything but attention works on all rows at once. Attention goes sequence by sequence over exactly the positions that
-sequence has, and products give a row the same bits among any others, so that what a sequence computes does not depend
-on which others share the batch. It may differ in its last bits by whether a token came in a prompt or by itself.
+Everything but attention works on all rows at once. Attention runs for each sequence over exactly that sequence's
+positions, and products give a row the same bits among any others. So the results of a sequence do not depend on the
+rest of the batch. Their last bits may depend on whether a token came in a prompt or by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Model:
     """A Qwen3 decoder in float32 on one core."""
 
     def __init__(self, config: Config, weights: ModelWeights, capacity: int) -> None:
-        """`capacity` is the number of positions to prepare rotations for."""
+        """`capacity`: number of positions for which rotations are prepared."""
         self.config = config
         self.capacity = capacity
         self._weights = weights
@@ -45,7 +45,7 @@ class Model:
         self._rotation = np.exp(1j * angles).astype(np.complex64)
 
     def forward(self, spans: Sequence[Span], cache: KVCache) -> Array:
-        """Logits [len(spans), vocab] after the last token of each span; keys and values go to the cache's slots."""
+        """Return logits [len(spans), vocab] after the last token of each span; keys and values go to the cache's slots."""
         rows = _Rows(spans)
         x = self._weights.embedding[rows.tokens]
         with np.errstate(over="ignore"):  # exp(-x) of a very negative x is inf, and x / inf is the 0 that silu wants
@@ -78,7 +78,7 @@ class Model:
 
 
 class _Rows:
-    """The tokens of all spans one below the other, with where each belongs."""
+    """The tokens of all spans as rows, with their slots and positions."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         counts = [len(span.tokens) for span in spans]
@@ -100,8 +100,8 @@ class _Rows:
 def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence[Span]) -> Array:
     """queries [spans, kv heads, group, head_dim], one token a span; the same shape comes back.
 
-    The exponentials are taken for all at once over scores padded with -inf. Sums go over a span's own positions: numpy
-    adds in an order that depends on how many there are.
+    The exponentials are computed for all spans at once, over scores padded with -inf. Sums go over a span's own
+    positions: the order in which numpy adds depends on their number.
     """
     scores = np.full((*queries.shape[:3], max(span.end for span in spans)), -np.inf, np.float32)
     for i, span in enumerate(spans):
@@ -119,13 +119,13 @@ def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence
 
 
 def _future(span: Span) -> Array:
-    """[new tokens, positions]: -inf where a position lies behind the token, else 0."""
+    """Return a mask [new tokens, positions]: -inf where a position comes after the token, else 0."""
     behind = np.arange(span.end) > np.arange(span.start, span.end)[:, None]
     return np.where(behind, np.float32(-np.inf), np.float32(0))
 
 
 def _attend_run(queries: Array, keys: Array, values: Array, span: Span, future: Array) -> Array:
-    """queries [n, kv heads, group, head_dim] of one span, each over the positions up to its own."""
+    """Attend queries [n, kv heads, group, head_dim] of one span, each to the positions up to its own."""
     n, kv_heads, group, head_dim = queries.shape
     stacked = queries.transpose(1, 2, 0, 3).reshape(kv_heads, group * n, head_dim)
     scores = stacked @ keys[:, :, : span.end]
@@ -142,7 +142,7 @@ def _mlp(layer: LayerWeights, x: Array) -> Array:
 
 
 def _normed(x: Array, eps: float) -> Array:
-    """RMS norm over the last axis, without its weight: that is part of the matrix behind it."""
+    """RMS norm over the last axis, without its weight, which is part of the following matrix."""
     square = np.vecdot(x, x) / np.float32(x.shape[-1])
     normed: Array = x / np.sqrt(square + np.float32(eps))[..., None]
     return normed

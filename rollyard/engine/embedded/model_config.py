@@ -1,4 +1,5 @@
-"""Which models the embedded engine serves: a Hugging Face `config.json` becomes a `Config` or is refused by field."""
+"""Checks that the embedded engine can serve a model: a Hugging Face `config.json` becomes a `Config` or is refused by
+field."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": False,
 }
-"""What transformers assumes for Qwen3 where `config.json` is silent."""
+"""The values that transformers assumes for Qwen3 when `config.json` lacks the field."""
 
 _ONLY: dict[str, Any] = {
     "model_type": "qwen3",
@@ -24,7 +25,7 @@ _ONLY: dict[str, Any] = {
     "use_sliding_window": False,
     "quantization_config": None,
 }
-"""Fields that may have just one value, which is also what an absent field means (`model_type` aside)."""
+"""Fields that may have only this value, which is also the meaning of an absent field (`model_type` aside)."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,19 @@ class Config:
     rms_norm_eps: float
     rope_theta: float
     tied: bool
-    """Whether the output head is the embedding table."""
+    """True when the output head is the embedding table."""
     max_positions: int
     eos_ids: tuple[int, ...]
     """Ids that end a sequence; the first is the tokenizer's own."""
 
     @property
     def shape(self) -> Config:
-        """All that two folders must have in common for one to take the other's place in a running engine."""
+        """The fields that must be equal in two folders for one to replace the other in a running engine."""
         return replace(self, eos_ids=(), max_positions=0)
 
 
 def read_config(folder: Path) -> Config:
-    """The model's shape. Raises Invalid with one cause for each field that cannot be served."""
+    """Read the model's shape. Raises Invalid with one cause for each field that cannot be served."""
     raw = _read_json(folder / "config.json")
     causes = [*_unsupported(raw), *_rope_causes(raw)]
     sizes = _sizes(raw, causes)
@@ -97,7 +98,7 @@ def _unsupported(raw: dict[str, Any]) -> list[Cause]:
 
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Both spellings: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (4)."""
+    """Read both spellings: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (4)."""
     return raw.get("rope_parameters") or {
         "rope_theta": raw.get("rope_theta", 10_000.0),
         **(raw.get("rope_scaling") or {}),
@@ -138,7 +139,7 @@ def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
 
 
 def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """`generation_config.json` wins over `config.json`, as in transformers and vLLM."""
+    """Read the end ids; `generation_config.json` overrides `config.json`, as in transformers and vLLM."""
     path = folder / "generation_config.json"
     generation = _read_json(path) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))

@@ -1,9 +1,10 @@
-"""A model's tensors, from a folder's safetensors files or from elsewhere, as float32 matrices laid out for the forward pass.
+"""A model's tensors, from a folder's safetensors files or from elsewhere, as float32 matrices laid out for the forward
+pass.
 
-Three rearrangements leave the function computed unchanged and make it cheaper:
-the weight of each RMS norm is multiplied into the matrix behind it; query and key columns are permuted so that the two
-halves of a rotary pair stand side by side (one complex product then does the rotation; a dot product does not mind);
-and 1/sqrt(head_dim) is multiplied into the query norm.
+Three rearrangements do not change the computed function and make it cheaper: the weight of each RMS norm is multiplied
+into the following matrix; query and key columns are permuted so that the two halves of a rotary pair stand side by side
+(one complex product then does the rotation; a dot product does not mind); and 1/sqrt(head_dim) is multiplied into the
+query norm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rollyard.engine.embedded.safetensors_files import Array, entries, shards
 
 HEAD = "lm_head.weight"
 Take = Callable[[str], Array]
-"""The tensor of this name."""
+"""Returns the tensor of this name."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,15 @@ class ModelWeights:
 
 
 def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> ModelWeights:
-    """The folder's weights, with a LoRA adapter merged into them where one is given.
+    """Load the folder's weights, and merge a LoRA adapter into them if one is given.
 
-    Raises Invalid, naming the file or the tensor, when a folder does not hold what its config says.
+    Raises Invalid, naming the file or the tensor, when the folder does not match its config.
     """
     return build_weights(_FolderTensors(folder, config, read_adapter(adapter) if adapter else None).read_tensor, config)
 
 
 def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
-    """All tensors that make up a model of this configuration."""
+    """Names and shapes of all tensors of a model of this configuration."""
     d, hd, f = config.hidden_size, config.head_dim, config.intermediate_size
     h, kv = config.heads, config.kv_heads
     layer = {
@@ -81,7 +82,7 @@ def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
 
 
 def build_weights(take: Take, config: Config) -> ModelWeights:
-    """Of the tensors of `tensor_shapes`. Raises what `take` raises."""
+    """Build the weights from the tensors of `tensor_shapes`. Raises the errors of `take`."""
     embedding = take("model.embed_tokens.weight")
     head = embedding if config.tied else take(HEAD)
     norm = take("model.norm.weight")
@@ -110,18 +111,18 @@ def _layer(take: Take, at: str, config: Config) -> LayerWeights:
 
 
 def _matrix(weight: Array) -> Array:
-    """[outputs, inputs], as torch keeps it, to [inputs, outputs]."""
+    """Transpose [outputs, inputs], torch's layout, to [inputs, outputs]."""
     return np.ascontiguousarray(weight.T)
 
 
 def _pairs(rows: Array, head_dim: int) -> Array:
-    """Within each head: rows 0..n/2 and n/2..n become 0, n/2, 1, n/2+1, ..."""
+    """Reorder the rows of each head: 0..n/2 and n/2..n become 0, n/2, 1, n/2+1, ..."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 class _FolderTensors:
-    """The tensors of a folder by name, read from the files when asked for."""
+    """The tensors of a folder by name, read from the files on demand."""
 
     def __init__(self, folder: Path, config: Config, adapter: Adapter | None) -> None:
         self._folder = folder

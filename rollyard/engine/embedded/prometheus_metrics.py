@@ -1,4 +1,4 @@
-"""The engine's counters under vLLM's metric names, so that one reader of load serves both engines."""
+"""The engine's counters under vLLM's metric names, so that one parser reads the load of both engines."""
 
 from __future__ import annotations
 

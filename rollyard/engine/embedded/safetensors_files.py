@@ -1,4 +1,4 @@
-"""Safetensors files: which tensors a folder holds, and their numbers as float32."""
+"""Safetensors files: the tensors in a folder, and their numbers as float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollyard.core.errors import Invalid
 
 Array = NDArray[np.float32]
 STORED: dict[str, type[Any]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
-"""numpy has no bfloat16: it is the upper half of a float32."""
+"""Types as stored. numpy has no bfloat16, which is the upper half of a float32."""
 DTYPES = "BF16, F16 or F32"
 
 
@@ -38,7 +38,7 @@ class Entry:
 
 
 def as_float32(numbers: NDArray[Any]) -> Array:
-    """Of numbers as `STORED` says that they lie in a file."""
+    """Convert numbers stored in a type of `STORED` to float32."""
     if numbers.dtype == np.uint16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
@@ -57,7 +57,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def entries(path: Path) -> Iterator[tuple[str, Entry]]:
-    """The header of a safetensors file: eight bytes of length, then JSON; the numbers follow it."""
+    """Yield the entries of a safetensors header: eight bytes of length, then JSON; the numbers follow it."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         try:

@@ -1,7 +1,7 @@
-"""From logits to tokens and their logprobs.
+"""Sampling: logits become tokens and their logprobs.
 
-Logprobs are those of the model itself, before temperature and truncation, as vLLM reports them by default. The i-th
-draw of a request is a pure function of its seed and i, so that neither batch mates nor timing can change it.
+The logprobs are the model's own, before temperature and truncation, as vLLM reports them by default. The i-th draw of a
+request is a pure function of its seed and i, so that neither batch mates nor timing can change it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request samples."""
+    """Sampling parameters of one request."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Most likely tokens to choose from; 0 for all."""
+    """Number of most likely tokens to choose from; 0 for all."""
     seed: int = 0
     top_logprobs: int = 0
-    """How many of the most likely tokens to report beside the sampled one."""
+    """Number of most likely tokens to report beside the sampled one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Draw:
 
 
 def sample(logits: Array, params: Sequence[SamplingParams], drawn: Sequence[int]) -> list[Draw]:
-    """One draw for each row of logits [n, vocab]; `drawn` counts the draws each request has had before."""
+    """Draw one token for each row of logits [n, vocab]; `drawn`: the number of earlier draws of each request."""
     peaks = logits.max(axis=1, keepdims=True)
     shifted = logits - peaks
     masses = np.exp(shifted)
@@ -90,8 +90,10 @@ def _pick(masses: Array, params: Sequence[SamplingParams], drawn: Sequence[int])
 
 
 def _uniform(states: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """The finaliser of splitmix64, then 52 bits as a number in [0, 1): one bit fewer than a double could hold, so that
-    a product with the total stays below the total."""
+    """Map states to [0, 1): the finaliser of splitmix64, then 52 bits as a number.
+
+    A double could hold one bit more; with 52 a product with the total stays below the total.
+    """
     z = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(12)).astype(np.float64) * 2.0**-52

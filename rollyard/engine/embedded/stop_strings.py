@@ -1,4 +1,4 @@
-"""Text as it comes, token by token, and the stop strings that end it."""
+"""Text decoded token by token, and the stop strings that end it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class TextStream:
         self._decoding = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def add(self, token: int) -> str:
-        """The text that is complete with this token; empty within a character of several tokens."""
+        """Return the text that is complete with this token; empty within a character of several tokens."""
         try:
             return self._decoding.step(self._tokenizer, token) or ""
-        except Exception as error:  # the library has no narrower one
+        except Exception as error:  # the library has no narrower exception
             if "Invalid prefix" not in str(error):
                 raise
-            # with some decoders a token changes the text before it, from which the stream does not recover
+            # with some decoders a token changes the text before it, and the stream cannot recover from that
             self._decoding = DecodeStream(skip_special_tokens=self._skip_special_tokens)
             return self._decoding.step(self._tokenizer, token) or ""
 
 
 class StopStringMatcher:
-    """Looks for stop strings in a sequence's text."""
+    """Searches a sequence's text for stop strings."""
 
     def __init__(self, stops: Sequence[str], text: TextStream) -> None:
-        """`stops`: at least one, none of them empty."""
+        """`stops`: at least one string, none of them empty."""
         self._stops = stops
         self._text = text
         self._longest = max(map(len, stops))
@@ -40,7 +40,7 @@ class StopStringMatcher:
         """End of the text that may be the beginning of a stop string."""
 
     def add(self, token: int) -> str | None:
-        """The stop string that the token completes: the one that ends first, as vLLM chooses."""
+        """Return the stop string that the token completes: the one that ends first, as in vLLM."""
         text = self._tail + self._text.add(token)
         self._tail = text[max(0, len(text) - self._longest + 1) :]
         found = [(text.find(stop) + len(stop), i) for i, stop in enumerate(self._stops) if stop in text]

@@ -1,6 +1,6 @@
-"""Tensors that a trainer sends to a running engine: kept beside the weights that it serves until all of them are there.
+"""Tensors that a trainer sends to a running engine: staged beside the served weights until all of them are there.
 
-A call brings some of them as the content of a safetensors file; its header is checked before a number is read.
+A call brings some tensors as the content of a safetensors file; its header is checked before any number is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 16 << 20
 
 
 class StagedTensors:
-    """Of one transfer."""
+    """The tensors of one transfer."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -31,7 +31,7 @@ class StagedTensors:
         self._tensors: dict[str, Array] = {}
 
     async def receive(self, body: aiohttp.StreamReader) -> None:
-        """Take up what one call brings, all of it or nothing. Raises BadRequest, Invalid."""
+        """Read the tensors of one call, all or none. Raises BadRequest, Invalid."""
         came: dict[str, Array] = {}
         try:
             size = int.from_bytes(await body.readexactly(8), "little")
@@ -46,14 +46,14 @@ class StagedTensors:
         self._tensors |= came
 
     def weights(self) -> ModelWeights:
-        """All of them together. Raises Invalid where some have not come."""
+        """Build the weights of all tensors. Raises Invalid when some are missing."""
         if missing := sorted(self._shapes.keys() - self._tensors.keys()):
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
             raise Invalid(f"TransferIncomplete: {missing[0]}{more} did not arrive; send the rest and finish again")
         return build_weights(self._tensors.__getitem__, self._config)
 
     def _checked(self, header: bytes) -> list[tuple[str, Mapping[str, Any]]]:
-        """In the order in which their numbers come."""
+        """Check the header; return its tensors in the order of their numbers in the body."""
         try:
             found = {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}
             ordered = sorted(found.items(), key=lambda item: int(item[1]["data_offsets"][0]))
@@ -68,7 +68,7 @@ class StagedTensors:
 
     def _fits(self, name: str, tensor: Mapping[str, Any]) -> None:
         wanted = self._shapes.get(name)
-        if wanted is None and name == HEAD:  # of a tied model: some trainers write the table twice
+        if wanted is None and name == HEAD:  # output head of a tied model: some trainers write the table twice
             wanted = self._shapes["model.embed_tokens.weight"]
         if wanted is None:
             raise Invalid(f"the model has no tensor {name}")

@@ -1,1 +1,1 @@
-"""A replica that spans nodes: its processes meet, live and die together."""
+"""A replica that spans nodes: its processes find each other, and start and end together."""

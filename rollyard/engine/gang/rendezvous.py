@@ -1,7 +1,8 @@
-"""A replica that spans nodes: one process a node, started together by srun, which meet in the allocation's folder.
+"""A replica that spans nodes: one process on each node, started by srun; they find each other in the allocation's
+folder.
 
-They live and die together. A member that dies takes the job down (srun's --kill-on-bad-exit), because an engine that has
-lost a rank answers nothing and may say for a long time that it is well; the pool then makes a whole new one.
+They start and end together. A process that dies takes the job down (srun's --kill-on-bad-exit), because an engine that
+lost a rank answers no request but may report for a long time that it is healthy. The pool then starts a new replica.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rollyard.trust.secret_files import write_secret
 
 POLL_SECONDS = 0.5
 JOIN_SECONDS = 600.0
-"""For all nodes to start their process; srun starts them within seconds, a prolog may take minutes."""
+"""Limit for all nodes to start their process; srun starts them within seconds, a prolog may take minutes."""
 
 
 class Gang:
-    """This process among the others of its job step."""
+    """This process among all processes of its job step."""
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         self.rank, self.size = rank, size
@@ -32,7 +33,7 @@ class Gang:
 
     @classmethod
     def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
-        """None where this is a job of one process. The meeting's name says which run of which job it belongs to."""
+        """Return None for a job of one process. The meeting file's name contains the job and its run."""
         size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if size < 2:
             return None
@@ -40,14 +41,14 @@ class Gang:
         return cls(int(environ["SLURM_PROCID"]), size, folder / f"gang-{run}.json")
 
     def lead(self, address: str, model: str) -> GangRank:
-        """Rank 0's: tells the others where it is. Raises OSError."""
+        """Publish rank 0's address to the other ranks. Raises OSError."""
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             port = int(probe.getsockname()[1])
         write_secret(self._meeting_file, json.dumps({"address": address, "port": port, "model": model}), durable=False)
         return GangRank(0, self.size, address, port, model)
 
     async def join(self) -> GangRank:
-        """The others': waits for rank 0. Raises Unavailable when it never says where it is."""
+        """Wait for rank 0's address, on the other ranks. Raises Unavailable when rank 0 does not publish it in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while True:
@@ -57,15 +58,17 @@ class Gang:
         raise Unavailable(f"rank 0 of this gang has not reported its address within {JOIN_SECONDS:g} s")
 
     async def wait_until_left(self) -> None:
-        """The others': until rank 0 has left."""
+        """Wait until rank 0 has left, on the other ranks."""
         while True:
-            with contextlib.suppress(OSError, ValueError):  # a shared folder that does not answer says nothing
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # a shared folder that does not answer is no sign that rank 0 left
                 if await asyncio.to_thread(self._read) is None:
                     return
             await asyncio.sleep(POLL_SECONDS)
 
     def leave(self) -> None:
-        """Rank 0's last word; the others end with it."""
+        """Record that rank 0 leaves; the other ranks end then."""
         self._meeting_file.unlink(missing_ok=True)
 
     def _read(self) -> tuple[str, int, str] | None:

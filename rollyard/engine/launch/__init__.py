@@ -1,1 +1,1 @@
-"""The command that starts an engine, found from the pool's spec and from what its node has."""
+"""The command that starts an engine, derived from the pool's spec and the software on the node."""

@@ -1,4 +1,4 @@
-"""From an InferencePool's spec to the engine's command line. Pure."""
+"""Builds the engine's command line from an InferencePool's spec. Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from rollyard.kinds.engine_spec import EmbeddedEngine, ModelSpec, VllmEngine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 OLDEST = Version("0.10.2")
-"""The first vLLM that sends the ids of the tokens it samples (`return_token_ids`)."""
+"""The first vLLM that returns the ids of the sampled tokens (`return_token_ids`)."""
 TRIED = "0.32"
-"""What it is tested with."""
+"""The vLLM version of the tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """vLLM as this node has it."""
+    """The vLLM of this node."""
 
     interpreter: Sequence[str]
-    """The words that start its Python."""
+    """The command that starts its Python."""
     build: VllmBuild
     context: int | None = None
-    """Context length in tokens that it will have, as far as that is known."""
+    """Its context length in tokens, if known."""
 
 
 def engine_command(
     spec: InferencePoolSpec, uds: Path, place: GangRank | None = None, host: Host | None = None
 ) -> EngineCommand:
-    """What serves this spec on a Unix socket; in any place of a gang but the first, what works for that.
+    """Return the command that serves this spec on a Unix socket; on ranks above 0 of a gang, the command of a worker.
 
-    vLLM is started as `host` says. Raises EngineFailed where that lacks what we cannot do without, and Invalid for an
-    engine that nobody starts here.
+    vLLM is started as `host` describes. Raises EngineFailed when that vLLM lacks a required feature, and Invalid for an
+    engine that is not started by Rollyard.
     """
     if spec.engine.vllm is not None:
         assert host is not None
@@ -69,7 +69,8 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
 
 
 def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRank | None, host: Host) -> EngineCommand:
-    """vLLM's OpenAI server. Its own --api-key would stand in argv and guards only a part of its paths: the door does it."""
+    """vLLM's OpenAI server. Its own --api-key would appear in argv and guards only some paths: the reverse proxy checks
+    tokens."""
     model, build = spec.model, host.build
     _known_options(
         build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
@@ -96,18 +97,18 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
-        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, also where the rest is eager
+        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, even when the rest is eager
         if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-            # A worker process of its own would bind threads; it takes a third of the start and 700 MB.
+            # A separate worker process would bind threads; it takes a third of the start and 700 MB.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     argv += [word for option in wanted if option[0] in build.options for word in option]
-    # The routes that change weights are behind it. They are on the Unix socket alone, and the door lets nobody through.
+    # Enables the routes that change weights. They are on the Unix socket only, and the reverse proxy does not expose them.
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **engine.env}
     return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
 
 
 def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
-    """The first of a gang serves, the others work for it."""
+    """Return the arguments for the socket: the first rank of a gang serves, the others are its workers."""
     words = ["--uds", str(uds)] if place is None or place.rank == 0 else ["--headless"]
     if place is not None:
         words += ["--distributed-executor-backend", "mp", "--nnodes", str(place.size), "--node-rank", str(place.rank)]
@@ -116,20 +117,21 @@ def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
 
 
 _PREFERRED_OPTIONS: tuple[tuple[str, ...], ...] = (
-    # Sampling is the request's alone: a model's generation_config must not bend logprobs.
+    # Sampling comes from the request only: a model's generation_config must not change logprobs.
     ("--generation-config", "vllm"),
     ("--enable-prompt-tokens-details",),
     ("--enable-scale-out",),  # /inference/v1/generate
     ("--disable-access-log-for-endpoints", "/health,/metrics"),
 )
-"""What we do without where this release does not know it."""
+"""Options that are left out when this release does not know them."""
 
 
 def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[str, ...]]:
-    """As a replica on CPUs needs it: by itself it takes nine tenths of the node's memory, whoever else is there.
+    """Return the options for a replica on CPUs: by default vLLM takes nine tenths of the node's memory, even if it is
+    shared.
 
-    Compiling takes minutes and gains little. A seeded request whose prompt is cut into chunks ends the server (its CPU
-    generator cannot be moved on), so that prompts are computed whole.
+    Compiling takes minutes and gains little. A seeded request whose prompt is split into chunks ends the server (its
+    CPU generator cannot be advanced), so prompts are computed whole.
     """
     cache = max(1 << 30, allocation.memory_bytes // 4)
     whole = [("--no-enable-chunked-prefill",), ("--max-num-batched-tokens", str(context))]
@@ -146,7 +148,7 @@ def _known_options(build: VllmBuild, must: Sequence[str]) -> None:
     try:
         old = Version(build.version) < OLDEST
     except InvalidVersion:
-        return  # somebody's own
+        return  # a build by somebody else, whose options are not known
     if old and not Version(build.version).is_devrelease:
         raise EngineFailed(
             f"EngineTooOld: vLLM {build.version} does not return token ids; install {OLDEST} or later "

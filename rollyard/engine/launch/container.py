@@ -1,4 +1,4 @@
-"""An engine's command inside a container image, run by Apptainer. Pure but for looking for its program."""
+"""An engine's command inside a container image, run by Apptainer. Pure except for the search for its program."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rollyard.engine.process.child_process import EngineFailed
 def in_container(
     program: str, image: str, *, gpus: bool, writable: Sequence[str] = (), readable: Sequence[str] = ()
 ) -> list[str]:
-    """The words before a command that runs in `image`; the environment, the home and /tmp are those of the job."""
+    """Return the prefix that runs a command in `image`; the environment, the home and /tmp are those of the job."""
     words = [program, "exec"]
-    if os.geteuid() == 0:  # without setuid root itself must not mount, but in a namespace of its own
+    if os.geteuid() == 0:  # without setuid, even root may mount only in its own namespace
         words.append("--userns")
     if gpus:
         words.append("--nv")
@@ -28,7 +28,7 @@ def in_container(
 
 
 def container_program() -> str:
-    """Apptainer, or Singularity, as sandboxes find it. Raises EngineFailed."""
+    """Find Apptainer, or Singularity, as for sandboxes. Raises EngineFailed."""
     found = apptainer_programs(Path(node_cache()))
     if not found:
         raise EngineFailed(

@@ -1,4 +1,4 @@
-"""One process's place among those of a replica that spans nodes."""
+"""One process's rank in a replica that spans nodes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GangRank:
-    """Where one process stands in its gang."""
+    """The rank of one process, and the address of rank 0."""
 
     rank: int
     size: int
     address: str
-    """Of rank 0, as the other nodes reach it."""
+    """Address of rank 0 for the other nodes."""
     port: int
-    """Free on rank 0 when it was chosen."""
+    """A port that was free on rank 0 when it was chosen."""
     model: str | None = None
-    """Folder of the weights that all of them start with; None for that of the pool's spec."""
+    """Folder of the weights with which all ranks start; None for the weights of the pool's spec."""

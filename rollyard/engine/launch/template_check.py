@@ -1,4 +1,4 @@
-"""Whether the model's chat template will do, found out while its engine starts: no call should be the first to see it."""
+"""Checks the model's chat template while its engine starts, so that the first call does not fail on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollyard.kinds.engine_spec import ModelSpec
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 600.0
-"""For importing transformers and reading a tokenizer, perhaps over a network."""
+"""Limit for importing transformers and reading a tokenizer, perhaps over a network."""
 REASON = "TemplateUnusable"
 FILES = (
     "config.json", "generation_config.json", "tokenizer*", "*.jinja", "additional_chat_templates/*",
@@ -26,7 +26,7 @@ FILES = (
 
 
 async def check_template(model: ModelSpec) -> None:
-    """In a process of its own, once for these files. Raises EngineFailed with the reason."""
+    """Check the template in a child process, once for these files. Raises EngineFailed with the reason."""
     folder, own = Path(model.tokenizer or model.path), Path(model.path)
     kept = await asyncio.to_thread(_marker_file, folder, own)
     if await asyncio.to_thread(_is_already_checked, folder, kept):
@@ -47,17 +47,17 @@ async def check_template(model: ModelSpec) -> None:
     if process.returncode:
         log.warning("the chat template of %s could not be checked; the reason is above", folder)
         return
-    with contextlib.suppress(OSError):  # a home that cannot be written: the next one looks again
+    with contextlib.suppress(OSError):  # a home that cannot be written: the next start checks again
         await asyncio.to_thread(_write_marker, kept)
 
 
 def _is_already_checked(folder: Path, kept: Path) -> bool:
-    """A folder that is not there is said by who reads the weights."""
+    """Return whether the marker exists. A missing folder is reported when the weights are read."""
     return kept.exists() or not folder.is_dir()
 
 
 def _marker_file(folder: Path, model: Path) -> Path:
-    """Where it is written down that these files are good."""
+    """Path of the marker that records a successful check of these files."""
     digest = hashlib.sha256(rollyard.__version__.encode())
     for where in dict.fromkeys((folder, model)):
         for file in sorted({f for pattern in FILES for f in where.glob(pattern) if f.is_file()}):

@@ -1,1 +1,1 @@
-"""The engine's process: started, watched, restarted, and the reason of its crashes."""
+"""The engine's process: start, supervision, restart, and the reason of a crash."""

@@ -1,4 +1,4 @@
-"""An engine's process and what it started: a group of their own, begun and ended together."""
+"""An engine's process and its children: one process group, started and ended together."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STOP_SECONDS = 10.0
 class EngineCommand:
     argv: list[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the job, and wins over it."""
+    """Variables that are added to the job's environment and override it."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """Environment for what the job's says nothing of."""
+    """Variables for names that the job's environment does not set."""
     foreign: bool = False
-    """It runs in an interpreter of its own, for which the packages that we import from are not."""
+    """It runs in another interpreter, which must not import this process's packages."""
 
 
 class EngineFailed(Exception):
@@ -33,7 +33,7 @@ class EngineFailed(Exception):
 
 
 async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
-    """Raises EngineFailed."""
+    """Start the engine. Raises EngineFailed."""
     try:
         return await asyncio.create_subprocess_exec(
             *command.argv,
@@ -48,7 +48,7 @@ async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subpro
 
 def _environment(command: EngineCommand) -> dict[str, str]:
     env = dict(os.environ)
-    if command.foreign and "PYTHONPATH" in env:  # of stage.sh: our numpy must not come before the engine's
+    if command.foreign and "PYTHONPATH" in env:  # PYTHONPATH of stage.sh: our numpy must not come before the engine's
         ours = Path(rollyard.__file__).parents[1]
         kept = [part for part in env["PYTHONPATH"].split(os.pathsep) if part and Path(part) != ours]
         env["PYTHONPATH"] = os.pathsep.join(kept)
@@ -56,17 +56,17 @@ def _environment(command: EngineCommand) -> dict[str, str]:
 
 
 async def end_engine(process: asyncio.subprocess.Process) -> None:
-    """TERM, then KILL, to the engine's whole group."""
+    """Send TERM, then KILL, to the engine's whole group."""
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
-    # Also when it has ended: workers that outlive it would keep its memory from the next one.
+    # Also after its end: surviving workers would keep memory that the next engine needs.
     _signal_group(process.pid, signal.SIGKILL)
     await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
 
 
 def exit_text(code: int) -> str:
-    """Convert asyncio's return code, which is -n for signal n."""
+    """Describe asyncio's return code, which is -n for signal n."""
     return exit_code_text(128 - code if code < 0 else code)
 
 

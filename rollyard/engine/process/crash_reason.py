@@ -1,7 +1,7 @@
-"""The line that says why, out of what an engine wrote shortly before its death. Pure.
+"""Finds the line that states the reason of a crash in the last output of an engine. Pure.
 
-vLLM is several processes, and each that dies takes the next one with it: their tracebacks come one after the other, and the
-last of them only says that something went wrong before.
+vLLM is several processes, and the death of one ends the next. Their tracebacks follow each other, and the last one only
+reports an earlier error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 MAX_CHARS = 600
 OWN_LOGGERS = "error: "
-"""Begins a line that is meant to be the last word: the embedded engine's, and our own."""
+"""Prefix of a line that states the final error: the embedded engine's, and our own."""
 
 _PROCESS = re.compile(r"^\([\w. -]+ pid=\d+\) ")
 _LOGGED = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
@@ -19,7 +19,7 @@ _RAISED = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception|Exit|Failure|Interrupt)|Exception)(?:: (?P<said>.*))?$"
 )
 _REFUSED = re.compile(r"^\S+(?: \S+)?: error: (?P<said>.+)$")
-"""As argparse says it."""
+"""Format of argparse's errors."""
 _CONSEQUENCE = re.compile(
     r"root cause|EngineDeadError|EngineCore encountered|Engine core initialization failed|WorkerProc initialization failed|"
     r"Executor failed|died unexpectedly|cancelled|KeyboardInterrupt|SystemExit|Broken ?Pipe|Connection reset|EOFError",
@@ -34,13 +34,13 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def crash_reason(lines: Sequence[str]) -> str:
-    """The reason that it gave, else its last line, on one line; "it printed nothing" where it did not."""
+    """Return the stated reason, else the last line, on one line; "it printed nothing" without output."""
     last = next((line for line in reversed(_without_prefixes(lines)) if line), "it printed nothing")
     return stated_reason(lines) or _shorten(last)
 
 
 def stated_reason(lines: Sequence[str]) -> str:
-    """Why it exits, in its own words, on one line; empty where no line says so."""
+    """Return the reason that the engine stated for its exit, on one line; empty without one."""
     plain = _without_prefixes(lines)
     ours = [line.removeprefix(OWN_LOGGERS) for line in plain if line.startswith(OWN_LOGGERS)]
     if ours:
@@ -63,7 +63,7 @@ def is_out_of_memory(words: str) -> bool:
 
 
 def _exception_text(lines: Sequence[str], at: int) -> str:
-    """The exception's line; pydantic says what is wrong in the lines after it."""
+    """Return the exception's line; for pydantic also the details in the lines after it."""
     if refused := _REFUSED.match(lines[at]):
         return refused["said"]
     raised = _RAISED.match(lines[at])

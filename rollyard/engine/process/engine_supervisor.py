@@ -1,4 +1,4 @@
-"""Keeps one engine process alive behind a Unix socket, and always knows why it is not ready."""
+"""Keeps one engine process alive behind a Unix socket, and knows at any time why it is not ready."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from rollyard.wire.engine import EngineLoad
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[], Awaitable[EngineCommand]]
-"""Says what to start, before each start: what is there may have changed. Raises EngineFailed."""
+"""Returns the command before each start, because the node may have changed. Raises EngineFailed."""
 
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 RELAY_SECONDS = 2.0
-"""For the last words of an engine that has ended."""
+"""Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
-"""Lines of an engine older than this at its death do not explain it: vLLM's processes need some seconds to go down."""
+"""Lines older than this at the engine's death do not explain it: vLLM's processes need some seconds to end."""
 RELAY_BYTES = 64 << 10
-"""At a time, and the longest line that is kept in one piece."""
+"""Bytes read at a time, and the longest line that is kept in one piece."""
 TAIL_LINES = 500
-"""Of its words are kept: the tracebacks of vLLM's processes, one after the other."""
+"""Lines of output that are kept: the tracebacks of vLLM's processes follow each other."""
 QUICK_DEATHS = 3
-"""Deaths before it was ever ready, in a row, after which no restart will help."""
+"""Deaths in a row before it was ever ready, after which no restart will help."""
 STEADY_SECONDS = 120.0
-"""What dies sooner than this after it was ready has not recovered from the last death."""
+"""An engine that dies sooner than this after it was ready has not recovered from its last death."""
 CRASHES = 5
-"""Deaths in a row, none of them after it was steady, after which it should be tried on another node."""
+"""Deaths in a row of an engine that never got steady, after which another node should be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EngineHealth:
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """0 to 1, None when it does not say so; so too `waiting`."""
+    """Share from 0 to 1; None when the engine does not report it. The same holds for `waiting`."""
     load: EngineLoad | None = None
 
 
@@ -61,63 +61,63 @@ class EngineDeath:
     reason: str
     output: str
     final: bool = False
-    """Trying again here would only take as long again."""
+    """Another start on this node would fail in the same way."""
 
 
 @dataclass(slots=True)
 class DeathCounts:
     total: int = 0
     unready: int = 0
-    """In a row, each before it was ready."""
+    """Deaths in a row before it was ready."""
     in_a_row: int = 0
-    """Each before it was steady."""
+    """Deaths in a row before it was steady."""
 
     def add(self, lived: float | None) -> None:
-        """`lived`: seconds from ready to death, None where it never was."""
+        """`lived`: seconds from ready to death, None when it was never ready."""
         self.total += 1
         self.unready = self.unready + 1 if lived is None else 0
         self.in_a_row = 1 if lived is not None and lived >= STEADY_SECONDS else self.in_a_row + 1
 
 
 class Supervisor:
-    """Starts the engine, asks it how it is, restarts it with back-off, ends it."""
+    """Starts the engine, probes it, restarts it with back-off, ends it."""
 
     def __init__(
         self, prepare: Prepare, uds: Path, *, startup_seconds: float = 1800.0, lives: float = math.inf
     ) -> None:
-        """`lives`: how often it may be started in all; the other ranks of a gang do not come back with it."""
+        """`lives`: how many times it may be started; the other ranks of a gang do not restart with it."""
         self.prepare = prepare
-        """Of the next life."""
+        """Prepares the next start."""
         self.life = 0
-        """How often it has been started."""
+        """Number of starts."""
         self.life_begun = Signal[[]]()
-        """A life of the engine began; its process starts next."""
+        """The engine was started again; its process starts next."""
         self.launch_failure = ""
-        """What `restart` led to, once that was given up for the other one."""
+        """Why `restart` failed, when the fallback was used."""
         self._fallback: Prepare | None = None
         self._restart_requested = asyncio.Event()
         self._remaining_starts = lives
         self._uds = uds
         self._startup = startup_seconds
         self._last_lines: deque[tuple[float, str]] = deque(maxlen=TAIL_LINES)
-        """(loop time, line)."""
+        """Pairs of (loop time, line)."""
         self._ready_at: float | None = None
-        """Loop time at which this life was first ready."""
+        """Loop time at which the current process was first ready."""
         self.health = EngineHealth(False, "Starting")
 
     def session(self) -> aiohttp.ClientSession:
-        """A session whose every request goes to the engine; bodies come as they are, compressed or not."""
+        """Return a session whose every request goes to the engine; bodies are not decompressed."""
         connector = aiohttp.UnixConnector(path=str(self._uds), limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def run(self) -> None:
-        """For ever. Raises EngineFailed when the engine has no life left, or dies again and again."""
+        """Run for ever. Raises EngineFailed when the engine has no start left, or dies again and again."""
         backoff, deaths, loop = Backoff(0.5, 30.0), DeathCounts(), asyncio.get_running_loop()
         again = ""
         async with self.session() as http:
             while True:
-                if self._restart_requested.is_set():  # also where it was asked for between two lives
+                if self._restart_requested.is_set():  # also when the request came between two starts
                     self._restart_requested.clear()
                     backoff, deaths, again = Backoff(0.5, 30.0), DeathCounts(deaths.total), ""
                 death = await self._one_life(http, again)
@@ -137,7 +137,7 @@ class Supervisor:
                 await wait_or_timeout(self._restart_requested, backoff.seconds())
 
     def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
-        """End the engine and start this one; `or_else` takes its place if it is never ready."""
+        """End the engine and start it by `prepare`; `or_else` replaces that if the engine never gets ready."""
         self.prepare, self._fallback, self.launch_failure = prepare, or_else, ""
         self._restart_requested.set()
 
@@ -150,9 +150,10 @@ class Supervisor:
         return True
 
     async def _one_life(self, http: aiohttp.ClientSession, again: str) -> EngineDeath:
-        """From start to death; answers what it died of. Raises EngineFailed when it cannot even be started, nor anything else.
+        """Run one process from start to death and return the death. Raises only EngineFailed, when it cannot be
+        started.
 
-        `again`: what there is to say while it loads, if it has died before.
+        `again`: the reason to report while it loads, if it died before.
         """
         self.health, self._ready_at = EngineHealth(False, again or "Loading"), None
         self.life += 1
@@ -161,7 +162,7 @@ class Supervisor:
         self._uds.unlink(missing_ok=True)
         try:
             command = await self.prepare()
-            # A pipe of our own: with asyncio's, the wait for a death lasts as long as a worker left behind holds it open.
+            # A pipe of our own: asyncio's would delay the detection of a death while a surviving worker holds the pipe open.
             output, input = os.pipe()
             with FileIO(output) as words:
                 try:
@@ -200,7 +201,8 @@ class Supervisor:
         return self._death(process.returncode, ended_at)
 
     def _death(self, code: int, ended_at: float) -> EngineDeath:
-        """Say first what is certain: a signal has no reason in its words, and an old line is no reason for anything."""
+        """Describe a death, the certain facts first: a signal has no reason in the output, and an old line explains
+        nothing."""
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
         how, why = exit_text(code), stated_reason(recent)
         if is_out_of_memory(words := crash_reason(recent)):
@@ -217,7 +219,7 @@ class Supervisor:
         return f"its last output, {max(0.0, now - at):.0f} s before: {crash_reason([self._last_lines[-1][1]])}"
 
     async def _relay_output(self, words: FileIO) -> None:
-        """The engine's words go to the job's log; the last ones are kept to explain a death."""
+        """Copy the engine's output to the job's log; keep the last lines to explain a death."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), words
@@ -226,7 +228,7 @@ class Supervisor:
             rest = b""
             while data := await reader.read(RELAY_BYTES):
                 lines, end, rest = (rest + data).rpartition(b"\n")
-                if len(rest) > RELAY_BYTES:  # too long to wait for its end
+                if len(rest) > RELAY_BYTES:  # too long to wait for the line's end
                     end, rest = end + rest, b""
                 await self._print_output(lines + end)
             await self._print_output(rest)
@@ -237,11 +239,11 @@ class Supervisor:
         texts = (line.strip() for line in lines.decode(errors="replace").split("\n"))
         now = asyncio.get_running_loop().time()
         self._last_lines.extend((now, text) for text in texts if text)
-        # In a thread: the log lies on shared storage, which may stall, and this loop carries token streams.
+        # In a thread: the log is on shared storage, which may stall, and this loop carries token streams.
         await asyncio.to_thread(_print, lines)
 
     async def _probe(self, http: aiohttp.ClientSession) -> EngineDeath:
-        """Until it hangs, or has not become ready in time."""
+        """Probe the engine until it hangs, or is not ready in time."""
         failed, loop = 0, asyncio.get_running_loop()
         deadline = loop.time() + self._startup
         while True:
@@ -276,7 +278,7 @@ class Supervisor:
 
 
 def _failure_word(death: EngineDeath) -> str:
-    """The word for a death that is not followed by another life."""
+    """Return the reason word for a death after which the engine is not started again."""
     return "EngineFailed" if death.reason == "EngineDied" else death.reason
 
 

@@ -1,4 +1,4 @@
-"""What an engine says of its load: one pass over the Prometheus page that vLLM serves, and our own engine likewise."""
+"""Parses an engine's load from the Prometheus page that vLLM, and our own engine, serve; one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOTALS: dict[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total",),
     "first_tokens": ("vllm:time_to_first_token_seconds_count",),
 }
-"""Field of `EngineLoad` -> vLLM's word for it, and the one of older versions. A version may serve both: the first counts."""
+"""Field of `EngineLoad` -> vLLM's metric, and the name in older versions. A version may serve both: the first counts."""
 FIRST_TOKEN_SECONDS = ("vllm:time_to_first_token_seconds_sum",)
 
 _WANTED = frozenset(chain(RUNNING, WAITING, KV_USAGE, FIRST_TOKEN_SECONDS, *TOTALS.values()))
@@ -27,20 +27,21 @@ _PREFIX = "vllm:"
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """Of one look; None is what the page does not say."""
+    """The values of one scrape; None for a value that is not on the page."""
 
     running: int | None = None
     """Requests in the batch."""
     waiting: int | None = None
-    """Requests that wait for room in it."""
+    """Requests that wait for space in the batch."""
     kv_usage: float | None = None
     """Filled share of the key-value cache, 0 to 1."""
     totals: EngineLoad | None = None
-    """What it has done since its start."""
+    """Counters since the engine's start."""
 
 
 def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
-    """Of several engines behind one page the sum, of cache use the mean. `life` and `at` are as in `EngineLoad`."""
+    """Parse a page. For several engines on one page: the sum, for cache use the mean. `life` and `at` are as in
+    `EngineLoad`."""
     found = _samples(page)
     totals: dict[str, float] = {
         f: whole for f, names in TOTALS.items() if (whole := _sum_as_integer(found, names)) is not None
@@ -57,7 +58,7 @@ def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
 
 
 def _samples(page: str) -> dict[str, list[float]]:
-    """Name -> values of the series that are asked for. Most of a page is buckets and comments: they cost one look each."""
+    """Name -> values of the needed series. Most of a page is buckets and comments, which cost one comparison each."""
     found: dict[str, list[float]] = {}
     for line in page.split("\n"):
         if line.startswith(_PREFIX):
@@ -69,7 +70,7 @@ def _samples(page: str) -> dict[str, list[float]]:
 
 
 def _number(text: str) -> float | None:
-    """None for what is no number, and for one that cannot be counted with."""
+    """Return None for text that is not a number, and for nan and infinities."""
     try:
         value = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A private folder below the node-local scratch that goes with its process.
+"""A private folder below the node-local scratch that is removed with its process.
 
-A process that was killed leaves its folder; the next one on the node clears it. What lives is told by a lock that dies
-with its holder.
+A process that was killed leaves its folder; the next process on the node removes it. A lock marks a folder in use; the
+kernel releases it when its holder dies.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "ry-"
-"""Short: a socket's whole path has 107 bytes."""
+"""Short, because a socket's whole path has at most 107 bytes."""
 
 
 @contextlib.contextmanager
 def scratch_folder(base: Path) -> Iterator[Path]:
-    """A new folder (0700). Raises OSError when `base` is not there or cannot be written."""
+    """Create a new folder (0700). Raises OSError when `base` is missing or cannot be written."""
     _remove_left_over(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     try:
         lock = os.open(folder / "lock.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Under its name only once it is held: nobody sees a lock that is free and takes the folder for dead.
+            # Renamed only after it is locked: otherwise another process sees a free lock and removes the folder.
             (folder / "lock.new").rename(folder / "lock")
             yield folder
         finally:
@@ -37,7 +37,7 @@ def scratch_folder(base: Path) -> Iterator[Path]:
 
 
 def _remove_left_over(base: Path) -> None:
-    """Remove what killed processes of this user left."""
+    """Remove the folders that killed processes of this user left."""
     for folder in base.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, one without a lock, or one whose lock is held
             lock = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,8 +1,9 @@
-"""Requests for tokens on their way through the door, and the weights that each token of their answers was made by.
+"""Relays token requests through the reverse proxy, and records the weights version that made each token of their
+answers.
 
-Invariant: what is read from the engine belongs to the epoch in which it was read, an epoch has one version of the
-weights, and nothing of an epoch leaves before its weights are proven. Who changes the weights makes that true: he
-begins a new epoch only when all that the old weights made has been read.
+Invariant: bytes read from the engine belong to the epoch in which they were read, an epoch has one version of the
+weights, and nothing of an epoch is sent to a client before its weights are proven. The code that changes the weights
+keeps this true: it begins a new epoch only after everything that the old weights made has been read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 VERSION_HEADER = "X-Rollyard-Weights-Version"
 QUIET_ROUND_TRIPS = 8
-"""Answers of an idle engine's HTTP server between which no token may arrive before there is none left in it."""
+"""Round trips to an idle engine's HTTP server without a token in between, after which it holds no more tokens."""
 ABORTED = {
     "index": 0,
     "text": "",
@@ -34,20 +35,20 @@ ABORTED = {
     "stop_reason": None,
     "token_ids": [],
 }
-"""The last choice of a stream that we end; its tokens are those that were sent."""
+"""The last choice of a stream that the proxy ends; its tokens are those already sent."""
 
 Ask = Callable[[Mapping[str, Any]], Awaitable[aiohttp.ClientResponse]]
 """Sends a request to the engine, with these fields set in its body."""
 
 
 class ProxyClosed(Exception):
-    """Nothing gets through now; the message says why."""
+    """The proxy passes no request now; the message states the reason."""
 
 
 @dataclass
 class _Epoch:
     version: str
-    """To be told with the tokens; empty where the engine tells it, or there is none."""
+    """Version to send with the tokens; empty when the engine sends it, or there is none."""
     fields: Mapping[str, Any]
     proven: bool | None = None
     judged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,7 +59,7 @@ class _Epoch:
 
 
 class _Truncated:
-    """In place of the rest of an answer: it ends here."""
+    """Marks the end of a truncated answer."""
 
 
 Piece = tuple[_Epoch, bytes] | BaseException | _Truncated | None
@@ -66,11 +67,11 @@ Piece = tuple[_Epoch, bytes] | BaseException | _Truncated | None
 
 @dataclass(eq=False)
 class _ProxiedRequest:
-    """One request that the engine has."""
+    """One request that was sent to the engine."""
 
     question_task: asyncio.Task[aiohttp.ClientResponse]
     pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
-    """Read at once, whatever its client does: an engine that cannot write would make one piece of two epochs."""
+    """Read at once, however slow its client is: an engine that cannot write would mix two epochs in one piece."""
     pump: asyncio.Task[None] | None = None
 
     def truncate(self) -> None:
@@ -79,7 +80,7 @@ class _ProxiedRequest:
         self.pieces.put_nowait(_Truncated())
 
     async def close(self) -> None:
-        """The engine aborts what it still does for this request: its connection is gone."""
+        """Close the connection to the engine, which then aborts the request."""
         if self.question_task.done() and not self.question_task.cancelled() and self.question_task.exception() is None:
             self.question_task.result().close()
         tasks = [task for task in (self.question_task, self.pump) if task is not None]
@@ -89,11 +90,11 @@ class _ProxiedRequest:
 
 
 class _AskAgain(Exception):
-    """The engine is to be asked anew: nothing of its answer has been seen."""
+    """The request is to be sent to the engine again: nothing of its answer has been read."""
 
 
 class EpochRelay:
-    """All requests for tokens of one door. Open at first, with weights that have no name."""
+    """All token requests of one proxy. It starts open, with weights that have no name."""
 
     def __init__(self) -> None:
         self._epoch = _Epoch("", {})
@@ -106,10 +107,10 @@ class EpochRelay:
         self._idle.set()
         self._reads = 0
 
-    # who changes the weights
+    # for the code that changes the weights
 
     def close_entry(self, patience: float) -> None:
-        """New requests wait so many seconds for `open`, then they are refused."""
+        """Make new requests wait up to `patience` seconds for `open_entry`; then they are refused."""
         self._wait_seconds = patience
         self._open.clear()
 
@@ -117,25 +118,25 @@ class EpochRelay:
         self._open.set()
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Whether all requests that the engine has have ended within this time."""
+        """Return whether all requests at the engine have ended within this time."""
         return await wait_or_timeout(self._idle, seconds)
 
     def repeat_unanswered(self) -> None:
-        """Take back the requests that the engine has not begun to answer; each is asked anew once it is open again."""
+        """Cancel the requests that the engine has not begun to answer; each is sent again after `open_entry`."""
         for passage in self._requests:
-            passage.question_task.cancel()  # no effect on one that has its answer
+            passage.question_task.cancel()  # no effect on a request that has its answer
 
     def truncate_all(self) -> None:
-        """End the answers under way after what has been read, with "abort"; take back what is unanswered."""
+        """End the running answers with "abort" after the bytes read so far; cancel the unanswered requests."""
         self.repeat_unanswered()
         for passage in self._requests:
             passage.truncate()
 
     async def wait_until_read(self, turn: Callable[[], Awaitable[None]]) -> None:
-        """Returns once everything that a paused engine has made is read. `turn`: one question to its HTTP server.
+        """Wait until everything that a paused engine has made is read. `turn`: one round trip to its HTTP server.
 
-        What is left lies in the server's process and needs no more than turns of its loop, and of ours, to get here:
-        so there is nothing left when several answers in a row have come and no token between them.
+        The rest lies in the server's process and needs only turns of its loop, and of ours, to get here. So nothing is
+        left once several round trips in a row have brought no token.
         """
         while True:
             before = self._reads
@@ -145,21 +146,21 @@ class EpochRelay:
                 return
 
     def begin_epoch(self, version: str, fields: Mapping[str, Any]) -> None:
-        """What is read from now on was made by other weights; it is kept back until `judge`. `fields` go with requests."""
+        """Begin an epoch of other weights; bytes read from now on wait for `judge_epoch`. `fields` are added to requests."""
         self.judge_epoch(proven=False)
         self._epoch = _Epoch(version, fields)
 
     def judge_epoch(self, proven: bool) -> None:
-        """Let what the new weights made leave, or end the answers that have tokens of theirs where these begin."""
+        """Send the tokens of the new weights, or end the answers that have such tokens where these begin."""
         if self._epoch.proven is None:
             self._epoch.judge(proven)
 
-    # the door
+    # for the proxy
 
     async def relay(self, request: web.Request, ask: Ask, labelled: bool) -> web.StreamResponse:
-        """The engine's answer. `labelled`: a stream gets an event before the first token of each version.
+        """Relay the engine's answer. `labelled`: a stream gets an event before the first token of each version.
 
-        Raises Shut, aiohttp.ClientError when the engine is lost before its answer has begun.
+        Raises ProxyClosed, aiohttp.ClientError when the engine is lost before its answer has begun.
         """
         while True:
             await self._enter()
@@ -244,7 +245,7 @@ async def _wait_until_judged(epoch: _Epoch) -> bool:
 
 
 async def _end(request: web.Request, response: web.StreamResponse, labelled: bool) -> None:
-    """Of a stream in completions' shape, in that shape; of any other answer, broken."""
+    """End a completions stream in its own shape; break the connection of any other answer."""
     if not labelled:
         return _break_connection(request)
     await response.write(_event({"object": "text_completion", "choices": [ABORTED]}) + b"data: [DONE]\n\n")
@@ -252,7 +253,7 @@ async def _end(request: web.Request, response: web.StreamResponse, labelled: boo
 
 
 def _break_connection(request: web.Request) -> None:
-    """The answer has begun: its only honest end is a broken connection."""
+    """Break the connection: the only correct end of an answer that has begun."""
     if request.transport is not None:
         request.transport.abort()
 
@@ -262,12 +263,12 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """A JSON object with these fields set; what is none passes as it is, for the engine to complain of."""
+    """Set these fields in a JSON object; a body that is not one passes unchanged, and the engine reports the error."""
     if not fields:
         return body
     head = body.rstrip()
     if b'"cache_salt"' not in head and head.endswith(b"}") and head != b"{}":
-        # Of a field that is there twice the last one counts; to read and write 32,000 ids would take milliseconds.
+        # The last of two equal fields counts; parsing and writing 32,000 ids would take milliseconds.
         return head[:-1] + b"," + json.dumps(dict(fields)).encode()[1:]
     try:
         asked = json.loads(body)

@@ -1,4 +1,4 @@
-"""Which headers of an HTTP message a proxy passes on (RFC 9110, 7.6.1)."""
+"""The headers of an HTTP message that a proxy forwards (RFC 9110, 7.6.1)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     ]
 )
-"""About this connection, so not for the next one."""
+"""Headers about this connection, which do not apply to the next one."""
 OWN = frozenset(["content-length", "host", "authorization", "expect"])
-"""Answered or set anew here; the door's token is no business of the engine's."""
+"""Handled or set by the proxy; its token must not reach the engine."""
 
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The headers that go on, without those that `SandboxConnection` names."""
+    """Return the headers to forward, without those that `Connection` names."""
     named = {name.strip().lower() for value in headers.getall("Connection", []) for name in value.split(",")}
     kept = ((k, v) for k, v in headers.items() if k.lower() not in HOP_BY_HOP | OWN | named)
     return CIMultiDict(kept)

@@ -1,7 +1,7 @@
 """The only TCP socket of an allocation with an engine: TLS, a token, and a short list of paths.
 
-Behind it the engine listens on a Unix socket; whatever else it serves (vLLM's /pause, /collective_rpc, …) stays shut, and
-the routes of a transfer of weights but while an order waits for one.
+The engine listens on a Unix socket behind it. Its other paths (vLLM's /pause, /collective_rpc, …) are not exposed; the
+routes of a weights transfer are exposed only while a weights update waits for one.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ OPEN = {
 }
 SERVED = OPEN | ROUTES
 HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
-"""What aiohttp would add: an engine must see what the client said and no more."""
+"""Headers that aiohttp would add: an engine must receive only the client's own."""
 MAX_BODY_BYTES = 64 << 20
 HEADER_SECONDS = 30.0
-"""Until a connection has sent the header of its first, or next, request; our own clients keep an idle one for 15 s."""
+"""Limit for the header of a connection's first, or next, request; our own clients keep an idle connection for 15 s."""
 LINGER_SECONDS = 1.0
-"""A caller that is refused while it sends is read for so long, that it may see the answer."""
+"""The rest of a refused request is read for this long, so that the caller can read the answer."""
 RETRY_AFTER = "5"
-"""Seconds after which what was refused may be asked again."""
+"""Seconds after which a refused request may be repeated."""
 
 
 class EngineProxy:
-    """A reverse proxy that streams both ways; a client that goes takes its request with it."""
+    """A reverse proxy that streams both ways; when a client disconnects, its request ends."""
 
     def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
-        """`ending`: whether the engine is being ended; that it no longer answers is no fault then."""
+        """`ending`: whether the engine is being ended; then a missing answer is not a fault."""
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
         self.epochs = EpochRelay()
@@ -66,7 +66,7 @@ class EngineProxy:
         """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        # Bodies pass as they are: what is compressed for the engine is not for us to unpack.
+        # Bodies pass unchanged: the proxy must not decompress a body for the engine.
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -115,14 +115,14 @@ class EngineProxy:
             return _error(502, "EngineLost", f"the engine does not answer: {type(error).__name__}")
 
     async def _ask_engine(self, request: web.Request) -> web.StreamResponse:
-        """Raises Shut, aiohttp.ClientError."""
-        # The path is one of the list's, whatever spelling of it the client chose.
+        """Send the request to the engine. Raises ProxyClosed, aiohttp.ClientError."""
+        # The path is one of the list, in whatever spelling the client used.
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
         headers, body = end_to_end(request.headers), await request.read()
 
         async def ask(fields: Mapping[str, Any]) -> aiohttp.ClientResponse:
             sent = with_fields(body, fields)
-            data = BytesIO(sent) if sent else None  # plain bytes would be written in one go, however many
+            data = BytesIO(sent) if sent else None  # plain bytes would be written in one call, however long they are
             return await self._engine.request(
                 request.method, url, headers=headers, data=data, skip_auto_headers=HEADERS_SET_BY_AIOHTTP
             )
@@ -134,7 +134,7 @@ class EngineProxy:
 
 
 async def _forward_query(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-    """A short answer that makes no tokens. Raises aiohttp.ClientError."""
+    """Forward a short answer without tokens. Raises aiohttp.ClientError."""
     async with upstream:
         response = web.Response(
             status=upstream.status, headers=end_to_end(upstream.headers), body=await upstream.read()

@@ -1,6 +1,7 @@
-"""The way by which a trainer moves weights into the running engine itself: shut, but while an order waits for that.
+"""The gate for a trainer that moves weights into the running engine: closed, except while a weights update waits for
+it.
 
-The routes are vLLM's own, which the embedded engine has too; calls and answers pass as they are.
+The routes are vLLM's own, which the embedded engine has too; calls and answers pass unchanged.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ ROUTES = {
     ("POST", "/update_weights"),
 }
 SILENCE_SECONDS = 120.0
-"""Between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
+"""Limit between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
 CALL_SECONDS = 600.0
-"""From the end of one call to that of the next: within it all numbers of a large model may be moved."""
+"""Limit from the end of one call to the end of the next: within it all numbers of a large model may be moved."""
 HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
 
 
 class TransferGate:
-    """Of one engine."""
+    """The gate of one engine."""
 
     def __init__(self, engine: aiohttp.ClientSession) -> None:
         self._engine = engine
         self._open = False
         self.begun = False
-        """The engine has been told something since it was opened."""
+        """The engine has received a call since the gate was opened."""
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
         self._last_call_at = 0.0
-        """Loop time of the last call that the engine did not refuse: a trainer may repeat the others for ever."""
+        """Loop time of the last call that the engine did not refuse; refused calls may be repeated for ever and do not
+        count."""
 
     async def wait_until_finished(self, given_up: Callable[[], str], look_seconds: float) -> str:
-        """Let the trainer in until it has finished. Why it has not, empty when it has."""
+        """Let the trainer in until it has finished. Return the reason why it has not; empty when it has."""
         self._open, self.begun = True, False
         self._finished.clear()
         self._note_call()
@@ -61,7 +63,8 @@ class TransferGate:
                 call.cancel()
 
     async def relay(self, request: web.Request) -> web.Response:
-        """The engine's answer. Raises Conflict while no order waits for this, aiohttp.ClientError when it is lost."""
+        """Relay the engine's answer. Raises Conflict while no update waits for a transfer, aiohttp.ClientError when it
+        is lost."""
         if not self._open:
             raise Conflict("this engine expects no transfer now; send weights only while it is Transferring")
         call = asyncio.create_task(self._forward(request))

@@ -1,1 +1,1 @@
-"""vLLM: which one is installed, and how it is controlled while it runs."""
+"""vLLM: the installed version, and its control while it runs."""

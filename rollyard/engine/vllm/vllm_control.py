@@ -1,8 +1,8 @@
-"""vLLM as an engine whose weights can be changed, by its development routes (seen in 0.32; older ones are probed).
+"""vLLM as an engine whose weights can be changed, by its development routes (found in 0.32; older releases are probed).
 
-Traps: `reload_weights` leaves the output head of tied embeddings as it was, does not move the version label and does
-not clear the prefix cache. Nor can the cache be cleared while frozen requests hold blocks, so each version's requests
-carry a salt of their own: blocks of other weights never match.
+Traps: `reload_weights` does not update the output head of tied embeddings, does not move the version label and does not
+clear the prefix cache. Nor can the cache be cleared while frozen requests hold blocks. So each version's requests carry
+their own salt: blocks of other weights never match.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INIT_TRANSFER = "/init_weight_transfer_engine"
 LORA_OPTION = "--enable-lora"
 TRANSFER_OPTION = "--weight-transfer-config"
 UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
-"""With these, tokens of a step may stay in the HTTP servers, or in one of them, for longer than a paused engine shows."""
+"""With these options, tokens of a step may stay in the HTTP servers, or in one, for longer than a paused engine shows."""
 
 
 class VllmControl:
@@ -64,11 +64,12 @@ class VllmControl:
         return ""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
-        """A request brings its adapter's name and path to every step, so it goes on with the one it began with."""
+        """Return True for adapters: a request brings its adapter's name and path to every step, and continues with the
+        same one."""
         return source.adapter is None and now.adapter is None and not self._uneven
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        # By default 0.32 clears the cache also of requests that are kept, and computes all of them anew.
+        # By default 0.32 also clears the cache of requests that are kept, and computes all of them again.
         clear = "false" if requests == "keep" else "true"
         await command(self._http, PAUSE, params={"mode": requests, "clear_cache": clear})
 
@@ -78,7 +79,7 @@ class VllmControl:
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         await self._load_folder(source, now)
         if source.adapter is not None:
-            # Not in place: requests that carry such an adapter make vLLM read it again at each of their steps.
+            # Not in place: requests with such an adapter make vLLM read it again at each step.
             body = {"lora_name": _adapter_name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
         if now is not None:
@@ -92,7 +93,7 @@ class VllmControl:
         await self._reset_cache()
 
     def why_no_transfer(self) -> str:
-        """Its routes are there in any case, and answer 500 where it was not started for that."""
+        """Return why there is no transfer; the routes always exist, and answer 500 when vLLM was not started for it."""
         if not self._transfers:
             return f"write `{TRANSFER_OPTION}` in spec.engine.vllm.extraArgs"
         return "" if INIT_TRANSFER in self._served and self.can_pause else "this vLLM has no routes for it"
@@ -112,7 +113,7 @@ class VllmControl:
             await command(self._http, UNLOAD_ADAPTER, {"lora_name": _adapter_name(now)})
 
     async def set_version(self, version: str) -> None:
-        """For `weight_versions` in the answers of /inference/v1/generate."""
+        """Set the version for `weight_versions` in the answers of /inference/v1/generate."""
         if NAME in self._served:
             await command(self._http, NAME, {"new_version": version})
 
@@ -122,15 +123,15 @@ class VllmControl:
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         named = {"model": _adapter_name(source)} if source.adapter is not None else {}
-        # Weights that cannot change in this process leave nothing of others in its cache.
+        # Weights that cannot change in this process leave no blocks of other weights in its cache.
         return {"cache_salt": _adapter_name(source), **named} if self.can_pause else named
 
 
 def _option(argument: str) -> str:
-    """As vLLM reads `--some_option=…` and `--some-option.field …`."""
+    """Normalise an option as vLLM reads it: `--some_option=…` and `--some-option.field …`."""
     return argument.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
 def _adapter_name(source: WeightsSource) -> str:
-    """Of an adapter in requests, where vLLM does not let it have the model's; and of the blocks that it made."""
+    """Name of an adapter in requests, which vLLM requires to differ from the model's; also the salt of its cache blocks."""
     return f"{source.version}-{source.checksum}"

@@ -1,1 +1,1 @@
-"""Which weights an engine serves, how they are changed while it runs, and how it proves them."""
+"""The weights that an engine serves, their change while it runs, and their proof."""

@@ -1,4 +1,4 @@
-"""What weights a folder holds, as a short name: two folders with the same weights have the same version."""
+"""A short name for a folder's weights: two folders with the same weights have the same version."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PATTERNS = ("*.safetensors", "*.bin")
 
 
 def weights_version(folder: Path, stopping: Callable[[], bool] = lambda: False) -> str:
-    """The first 12 hex digits of the sha256 over the weight files' names, sizes and content.
+    """Return the first 12 hex digits of the sha256 over the weight files' names, sizes and content.
 
-    Reads them whole, so it blocks: call it in a thread, and let `stopping` say when nobody waits for it any more.
-    Raises Invalid when the folder is missing, cannot be read, or holds no weights.
+    It reads the files whole and blocks: call it in a thread; it stops early when `stopping` returns True. Raises
+    Invalid when the folder is missing, cannot be read, or holds no weights.
     """
     if not folder.is_dir():
         raise Invalid(f"ModelMissing: {folder} is not a folder on this node")

@@ -1,4 +1,4 @@
-"""The embedded engine as one whose weights can be changed: it labels its tokens itself."""
+"""Control of the embedded engine, which labels its tokens itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EmbeddedControl:
         self._http = http
 
     async def detect(self) -> None:
-        """It is of our own version."""
+        """Nothing to detect: the engine has our own version."""
 
     def why_unsupported(self, source: WeightsSource) -> str:
         return ""
@@ -48,7 +48,7 @@ class EmbeddedControl:
         return ""
 
     async def finish_transfer(self, now: WeightsSource) -> None:
-        """Its own end of a transfer has done it."""
+        """Nothing to do: the engine's own end of a transfer has done it."""
 
     async def set_version(self, version: str) -> None:
         await command(self._http, "/control/version", {"version": version})

@@ -1,6 +1,6 @@
-"""What can be done to a running engine, whichever it is: stop it between two steps, give it other weights, let it go on.
+"""The interface to control any running engine: pause it between two steps, load other weights, resume.
 
-All of it goes over the engine's Unix socket, by paths that the door opens to nobody.
+All calls go over the engine's Unix socket, by paths that the reverse proxy does not expose.
 """
 
 from __future__ import annotations
@@ -15,61 +15,61 @@ from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
 ENGINE = "http://engine"
 COMMAND_SECONDS = 60.0
 LOAD_SECONDS = 1800.0
-"""Large weights from a shared disk take minutes."""
+"""Large weights from a shared disk take minutes to load."""
 MAX_ERROR_CHARS = 300
 
 
 class ControlFailed(Exception):
-    """The engine did not do it; what state it is in is unknown."""
+    """The engine did not do it; its state is unknown."""
 
     def __init__(self, why: str, *, lost: bool = False) -> None:
         super().__init__(why)
         self.lost = lost
-        """It did not even answer."""
+        """The engine did not answer at all."""
 
 
 class EngineControl(Protocol):
     labels_tokens: bool
-    """Whether its answers themselves say which version of the weights made which token."""
+    """Whether its answers state the weights version of each token."""
     can_pause: bool
-    """Whether it can be stopped between two steps."""
+    """Whether it can be paused between two steps."""
     stages_transfers: bool
     """Whether a transfer changes nothing before it is finished."""
 
     async def detect(self) -> None:
-        """Find out what this process can do; before anything else is asked of it. Raises ControlFailed."""
+        """Find out what this process can do; call this first. Raises ControlFailed."""
 
     def why_unsupported(self, source: WeightsSource) -> str:
-        """Why neither this process nor another one like it can serve these weights; empty when one can."""
+        """Return why no process of this engine can serve these weights; empty when one can."""
 
     def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
-        """Why this process cannot change to these weights and be right; empty when it can."""
+        """Return why this process cannot change to these weights correctly; empty when it can."""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
-        """Whether requests that run can go on with these weights."""
+        """Return whether running requests can continue with these weights."""
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        """Returns when no step runs, nor will one before `resume`. Raises ControlFailed, as all that follow."""
+        """Pause: return when no step runs, and none will before `resume`. Raises ControlFailed, as do all methods below."""
 
     async def resume(self) -> None: ...
 
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
-        """Change the weights of a paused engine; `now` is None for a process that has just been started on the folder."""
+        """Change the weights of a paused engine; `now` is None for a process that was just started on the folder."""
 
     def why_no_transfer(self) -> str:
-        """Why nobody can move weights into this process himself; empty when that is possible."""
+        """Return why a trainer cannot move weights into this process; empty when it can."""
 
     async def finish_transfer(self, now: WeightsSource) -> None:
-        """A trainer has moved other weights into the paused engine: do what else goes with a change from `now` to them."""
+        """Finish a change from `now` after a trainer has moved other weights into the paused engine."""
 
     async def set_version(self, version: str) -> None:
-        """Tokens of later steps are this version's."""
+        """Name the weights: tokens of later steps carry this version."""
 
     async def round_trip(self) -> None:
-        """One question to its HTTP server that goes all the way to the part that computes."""
+        """Send its HTTP server one request that goes all the way to the computing part."""
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
-        """What a request's body must say to be answered by these weights, and with no others' keys and values."""
+        """Return the body fields with which these weights answer a request, without keys and values of other weights."""
 
 
 async def command(
@@ -80,7 +80,7 @@ async def command(
     params: Mapping[str, str] | None = None,
     seconds: float = COMMAND_SECONDS,
 ) -> bytes:
-    """POST to the engine. Raises ControlFailed with its own words."""
+    """POST to the engine. Raises ControlFailed with the engine's own message."""
     timeout = aiohttp.ClientTimeout(total=seconds)
     try:
         async with http.post(ENGINE + path, json=body, params=params, timeout=timeout) as answer:
@@ -94,7 +94,7 @@ async def command(
 
 
 async def status(http: aiohttp.ClientSession, path: str) -> int:
-    """Of a GET: 404 where there is no such path, 405 where there is one for other methods. Raises ControlFailed."""
+    """Return the status of a GET: 404 for an unknown path, 405 for a path with other methods. Raises ControlFailed."""
     try:
         async with http.get(ENGINE + path, timeout=aiohttp.ClientTimeout(total=COMMAND_SECONDS)) as answer:
             return answer.status

@@ -1,4 +1,4 @@
-"""A fixed question by which an engine proves which weights it serves: the same tokens, the same logprobs."""
+"""A fixed prompt by which an engine proves its weights: the same tokens, the same logprobs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import aiohttp
 from rollyard.engine.weights.engine_control import ControlFailed, command
 
 PROMPT = tuple(range(20, 52))
-"""Low ids, which are plain bytes in the vocabularies at hand."""
+"""Low ids, which are plain bytes in the vocabularies of supported models."""
 TOKENS = 16
 PROBE_SECONDS = 120.0
 MIN_COMMON_TOKENS = 0.25
-"""Most difference of logprobs between two answers of one engine, in half precision and among other requests."""
+"""Largest difference of logprobs between two answers of one engine, in half precision and among other requests."""
 TOLERANCE = 0.02
-"""Most difference from what is computed of the files in single precision."""
+"""Largest difference from the logprobs computed from the files in single precision."""
 NOISE = 3.0
-"""The engine may be so many times as far from the files as it was when it had just been started on others."""
+"""Allowed factor on the engine's distance from the files, relative to the distance when it had just been started."""
 STARTED_TOLERANCE = 0.5
-"""Most difference from the files of an engine that has just been started, in whatever precision."""
+"""Largest difference from the files for an engine that was just started, in any precision."""
 
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """An answer to the question."""
+    """An answer to the probe prompt."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
     def distance(self, other: ProbeAnswer) -> float:
-        """The largest difference of logprobs as far as the tokens are the same; inf where not even the first is."""
+        """Return the largest difference of logprobs over the common tokens; inf when even the first token differs."""
         same = 0
         while same < min(len(self.ids), len(other.ids)) and self.ids[same] == other.ids[same]:
             same += 1
@@ -43,15 +43,15 @@ class ProbeAnswer:
 
 @dataclass(frozen=True)
 class WeightsProof:
-    """A reading of weights that were accepted, and how far it lies from what was computed from their files."""
+    """An answer of accepted weights, and its distance from the logprobs computed from their files."""
 
     reading: ProbeAnswer
     error: float | None
-    """None where nothing can be computed for such a model."""
+    """None when nothing can be computed for such a model."""
 
 
 async def read_probe(http: aiohttp.ClientSession, model: str, fields: Mapping[str, Any]) -> ProbeAnswer:
-    """Raises ControlFailed when there is no answer, or it is none."""
+    """Send the probe prompt. Raises ControlFailed when there is no valid answer."""
     body = {"model": model, "prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0.0, "logprobs": 0}
     body |= {"return_token_ids": True, "ignore_eos": True, **fields}
     said = await command(http, "/v1/completions", body, seconds=PROBE_SECONDS)
@@ -70,10 +70,10 @@ def reference_error(reading: ProbeAnswer, computed: Sequence[float] | None) -> f
 
 
 def why_not_proven(proof: WeightsProof, again: ProbeAnswer, known: WeightsProof | None, noise: float | None) -> str:
-    """What speaks against an answer, empty when nothing does.
+    """Return the objection to an answer; empty without one.
 
-    `again`: the next answer. `known`: what an engine answered that had been started on the same weights. `noise`: how
-    far from the files this engine was with the weights it was started on; None for one that has just been started.
+    `again`: the next answer. `known`: the answer of an engine that was started on the same weights. `noise`: this
+    engine's distance from the files with the weights on which it was started; None for an engine that was just started.
     """
     if (off := proof.reading.distance(again)) > MIN_COMMON_TOKENS:
         return f"it answers the same prompt differently the second time: logprobs differ by {off:.3g}"

@@ -1,4 +1,4 @@
-"""What a model's folder says by itself: logprobs computed from its files by the embedded engine's forward pass."""
+"""Reference logprobs: computed from a model's files by the embedded engine's forward pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rollyard.engine.embedded.safetensors_files import Array
 
 MAX_BYTES = 256 << 20
-"""Of weights: more would take the memory and the time of the engine that runs beside it."""
+"""Size limit of the weights: larger ones would take memory and time from the engine on the same node."""
 
 
 def reference_logprobs(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
-    """One for each sampled id, or None for a model that is too large or of an architecture that is not known.
+    """Return one logprob for each sampled id, or None for a model that is too large or of an unknown architecture.
 
     It computes, so it blocks: call it in a thread.
     """

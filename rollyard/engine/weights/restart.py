@@ -1,4 +1,4 @@
-"""One process of the engine after another: the one whose weights are changed or proven, and the one that takes its place."""
+"""The engine's current process, whose weights are changed or proven, and its replacement by another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.05
 
 
 class UpdateRefused(Exception):
-    """The engine serves as before."""
+    """The update was refused; the engine serves as before."""
 
     def __init__(self, why: str, *, retry: bool = False) -> None:
         super().__init__(why)
@@ -23,7 +23,7 @@ class UpdateRefused(Exception):
 
 
 class EngineProcess:
-    """Of one engine."""
+    """The processes of one engine, one after another."""
 
     def __init__(
         self,
@@ -36,31 +36,32 @@ class EngineProcess:
         """`restarts`: whether the engine can be started more than once."""
         self.can_restart = restarts
         self.pinned_life = -1
-        """Life of the process that is being changed or proven: what it answers counts for no other."""
+        """Number of the process that is being changed or proven; answers of other processes do not count for it."""
         self._supervisor = supervisor
         self._generations = generations
         self._prepare = prepare
 
     def pin(self) -> None:
-        """The process that there is now."""
+        """Pin the current process."""
         self.pinned_life = self._supervisor.life
 
     @property
     def replaced(self) -> bool:
-        """Whether another process has come in the place of the one at hand, with what was proven before."""
+        """Return whether another process, on the proven weights, has replaced the pinned one."""
         return self._supervisor.life != self.pinned_life
 
     def ensure_current(self) -> None:
-        """Raises ControlFailed when it is gone."""
+        """Raise ControlFailed when the pinned process is gone."""
         if self.replaced:
             raise ControlFailed("it ended during the weights update", lost=True)
 
     def launch_with(self, source: WeightsSource) -> None:
-        """Whenever it is started from now on, it is on these weights."""
+        """Start the engine on these weights from now on."""
         self._supervisor.prepare = self._prepare(source)
 
     async def restart_with(self, source: WeightsSource, or_else: WeightsSource) -> None:
-        """A process on these weights is at hand. Raises Refused when it does not come up, and one on `or_else` is there."""
+        """Restart on these weights and pin the process. Raises UpdateRefused when it fails and one on `or_else` is
+        running."""
         life = self._supervisor.life
         self._truncate_responses()
         self._supervisor.restart(self._prepare(source), or_else=self._prepare(or_else))
@@ -71,7 +72,7 @@ class EngineProcess:
         self.pin()
 
     async def restart_on_proven(self, proven: WeightsSource) -> None:
-        """Nobody goes on with what was done to the process at hand. Raises EngineFailed where it cannot be replaced."""
+        """Restart on the proven weights and discard the changed process. Raises EngineFailed when it cannot be replaced."""
         prepare = self._prepare(proven)
         if self.replaced and self._supervisor.prepare == prepare:
             return
@@ -81,7 +82,7 @@ class EngineProcess:
         await self.restart(proven)
 
     async def restart(self, source: WeightsSource) -> None:
-        """Another process is being started on these weights."""
+        """Start another process on these weights."""
         life = self._supervisor.life
         self._supervisor.restart(self._prepare(source))
         while True:

@@ -1,4 +1,4 @@
-"""Where weights come from: a folder, perhaps an adapter on top of it, and what is found there."""
+"""A source of weights: a folder, perhaps an adapter on top of it, and their checked content."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import WeightsTarget
 
 IDENTITY = ("architectures", "model_type", "quantization_config")
-"""Fields of `config.json` that one engine process keeps for life; the shapes say the rest."""
+"""Fields of `config.json` that cannot change within one engine process; the shapes cover the rest."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
-"""Fields that say where a folder comes from, and how its numbers lie in it."""
+"""Fields that describe a folder's origin and number format."""
 HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """Weights that were there when they were read."""
+    """Weights that existed when they were read."""
 
     version: str
     checksum: str
-    """Of the adapter where there is one, else of the folder."""
+    """Checksum of the adapter if there is one, else of the folder."""
     folder: Path
     adapter: Path | None = None
 
     def matches(self, order: WeightsTarget) -> bool:
-        """Whether these are the weights of this order, under its version and from its folder."""
+        """Return whether these are the weights of this order, with its version and its folder."""
         if order.version != self.version or (order.adapter is None) != (self.adapter is None):
             return False
         if Path(order.adapter or order.path or "") != (self.adapter or self.folder):
@@ -41,14 +41,14 @@ class WeightsSource:
         return order.checksum is None or order.checksum == self.checksum
 
     def mismatch_text(self, found: str) -> str:
-        """What to say where this is found in their place."""
+        """Describe that this was found in place of these weights."""
         return f"ChecksumMismatch: {self.adapter or self.folder} has checksum {found}, but {self.version} has {self.checksum}"
 
 
 def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callable[[], bool]) -> WeightsSource:
-    """What an order means, or the pool's own model without one, which has its checksum for a version.
+    """Read the weights of an order, or the pool's own model without one, whose version is its checksum.
 
-    Reads the files whole: call it in a thread. Raises Invalid when they are missing or are not those that were ordered.
+    Reads the files whole: call it in a thread. Raises Invalid when they are missing or are not the ordered ones.
     """
     own = Path(model.path)
     if order is None:
@@ -66,7 +66,7 @@ def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callabl
 
 
 def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
-    """Why its files are not what they were; empty when they are. Reads them whole: call it in a thread."""
+    """Return why the files have changed since; empty when they have not. Reads them whole: call it in a thread."""
     try:
         found = weights_version(source.adapter or source.folder, stopping)
     except Invalid as error:
@@ -75,7 +75,8 @@ def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
 
 
 def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
-    """The pool's spec with the weights of another folder, of which nothing else is taken: a trainer may write no more."""
+    """Return the pool's spec with the weights of another folder. Only weights come from there: a trainer may write no
+    more."""
     model = spec.model
     if folder is None or folder == model.path:
         return spec
@@ -85,24 +86,24 @@ def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSp
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a model's folder says of itself without its numbers."""
+    """A model's folder without its numbers: configuration and shapes."""
 
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
-    """Of every tensor; empty where the weights are not in safetensors files."""
+    """Shape of every tensor; empty when the weights are not in safetensors files."""
 
     @cached_property
     def tied(self) -> bool:
-        """Whether the output head is the embedding table."""
+        """True when the output head is the embedding table."""
         return bool(self.config.get("tie_word_embeddings")) or (bool(self.shapes) and HEAD not in self.shapes)
 
     def same_computation(self, other: CheckpointInfo) -> bool:
-        """Whether the same numbers would make the same model of either configuration."""
+        """Return whether the same numbers would make the same model under either configuration."""
         mine, theirs = ({k: v for k, v in c.config.items() if k not in NOTES} for c in (self, other))
         return mine == theirs
 
     def incompatibility(self, other: CheckpointInfo) -> str:
-        """Why the other one cannot take this one's place in a pool; empty when it can."""
+        """Return why the other checkpoint cannot replace this one in a pool; empty when it can."""
         for name in IDENTITY:
             if self.config.get(name) != other.config.get(name):
                 return (
@@ -111,7 +112,7 @@ class CheckpointInfo:
         if not self.shapes or not other.shapes:
             return ""
         ours, theirs = dict(self.shapes), dict(other.shapes)
-        if self.tied and other.tied:  # some trainers write the table twice
+        if self.tied and other.tied:  # some trainers write the table of a tied model twice
             ours.pop(HEAD, None), theirs.pop(HEAD, None)
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
@@ -120,7 +121,7 @@ class CheckpointInfo:
 
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Raises Invalid when there is no config.json, or a safetensors file is damaged."""
+    """Read a folder's configuration and shapes. Raises Invalid without config.json, or with a damaged safetensors file."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Carries out what the server orders about weights, and knows at any moment which ones the engine has proven to serve.
+"""Carries out the server's weights updates, and knows at any time the weights that the engine has proven to serve.
 
-An order is checked before the engine is touched. From then on it ends in one of two ways: the engine has proven the new
-weights, or it is started anew on the last ones that it had proven. Whoever kills it finds it back with the same.
+An update is checked before the engine is touched. Then it ends in one of two ways: the engine has proven the new
+weights, or it is restarted on the last proven ones. After a crash the engine is restarted on the same weights.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
 WAIT_FOR_UPDATE_SECONDS = 240.0
-"""For requests that come while the weights are changed; a client waits 300 s for its first token."""
+"""Limit for requests that arrive during a change of weights; a client waits 300 s for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
-"""Between two looks at files that are not what was ordered: they may still be on their way."""
+"""Wait between two checks of files that do not match the order: they may still be copied."""
 ATTEMPTS = 3
-"""At an order during which the engine dies, and at the proof of an engine that has been started."""
+"""Attempts at an update during which the engine dies, and at the proof of an engine that was just started."""
 
 
 class WeightsUpdater:
-    """Of one engine."""
+    """The weights updates of one engine."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class WeightsUpdater:
         restarts: bool = True,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`order`: what to serve from the start. `restarts`: whether the engine can be started more than once.
+        """`order`: the weights to serve from the start. `restarts`: whether the engine can be started more than once.
 
-        `http` goes to the engine; `stopping` says that nobody waits for a folder's checksum any more.
+        `http` goes to the engine; `stopping` returns True when a folder's checksum is no longer needed.
         """
         self.phase: Phase = ""
         self.error = ""
         self.note = ""
-        """Why the folder was read where a transfer was ordered."""
+        """Why the folder was read although a transfer was ordered."""
         self._model = model
         self._target = order
         self._supervisor = supervisor
@@ -91,7 +91,7 @@ class WeightsUpdater:
 
     @property
     def proven(self) -> bool:
-        """Whether the process that runs has shown that it serves the weights that it should."""
+        """Whether the running process has proven that it serves the right weights."""
         return self._source is not None and self._proven_life == self._supervisor.life
 
     @property
@@ -104,28 +104,28 @@ class WeightsUpdater:
 
     @property
     def failed_attempt(self) -> int | None:
-        """Of the order that `error` is about."""
+        """Attempt of the order that `error` is about."""
         return self._failed.attempt if self._failed is not None and self.phase == "Failed" else None
 
     def _close_entry(self) -> None:
         self._epochs.close_entry(self._entry_wait_seconds)
 
     def set_target(self, order: WeightsTarget | None) -> None:
-        """Take an order, which may be the one at hand; it is carried out by `run`.
+        """Set the ordered weights, perhaps the same as before; `run` carries the order out.
 
-        None leaves all as it is, except for an engine that has nothing to serve: it need not look for that any more.
+        None changes nothing, except for an engine that still waits for its first weights: it stops looking for them.
         """
         lifted = order is None and self._source is None and self.phase == "Failed"
         if order == self._target or (order is None and not lifted):
             return
         self._target, self._failed, self._attempts, self.note = order, None, 0, ""
         if self.phase == "Failed":
-            self._set_phase("")  # that was about another order
+            self._set_phase("")  # the phase was about another order
         self._retry_after = RETRY_FIRST_SECONDS
         self._target_changed.wake()
 
     async def run(self) -> None:
-        """Keeps the engine alive with the weights of the last order. Raises EngineFailed."""
+        """Keep the engine alive with the last ordered weights. Raises EngineFailed."""
         self._source = await self._first_source()
         self._process.launch_with(self._source)
         async with running(self._supervisor.run()) as engine, running(self._update_forever()) as attending:
@@ -134,9 +134,9 @@ class WeightsUpdater:
                 task.result()
 
     async def _first_source(self, was: WeightsSource | None = None) -> WeightsSource:
-        """What to start with. An order's files may come later; the pool's own model must be there.
+        """Return the weights to start with. An order's files may come later; the pool's own model must be there.
 
-        `was`: proven before under its version, which no other content can have.
+        `was`: weights proven earlier under the same version, which no other content can have.
         """
         while True:
             order = self._target
@@ -148,7 +148,7 @@ class WeightsUpdater:
                     raise Invalid(why)
                 if was is not None and source.version == was.version and source.checksum != was.checksum:
                     raise Invalid(was.mismatch_text(source.checksum))
-                with contextlib.suppress(Invalid):  # the engine will say it in words of its own
+                with contextlib.suppress(Invalid):  # the engine reports the error itself
                     self._contents = await asyncio.to_thread(read_checkpoint_info, source.folder)
                 self._set_phase("")
                 self.note = "NoTransfer: it started with the folder" if order is not None and order.transfer else ""
@@ -162,7 +162,7 @@ class WeightsUpdater:
                 await self._target_changed.pause(self._retry_after)
 
     async def _update_forever(self) -> None:
-        """For ever. Raises EngineFailed."""
+        """Carry out updates for ever. Raises EngineFailed."""
         while True:
             if self._supervisor.health.ready:
                 if not self.proven:
@@ -170,7 +170,7 @@ class WeightsUpdater:
                 elif (order := self._is_due()) is not None:
                     await self._update(order)
                 elif self.phase == "Failed" and self._is_done():
-                    self._set_phase("")  # what failed is not wanted any more
+                    self._set_phase("")  # the failed order is no longer current
             await self._target_changed.pause(POLL_SECONDS)
 
     def _is_done(self) -> bool:
@@ -193,7 +193,7 @@ class WeightsUpdater:
         except UpdateRefused as refused:
             return self._fail(order, str(refused), retry=refused.retry)
         if not self.proven:
-            return None  # it died meanwhile; the order's turn comes when another one has proven what it was started on
+            return None  # the process died; the order is carried out once another process has proven its start weights
         assert self._source is not None
         self._attempts += 1
         try:
@@ -211,7 +211,7 @@ class WeightsUpdater:
             self._fail(order, str(refused), retry=refused.retry)
 
     async def _check_source(self, order: WeightsTarget) -> tuple[WeightsSource, CheckpointInfo]:
-        """Raises Refused, before anything is touched."""
+        """Check the order's files. Raises UpdateRefused before anything is touched."""
         try:
             source = await asyncio.to_thread(read_source, self._model, order, self._stopping)
             contents = await asyncio.to_thread(read_checkpoint_info, source.folder)
@@ -224,14 +224,18 @@ class WeightsUpdater:
         return source, contents
 
     async def _rename(self, order: WeightsTarget, source: WeightsSource) -> None:
-        """The same weights under another version: tokens before and after are equally theirs."""
+        """Give the same weights another version: tokens before and after are equally theirs."""
         self.note = "NoTransfer: it already had these weights" if order.transfer else ""
         await self._control.set_version(source.version)
         self._begin_epoch(source)
         self._accept(source, self._contents)
 
     async def _change(self, order: WeightsTarget, source: WeightsSource, contents: CheckpointInfo) -> None:
-        """Raises ControlFailed, Wrong when the engine has been touched in vain, Refused when it serves as before."""
+        """Change the weights.
+
+        Raises ControlFailed or WrongWeights when the engine was changed in vain, UpdateRefused when it serves as
+        before.
+        """
         now = self._source
         assert now is not None
         anew = self._control.why_not_loadable(source, now, contents)
@@ -259,7 +263,7 @@ class WeightsUpdater:
             self._accept(source, contents, await self._prove(source, started=True), started=True)
 
     def _no_transfer(self, anew: str, contents: CheckpointInfo) -> str:
-        """Why the trainer cannot move the weights into this process; empty when it can."""
+        """Return why the trainer cannot move the weights into this process; empty when it can."""
         differs = "" if self._contents is None or self._contents.same_computation(contents) else "config.json differs"
         why = anew or differs or self._control.why_no_transfer()
         return f"NoTransfer: {why}" if why else ""
@@ -273,7 +277,8 @@ class WeightsUpdater:
             )
 
     async def _receive_transfer(self, order: WeightsTarget) -> str:
-        """Until it has finished, or was given up (`note`). Why the engine must be started anew then, empty when it need not."""
+        """Receive a transfer until it is finished or abandoned (`note`); return why a restart is needed, empty without
+        one."""
         self._set_phase("Transferring")
         self.note = await self._transfer.wait_until_finished(lambda: self._is_abandoned(order), POLL_SECONDS)
         self._set_phase("Loading")
@@ -292,7 +297,7 @@ class WeightsUpdater:
     async def _update_in_place(
         self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo, *, moved: bool
     ) -> str:
-        """Why it must be started anew after all; else it has been accepted."""
+        """Update the weights in place; return why a restart is needed, empty when the weights were accepted."""
         if moved:
             await self._control.finish_transfer(now)
         else:
@@ -310,7 +315,7 @@ class WeightsUpdater:
     # proof
 
     async def _prove_start(self) -> None:
-        """Of a process that has just come up. Raises EngineFailed."""
+        """Prove the weights of a process that was just started. Raises EngineFailed."""
         assert self._source is not None
         self._process.pin()
         tries = 0
@@ -334,7 +339,7 @@ class WeightsUpdater:
                 await asyncio.sleep(tries)
 
     async def _restart_with_target(self, why: str) -> None:
-        """With what is ordered now: the engine has come back on other files than it had proven. Raises EngineFailed."""
+        """Restart on the current order: the engine came back on files other than the proven ones. Raises EngineFailed."""
         log.error("the engine stays closed: %s", why)
         self._set_phase("Failed", why)
         was, self._source = self._source, None
@@ -342,7 +347,7 @@ class WeightsUpdater:
         await self._process.restart(self._source)
 
     async def _prove(self, source: WeightsSource, *, started: bool) -> WeightsProof:
-        """Lets the engine go on, with all that it says kept back. Raises ControlFailed, Wrong."""
+        """Resume the engine and prove its weights; its output is held back. Raises ControlFailed, WrongWeights."""
         await self._control.set_version(source.version)
         self._begin_epoch(source)
         if self._control.can_pause and not started:
@@ -364,7 +369,7 @@ class WeightsUpdater:
         *,
         started: bool = False,
     ) -> None:
-        """Raises ControlFailed when it was another process that has proven them."""
+        """Record the proof. Raises ControlFailed when another process has proven the weights."""
         self._process.ensure_current()
         if proof is not None:
             self._verifier.accept(source, proof, started=started)

@@ -1,4 +1,4 @@
-"""Whether an engine has the weights that it should: what it answers to the probe's question, held against their files."""
+"""Verifies that an engine has the right weights: compares its answer to the probe prompt with their files."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rollyard.engine.weights.reference_logprobs import reference_logprobs
 from rollyard.engine.weights.source import WeightsSource
 
 MIN_DIFFERENCE = 1e-3
-"""Of computed logprobs: weights that are so far apart would show in an answer."""
+"""Least difference of computed logprobs at which two weights must give different answers."""
 
 
 class WrongWeights(Exception):
-    """The engine has other weights than it should."""
+    """The engine has other weights than the expected ones."""
 
 
 class WeightsVerifier:
-    """Of one engine; remembers what it answered."""
+    """Verifies the weights of one engine, and keeps its answers."""
 
     def __init__(self, http: aiohttp.ClientSession, served_name: str, control: EngineControl) -> None:
         self._http = http
         self._served_name = served_name
         self._control = control
         self._reading: ProbeAnswer | None = None
-        """Of the weights that it serves."""
+        """Answer of the weights now served."""
         self._proofs: dict[str, WeightsProof] = {}
-        """By checksum: what a process answered that was started on these weights."""
+        """By checksum: the answer of a process that was started on these weights."""
         self._noise: float | None = None
-        """How far from the files the last answer of an engine was that had just been started."""
+        """Distance from the files of the last answer of an engine that had just been started."""
 
     async def prove(self, source: WeightsSource, *, started: bool) -> WeightsProof:
-        """`started`: the process was started on these weights. Raises ControlFailed, Wrong."""
+        """Prove the weights. `started`: the process was started on them. Raises ControlFailed, WrongWeights."""
         reading = await self._ask(source)
         again = await self._ask(source)
         proof = WeightsProof(reading, reference_error(reading, await _computed(source, reading.ids)))
@@ -44,7 +44,7 @@ class WeightsVerifier:
         return proof
 
     async def is_unchanged(self, source: WeightsSource, now: WeightsSource, proof: WeightsProof) -> bool:
-        """The answer is the one from before to the last digit, and nothing says that it should be."""
+        """Return whether the answer equals the previous one to the last digit although nothing explains that."""
         if proof.reading != self._reading:
             return False
         ids = proof.reading.ids
@@ -56,7 +56,7 @@ class WeightsVerifier:
         )
 
     def accept(self, source: WeightsSource, proof: WeightsProof, *, started: bool) -> None:
-        """What later proofs are measured by."""
+        """Record the answer with which later proofs are compared."""
         self._reading = proof.reading
         if started:
             self._proofs[source.checksum], self._noise = proof, proof.error
