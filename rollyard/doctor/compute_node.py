@@ -1,6 +1,6 @@
-"""What a compute node offers: a job runs there that makes the probes, dials back to us and writes its report.
+"""Probes a compute node: a job runs the probes there, connects back to this machine and writes its report.
 
-Both sides are here: `ask` on this machine, `report` in the job.
+Both sides are here: `probe_node` on this machine, `report` in the job.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
 POLL_SECONDS = 0.5
 DIAL_SECONDS = 10.0
 REPORT_GRACE_SECONDS = 60.0
-"""After the job's end; NFS clients may believe what they know of a folder or a file for so long (acdirmax, acregmax)."""
+"""Wait after the job's end; NFS clients may use cached attributes of a folder or file for this long (acdirmax, acregmax)."""
 
 
 @dataclass(frozen=True)
 class NodeProbeRequest:
     data: Path
-    """Seen by the node under this path, or that is what is found."""
+    """The data folder; the node must see it under the same path, which is one of the probes."""
     scratch: Path
     template: AllocationTemplate
     advertise: str | None
@@ -46,15 +46,15 @@ class NodeProbeRequest:
 
 
 def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
-    """Raises RollyardError, OSError."""
+    """Probe one node by a job. Raises RollyardError, OSError."""
     question.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=question.data.resolve()))
     try:
         with _listener() as port:
             asked = {"host": advertised(question.advertise, "0.0.0.0"), "port": port, "scratch": str(question.scratch)}
             (folder / "asked.json").write_text(json.dumps(asked))
-            # It is there before it is looked for: an NFS client remembers that a file was missing, but asks at each open
-            # whether one has changed.
+            # The file exists before it is read: an NFS client caches that a file is missing, but checks at each open
+            # whether a file has changed.
             (folder / "report.json").touch()
             yield from asyncio.run(_run_probe_job(question, folder))
     finally:
@@ -103,7 +103,7 @@ async def _wait_for_report(driver: Driver, id: str, folder: Path, seconds: float
 
 
 def _read(report: Path) -> list[Finding]:
-    """Empty until all of it is there."""
+    """Read the report; empty until it is complete."""
     text = report.read_text()
     if not text.endswith("\n"):
         return []
@@ -126,7 +126,7 @@ def _why_no_report(job: Job, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _listener() -> Iterator[int]:
-    """Tells its clock to whoever connects; the port."""
+    """Send this machine's time to every connection; yields the port."""
     with socket.create_server(("", 0)) as server:
         threading.Thread(target=_send_time, args=(server,), daemon=True).start()
         yield server.getsockname()[1]
@@ -142,7 +142,7 @@ def _send_time(server: socket.socket) -> None:
 
 
 def report(folder: Path) -> None:
-    """In the job. Raises OSError."""
+    """Run the probes, in the job. Raises OSError."""
     asked = json.loads((folder / "asked.json").read_text())
     made = [
         *findings(this_machine.probes(Path(asked["scratch"]))),

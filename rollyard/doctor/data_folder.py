@@ -1,4 +1,4 @@
-"""The folder meant for `serve --data`: whether it bears the store, and whose clock stamps its files."""
+"""Probes the folder meant for `serve --data`: whether the store works there, and whose clock stamps its files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding
 
 SKEW_SECONDS = 2.0
-"""More than this and a token may look expired or a lease too old by somebody's clock."""
+"""With a larger difference, a token may look expired or a lease too old by one of the clocks."""
 
 
 def data(folder: Path) -> Iterator[Finding]:
-    """Raises Unavailable when it bears no store, OSError when it cannot be written."""
+    """Probe the folder. Raises Unavailable when the store does not work there, OSError when it cannot be written."""
     from rollyard.server.store.journal_mode import choose_journal, file_system_of
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -39,7 +39,7 @@ def _file_clock(folder: Path) -> Finding:
 
 
 def clocks(what: str, ahead: float, whose: str) -> Finding:
-    """`ahead`: by how many seconds that clock is before ours."""
+    """Compare clocks. `ahead`: seconds by which that clock is ahead of this machine's."""
     if abs(ahead) <= SKEW_SECONDS:
         return Finding("OK", what, f"within {max(0.1, abs(ahead)):.1f} s of this machine's")
     way = "ahead of" if ahead > 0 else "behind"

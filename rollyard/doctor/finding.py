@@ -1,4 +1,4 @@
-"""What a probe found, and the guard that turns its failure into a finding."""
+"""The result of a probe, and the guard that turns a probe's error into a finding."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Finding:
     level: Level
     what: str
     detail: str
-    """What was found and, where that is not well, what to change."""
+    """The result and, for a failure, the remedy."""
 
 
 Probe = Callable[[], Finding | Iterable[Finding]]
 
 
 def findings(probes: Iterable[tuple[str, Probe]]) -> Iterator[Finding]:
-    """Of each probe, as they come; one that cannot do its work is a failure of what it asks about."""
+    """Yield each probe's findings as they come; an error of a probe becomes a failed finding."""
     for what, probe in probes:
         try:
             found = probe()

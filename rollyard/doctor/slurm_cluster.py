@@ -1,4 +1,5 @@
-"""The Slurm that `serve --cluster auto` would take: what answers, what it offers, which of its settings matter to us."""
+"""Probes the Slurm that `serve --cluster auto` would use: the working drivers, the site, and the settings that affect
+pools."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ def cluster() -> Iterator[Finding]:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
     yield _describe_site(driver, site, taken)
-    if config := _config():  # there may be no commands here, and slurmrestd alone
+    if config := _config():  # slurmrestd may be the only interface, without commands
         yield from check_config(config)
     yield from _association_limits()
 
 
 async def _detect_driver() -> tuple[str, Site, float]:
-    """The driver, with why none that it would rather be; what it says of the site; seconds for a look at the queue."""
+    """Return the driver, with the reasons against better ones; its site; the seconds for one reading of the queue."""
     driver, others = await slurm_driver()
     try:
         site, began = await driver.site(), time.monotonic()
@@ -61,7 +62,7 @@ def _describe_site(driver: str, site: Site, taken: float) -> Finding:
 
 
 def check_config(config: Mapping[str, str]) -> Iterator[Finding]:
-    """What of `scontrol show config` changes how well pools live here. Pure."""
+    """Check the settings of `scontrol show config` that affect pools. Pure."""
     track = config.get("ProctrackType", "")
     if track and "cgroup" not in track:
         yield Finding(
@@ -94,7 +95,7 @@ def check_config(config: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _association_limits() -> Iterator[Finding]:
-    """Those of the user's associations that cap how many jobs or GPUs a pool may have."""
+    """Report limits of the user's associations that cap the jobs or GPUs of a pool."""
     fields = ("Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "GrpTRES", "MaxTRES", "MaxWall")
     command = ("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", f"format={','.join(fields)}")
     rows = [dict(zip(fields, line.split("|"), strict=False)) for line in _run(command).splitlines()]
@@ -109,7 +110,7 @@ def _config() -> dict[str, str]:
 
 
 def _run(command: tuple[str, ...]) -> str:
-    """Empty where there is no answer: these are hints, and what matters was asked before."""
+    """Run a command; empty without an answer: these are hints, and required features were probed before."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

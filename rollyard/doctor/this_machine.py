@@ -1,4 +1,4 @@
-"""What the machine offers on which this runs: Python, sandboxes and what they stand on, scratch."""
+"""Probes the machine on which this runs: Python, sandboxes and their requirements, scratch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
     "kernel/apparmor_restrict_unprivileged_userns": ("1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 }
-"""Below /proc/sys: (the value that forbids user namespaces, what an administrator can do)."""
+"""Switches below /proc/sys: (the value that forbids user namespaces, the remedy for an administrator)."""
 
 
 def probes(scratch: Path) -> list[tuple[str, Probe]]:
@@ -38,7 +38,7 @@ def python() -> Finding:
 
 
 def user_namespaces() -> Finding:
-    """Makes one as whom the sandboxes run."""
+    """Create a user namespace as the account that sandboxes run as."""
     from rollyard.core.sandbox_account import sandbox_account
 
     program = shutil.which("unshare")
@@ -57,7 +57,7 @@ def user_namespaces() -> Finding:
 
 
 def sandbox() -> Finding:
-    """Starts a real sandbox and runs a command in it."""
+    """Start a real sandbox and run a command in it."""
     from rollyard.node.sandbox.base import Limits, SandboxSpec
     from rollyard.node.sandbox.find_runtime import find_runtime
     from rollyard.node.sandbox.sandbox import SandboxFactory
@@ -80,7 +80,7 @@ def sandbox() -> Finding:
 
 
 def cgroups() -> Finding:
-    """Whether something counts the memory of all processes of a job together: our own limit is for each process."""
+    """Check that the memory of all processes of a job is limited together: our own limit is for each process."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         file = "memory/memory.limit_in_bytes" if controllers == "memory" else "memory.max"

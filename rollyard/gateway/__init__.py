@@ -1,1 +1,1 @@
-"""A front in the shapes of OpenAI's and Anthropic's APIs for agents that bring their own loop; it records exact tokens."""
+"""An HTTP server in the shapes of OpenAI's and Anthropic's APIs for agents with their own loop; it records exact tokens."""

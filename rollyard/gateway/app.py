@@ -1,6 +1,7 @@
-"""The application: one route an API, errors in each API's own shape, streams that begin with their first piece of text.
+"""The application: one route for each API, errors in each API's own shape, streams that begin with their first text.
 
-Who runs it brings the transport, and `handler_cancellation`: a caller that goes away ends its handler, and with it the call.
+The process that runs it provides the transport, and `handler_cancellation`: a caller that disconnects ends its handler,
+and with it the call.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from rollyard.gateway.session.session import GatewaySession, SendText
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 120.0
-"""A request that takes longer to arrive is given up: what it holds in memory is others' to have."""
+"""A request that takes longer to arrive is abandoned, to free its memory for others."""
 WRITE_STALL_SECONDS = 60.0
-"""A caller that takes nothing of its answer for so long is gone."""
+"""A caller that reads nothing of its response for this long counts as gone."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
-"""(request, the session it names) -> the session. Raises Refusal."""
+"""Maps (request, name of a session) to the session. Raises GatewayError."""
 E = TypeVar("E", bound=Exchange)
 MakeExchange = Callable[[dict[str, Any]], Exchange]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,9 +50,10 @@ APIS: dict[str, MakeExchange] = {
 
 
 def build(find: FindSession) -> web.Application:
-    """Every path also below `/s/{session}`, for callers that can set nothing but a base URL.
+    """Build the application. Every path also exists below `/s/{session}`, for callers that can set only a base URL.
 
-    Bodies are unpacked here: who runs it turns `auto_decompress` off, which would do it before the caller is known.
+    Bodies are decompressed here: the caller must turn `auto_decompress` off, which would decompress before
+    authentication.
     """
     app = web.Application(middlewares=[_no_such_path])
     front = _GatewayRoutes(find)
@@ -66,7 +68,7 @@ def build(find: FindSession) -> web.Application:
 
 
 def named_session(request: web.Request) -> str | None:
-    """By path, by header, or by key; None when it names none."""
+    """Return the session named by path, header or key; None when none is named."""
     if (by_path := request.match_info.get("session")) is not None:
         return by_path
     if (by_header := request.headers.get(SESSION_HEADER)) is not None:
@@ -109,7 +111,7 @@ class _GatewayRoutes:
             return _error_response(MessagesExchange.error_body(refusal), refusal)
 
     async def models(self, request: web.Request) -> web.Response:
-        """In OpenAI's and Anthropic's shape at once."""
+        """List the models, in OpenAI's and Anthropic's shape at once."""
         try:
             session = await self._session(request)
         except GatewayError as refusal:
@@ -143,13 +145,13 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _error(request: web.Request, refusal: GatewayError) -> dict[str, Any]:
-    """In the shape of the API whose client asks, where the path is not one API's own."""
+    """Build an error body; on a path that several APIs share, in the shape of the client's API."""
     anthropics = "/v1/messages/" in f"{request.path}/" or "anthropic-version" in request.headers
     return MessagesExchange.error_body(refusal) if anthropics else openai_error(refusal)
 
 
 async def _stream_response(request: web.Request, session: GatewaySession, exchange: Exchange) -> web.StreamResponse:
-    """Raises Refusal as long as nothing was sent: then it can still have a status."""
+    """Stream the response. Raises GatewayError before anything is sent: only then can the error set the status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
     async def send(events: bytes, *, last: bool = False) -> None:
@@ -157,7 +159,7 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
             async with asyncio.timeout(WRITE_STALL_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
-                # the last in one piece: written apart, the end of the body would come when the caller has woken up
+                # the last events in one write: with two, the end of the body would arrive after the caller has woken up
                 await (response.write_eof(events) if last else response.write(events))
         except TimeoutError:
             if request.transport is not None:
@@ -179,7 +181,7 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
 
 
 def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:
-    """A fault of the gateway's own would be the same the next time; clients that know this header do not try."""
+    """Build an error response. A bug of the gateway would repeat, so a header tells clients that know it not to retry."""
     headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
     return web.json_response(body, status=refusal.status, headers=headers)
 
@@ -191,10 +193,10 @@ async def _run_exchange(exchange: Exchange, session: GatewaySession, tell: SendT
 
 @contextlib.contextmanager
 def _errors_as_refusals() -> Iterator[None]:
-    """As refusals, so that callers hear of them in their API's shape."""
+    """Turn errors into GatewayErrors, so that callers receive them in their API's shape."""
     try:
         yield
-    except (GatewayError, ConnectionError):  # the latter: the caller is gone
+    except (GatewayError, ConnectionError):  # ConnectionError: the caller is gone
         raise
     except RecursionError:
         raise bad_request("the body is nested too deeply") from None
@@ -206,7 +208,7 @@ def _errors_as_refusals() -> Iterator[None]:
 
 
 def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
-    """Bytes that the body may come to. Raises Refusal where it says itself that they are too many."""
+    """Return the limit of the body in bytes. Raises GatewayError when its own length header exceeds it."""
     most, said = session.config.max_body, request.content_length
     if said is not None and said > most:
         raise session.too_large()
@@ -214,14 +216,14 @@ def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
 
 
 async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, session: GatewaySession) -> E:
-    """Raises Refusal."""
+    """Read the body and make the exchange. Raises GatewayError."""
     data = await _read(request, session)
     with _errors_as_refusals():
         return await session.run_for_body(partial(_make_exchange, make, data), len(data))
 
 
 async def _read(request: web.Request, session: GatewaySession) -> bytearray:
-    """Raises Refusal."""
+    """Read the body. Raises GatewayError."""
     data, most = bytearray(), session.config.max_body
     try:
         encoding = encoding_of(request.headers.get("Content-Encoding"))
@@ -239,7 +241,7 @@ async def _read(request: web.Request, session: GatewaySession) -> bytearray:
         raise bad_request(f"the body cannot be read: {error}") from None
     except TooLarge:
         raise session.too_large() from None
-    except ApiError as error:  # not in the encoding that its headers name
+    except ApiError as error:  # the body does not match its encoding headers
         raise GatewayError(error.code, "invalid_request_error", str(error)) from None
     return data
 
@@ -261,7 +263,7 @@ def _check_value_count(body: dict[str, Any]) -> MessagesExchange:
 
 
 def _model(session: GatewaySession) -> dict[str, Any]:
-    """As OpenAI and Anthropic tell it; its age is the session's."""
+    """Describe the model in OpenAI's and Anthropic's fields; its creation time is the session's."""
     name, at = session.config.model, session.opened_at
     created = {"created": at, "created_at": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")}
     return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rollyard", **created}

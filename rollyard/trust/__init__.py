@@ -1,1 +1,1 @@
-"""Who is who: the server's own CA, signed tokens, and the files that secrets travel in."""
+"""Identities: the server's own CA, signed tokens, and the files that transport secrets."""

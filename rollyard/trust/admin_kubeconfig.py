@@ -1,4 +1,4 @@
-"""`admin.kubeconfig`: a standard kubeconfig, so that kubectl and client libraries work as they are."""
+"""`admin.kubeconfig`: a standard kubeconfig, so that kubectl and client libraries work unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollyard.trust.secret_files import write_secret
 
 
 def write_kubeconfig(path: Path, url: str, ca_pem: str, token: str) -> None:
-    """0600, replaced atomically."""
+    """Write the file with mode 0600, atomically."""
     authority = base64.b64encode(ca_pem.encode()).decode()
     config = {
         "apiVersion": "v1",

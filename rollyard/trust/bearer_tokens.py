@@ -1,6 +1,6 @@
-"""Bearer tokens that carry their claims and a signature: nothing is looked up to check one.
+"""Bearer tokens that carry their claims and a signature: checking one needs no look-up.
 
-`ry1.<claims>.<signature>`: claims are base64url JSON, the signature is HMAC-SHA256 over what stands before it.
+`ry1.<claims>.<signature>`: claims are base64url JSON, the signature is HMAC-SHA256 over everything before it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KEY_BYTES = 32
 
 class Role(StrEnum):
     ADMIN = "admin"
-    """Everything a person or trainer may do; writing a pool equals a shell."""
+    """Every right of a person or trainer; the right to write a pool equals a shell."""
     NODE = "node"
     """A node agent, for its own allocation."""
     ENGINE = "engine"
     """An engine, for its own allocation."""
     ENDPOINT = "endpoint"
-    """Shown at an engine's door, never at the server."""
+    """Shown to an engine's reverse proxy, never to the server."""
     SESSION = "session"
     """An agent outside of sandboxes, at the gateway, for its own session."""
 
@@ -51,13 +51,13 @@ class TokenSigner:
 
     @classmethod
     def open(cls, path: Path) -> TokenSigner:
-        """With the key in this file, made when there is none. Raises Unavailable when the file holds no whole key."""
+        """Open the key file, and create it when it is missing. Raises Unavailable when the file holds no complete key."""
         if not path.exists():
             write_secret(path, secrets.token_bytes(KEY_BYTES))
         try:
             return cls(path.read_bytes())
         except ValueError as error:
-            # An empty file would be a key that anyone can sign with.
+            # Anyone could sign with the key of an empty file.
             raise Unavailable(f"{path}: {error}. If you remove the file, all tokens become invalid") from None
 
     def issue(self, role: Role, subject: str, expires_at: float | None = None) -> str:
@@ -67,7 +67,7 @@ class TokenSigner:
         return f"{body}.{_encode(self._signature(body))}"
 
     def verify(self, token: str, now: float) -> Claims:
-        """Raises Unauthorized for a token that is none of ours, and says so when it has expired."""
+        """Return the claims. Raises Unauthorized for a token without a valid signature, or one that has expired."""
         body, _, signature = token.rpartition(".")
         try:
             genuine = hmac.compare_digest(_decode(signature), self._signature(body))

@@ -1,4 +1,4 @@
-"""The server's own certificate authority, made at its first start."""
+"""The server's own certificate authority, created at its first start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOCK_SKEW = datetime.timedelta(minutes=10)
 
 
 class Authority:
-    """Signs the server's certificate and those of the doors in front of engines."""
+    """Signs the server's certificate and those of the reverse proxies in front of engines."""
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._folder = folder
@@ -33,9 +33,10 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """The authority in `folder` (0700), made when there is none. One file holds key and certificate: no half of it.
+        """Open the authority in `folder` (0700), and create it when it is missing. One file holds key and certificate
+        together.
 
-        Raises Unavailable when that file cannot be read as such.
+        Raises Unavailable when that file cannot be parsed.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "ca.pem"
@@ -56,7 +57,7 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
     def server_certificate(self, hosts: Sequence[str]) -> Path:
-        """One PEM file (0600) with the server's key and certificate; made anew for other hosts or near its expiry."""
+        """Return one PEM file (0600) with the server's key and certificate; renewed for other hosts or near its expiry."""
         path = self._folder / "server.pem"
         if not (path.exists() and self._still_good(path, hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
@@ -65,7 +66,7 @@ class Authority:
         return path
 
     def sign_csr(self, pem: str, hosts: Sequence[str]) -> str:
-        """A certificate for these hosts and no others, whatever the request asks for. Raises Invalid."""
+        """Issue a certificate for these hosts only, whatever the request asks for. Raises Invalid."""
         try:
             request = x509.load_pem_x509_csr(pem.encode())
             if not request.is_signature_valid:
@@ -80,7 +81,7 @@ class Authority:
     def _still_good(self, path: Path, hosts: Sequence[str]) -> bool:
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            # By its signature, not by the issuer's name: every authority of ours has the same name.
+            # Checked by its signature, not by the issuer's name: every authority of Rollyard has the same name.
             certificate.verify_directly_issued_by(self._certificate)
         except (ValueError, InvalidSignature):
             return False
@@ -107,7 +108,7 @@ class Authority:
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Raises Invalid for no host, or one that is neither an address nor a name."""
+    """Convert hosts to names. Raises Invalid without a host, or for one that is neither an address nor a name."""
     if not hosts:
         raise Invalid("a certificate needs at least one host name or address")
     return [_name(host) for host in dict.fromkeys(hosts)]

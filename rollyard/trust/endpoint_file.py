@@ -1,4 +1,4 @@
-"""`endpoint.json`: where the server is now. Whoever serves the folder with the newest epoch says so; nobody older can."""
+"""`endpoint.json`: the server's current address. The server with the newest epoch writes it; an older one cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.wire.files import EndpointFile
 
 
 def read_endpoint(path: Path) -> EndpointFile | None:
-    """None where there is none, or none that can be read. Blocks."""
+    """Read the file; None when it is missing or cannot be parsed. Blocks."""
     try:
         return EndpointFile.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
@@ -18,7 +18,7 @@ def read_endpoint(path: Path) -> EndpointFile | None:
 
 
 def write_endpoint(path: Path, endpoint: EndpointFile) -> None:
-    """Raises Conflict when a server with a newer epoch has written it."""
+    """Write the file. Raises Conflict when a server with a newer epoch has written it."""
     there = read_endpoint(path)
     if there is not None and there.epoch > endpoint.epoch:
         raise Conflict(

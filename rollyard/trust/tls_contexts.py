@@ -1,4 +1,4 @@
-"""TLS contexts of both ends."""
+"""TLS contexts for both ends of a connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def server_ssl_context(pem: Path) -> ssl.SSLContext:
-    """For a listener; `pem` holds key and certificate."""
+    """Context for a listener; `pem` holds key and certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(pem)
@@ -15,5 +15,5 @@ def server_ssl_context(pem: Path) -> ssl.SSLContext:
 
 
 def client_ssl_context(ca_pem: str) -> ssl.SSLContext:
-    """For calls to our own processes; `ca_pem` is the text of our CA's certificate."""
+    """Context for calls to Rollyard's own processes; `ca_pem` is the text of its CA's certificate."""
     return ssl.create_default_context(cadata=ca_pem)

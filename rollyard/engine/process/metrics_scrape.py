@@ -70,7 +70,7 @@ def _samples(page: str) -> dict[str, list[float]]:
 
 
 def _number(text: str) -> float | None:
-    """Return None for text that is not a number, and for nan and infinities."""
+    """Parse a value; None for text that is not a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The APIs that the gateway speaks, one module each; `base` says what each brings."""
+"""The APIs that the gateway serves, one module each; `base` holds their common interface."""

@@ -1,4 +1,4 @@
-"""What each API brings: how a request reads, and how answers, streams and errors look."""
+"""The interface of an API: parsing of requests; shapes of responses, streams and errors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rollyard.gateway.session.session import GatewaySession, SendText
 
 Body = Mapping[str, Any]
 MAX_MODEL = 512
-"""Characters of a model's name, which comes back with every piece of a stream."""
+"""Longest name of a model in characters; the name is repeated in every piece of a stream."""
 
 
 class Exchange(Protocol):
-    """One call in one API's shape. Made from the request's body; raises Refusal when that cannot be read."""
+    """One call in one API's shape, made from the request's body; raises GatewayError when that cannot be parsed."""
 
     stream: bool
 
     async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse: ...
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
-        """The answer in one piece."""
+        """The response in one piece."""
         ...
 
     def text_events(self, piece: str) -> bytes:
@@ -37,7 +37,7 @@ class Exchange(Protocol):
         ...
 
     def end_events(self, response: ChatResponse) -> bytes:
-        """Events for everything behind the text."""
+        """Events for everything after the text."""
         ...
 
     def error_events(self, refusal: GatewayError) -> bytes:
@@ -56,7 +56,8 @@ def openai_error(refusal: GatewayError) -> dict[str, Any]:
 
 
 def model_of(body: Body) -> str:
-    """Any name will do: a session has one policy, and harnesses have names of their own for it."""
+    """Return the model's name. Any name is accepted: a session has one policy, and harnesses have names of their own
+    for it."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise bad_request("`model` must be the name of a model", param="model")
@@ -95,11 +96,11 @@ def unix_now() -> int:
 def sse_data(body: Mapping[str, Any]) -> bytes:
     try:
         text = to_json(body)
-    except ValueError:  # half of a surrogate pair, in what the policy wrote as a call's arguments
+    except ValueError:  # half of a surrogate pair, in arguments that the policy wrote
         text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     return b"data: " + text + b"\n\n"
 
 
 def sse_event(body: Mapping[str, Any]) -> bytes:
-    """With its type as the event's name too."""
+    """Format an event, with its type as the event's name too."""
     return f"event: {body['type']}\n".encode() + sse_data(body)

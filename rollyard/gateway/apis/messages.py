@@ -104,7 +104,7 @@ class MessagesExchange:
 
 
 def read(body: Body) -> ChatRequest:
-    """Raises Refusal."""
+    """Parse the body. Raises GatewayError."""
     if body.get("thread") is not None:
         raise no_threads(WHOLE)
     messages: list[Message] = []
@@ -124,7 +124,7 @@ def read(body: Body) -> ChatRequest:
 
 
 def _merge_assistant_messages(messages: list[Message]) -> tuple[list[Message], str]:
-    """Messages in a row of the assistant are one, as Anthropic has it; the last of all is how the next turn begins."""
+    """Merge consecutive assistant messages, as Anthropic does; a trailing one is the beginning of the next turn."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None

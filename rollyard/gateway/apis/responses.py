@@ -139,7 +139,7 @@ class ResponsesExchange:
 
 
 def read(body: Body) -> ChatRequest:
-    """Raises Refusal."""
+    """Parse the body. Raises GatewayError."""
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else objects(given, "input")
     messages: list[Message] = []
@@ -162,7 +162,7 @@ def read(body: Body) -> ChatRequest:
 
 
 def _assistant_item(item: dict[str, Any]) -> bool:
-    """What one turn of a model comes back as: its text, its calls and its thoughts are items of their own."""
+    """Return whether this item is a part of a model's turn: text, calls and thoughts are separate items."""
     return item.get("type") in ("function_call", "reasoning") or item.get("role") == "assistant"
 
 

@@ -1,6 +1,7 @@
-"""The sessions of agents outside of sandboxes: opened, found by their calls, counted on their endpoints, dropped in the end.
+"""The sessions of agents outside of sandboxes: opened, found for a call, counted on their endpoints, dropped at the
+end.
 
-They are in this process's memory alone, so there are bounds on how many there are and on how much they hold.
+They exist only in this process's memory, so their number and size are limited.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from rollyard.wire.endpoint import Endpoint
 
 MAX_OPEN = 256
 MAX_AT_ONCE = 128
-"""Calls of one session: each is two connections of the server's."""
+"""Parallel calls of one session: each uses two connections of the server."""
 MAX_KEPT = 4096
-"""Closed ones that were not deleted included."""
+"""Includes closed sessions that were not deleted."""
 MAX_BODIES = 256 << 20
-"""Bytes of requests in memory, of all sessions."""
+"""Bytes of all sessions' requests in memory."""
 MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
-"""Recorded in one session, and in all; a token takes about 100 bytes."""
+"""Tokens recorded in one session, and in all; a token takes about 100 bytes."""
 THREADS = 4
 LONG_CHARACTERS = 1 << 12
-"""The server has rollouts to serve: what takes longer than a few milliseconds is none of its loop's business."""
+"""The server's loop also serves rollouts: longer texts, which take more than a few milliseconds, are processed in a
+thread."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 WISH_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
-"""Who could not get in is demand for so long; without an id we do not know whether the same one comes again."""
+"""Time for which a refused request counts as demand. A request without an id counts shorter: a retry cannot be recognised."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
@@ -52,12 +54,12 @@ UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist o
 
 @dataclass
 class ExternalSession:
-    """One session with what the server knows of it."""
+    """One session and the server's data about it."""
 
     request: SessionRequest
     pool: PoolKey
     instance: str
-    """Tells it from an earlier one of the same id."""
+    """Distinguishes it from an earlier session with the same id."""
     session: GatewaySession
     policy: RoutedSampler
     created_at: float
@@ -68,7 +70,7 @@ class ExternalSession:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds without a call or a look."""
+        """Seconds since the last call or read."""
         return 0.0 if self.session.in_flight else time.monotonic() - self.session.last_used
 
     def view(self) -> SessionView:
@@ -90,10 +92,10 @@ class ExternalSession:
 
 
 class ExternalSessions:
-    """All of them, by id."""
+    """All external sessions by id."""
 
     def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer, opened: OpenSessions) -> None:
-        """`connector` leads to model servers, and is closed with this; `opened` is kept up to date here."""
+        """`connector` connects to model servers and is closed with this object; `opened` is maintained here."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         )
@@ -101,29 +103,29 @@ class ExternalSessions:
         self._placement = placement
         self._sessions: dict[str, ExternalSession] = {}
         self._ended: dict[str, str] = {}
-        """Id -> why it is gone; the latest."""
+        """Id -> reason for its end; only the latest sessions."""
         self._opened = opened
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
         self._templates = TemplateCache(self._threads)
         self._byte_budget = ByteBudget(MAX_BODIES)
         self._unmet_demand = UnmetDemand(MAX_OPEN)
         self.session_refused = Signal[PoolKey]()
-        """Somebody could not get a session in this pool: no endpoint had room."""
+        """A session was refused in this pool, because no endpoint had capacity."""
 
     def demand(self, pool: PoolKey) -> int:
-        """Sessions that a pool is to serve: the open ones, whatever has become of their endpoints, and those that could not
-        be opened."""
+        """Number of sessions that a pool should serve: the open ones, even without a working endpoint, and the refused
+        ones."""
         there = sum(s.open for s in self._sessions.values())
         own = sum(s.open for s in self._sessions.values() if s.pool == pool)
         return own + min(self._unmet_demand.count(pool), MAX_OPEN - there)
 
-    # for who opens them
+    # opening and reading sessions
 
     async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[ExternalSession, bool]:
-        """The session, and whether it is new. `now` in Unix seconds.
+        """Open a session; return it, and whether it is new. `now` in Unix seconds.
 
-        Raises Conflict for an id that means another, TooManyRequests, Unavailable without an endpoint, TemplateUnusable for
-        a model's.
+        Raises Conflict for an id of a different session, TooManyRequests, Unavailable without an endpoint,
+        TemplateUnusable for the model's template.
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", (namespace, request.pool)
         if (there := self._existing(id, pool, request)) is not None:
@@ -133,10 +135,10 @@ class ExternalSessions:
         while template is None or endpoint.tokenizer != folder:
             folder = endpoint.tokenizer
             template = await self._templates.get(folder)
-            if (there := self._existing(id, pool, request)) is not None:  # opened by another meanwhile
+            if (there := self._existing(id, pool, request)) is not None:  # another request opened it meanwhile
                 return there, False
             self._admit()
-            endpoint = self._pick_endpoint(id, pool, request)  # the one of before may be full by now, or gone
+            endpoint = self._pick_endpoint(id, pool, request)  # the endpoint chosen before may be full or gone by now
         made = self._create(id, pool, request, endpoint, template, now)
         self._sessions[id] = made
         self._ended.pop(id, None)
@@ -145,7 +147,7 @@ class ExternalSessions:
         return made, True
 
     def get(self, id: str) -> ExternalSession:
-        """Looking at it counts as use. Raises NotFound, Expired."""
+        """Return the session, which counts as use. Raises NotFound, Expired."""
         found = self._sessions.get(id)
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
@@ -155,11 +157,11 @@ class ExternalSessions:
         return found
 
     def all(self, namespace: str) -> list[ExternalSession]:
-        """Without counting as a look at them."""
+        """List the sessions, which does not count as use."""
         return [found for found in self._sessions.values() if found.pool[0] == namespace]
 
     async def record(self, id: str) -> str:
-        """A `SessionRecord`, as JSON: what it has come to so far. Raises NotFound, Expired."""
+        """Return the `SessionRecord` so far, as JSON. Raises NotFound, Expired."""
         found = self.get(id)
         session = found.session
 
@@ -171,7 +173,7 @@ class ExternalSessions:
         return await session.run_serialized(read)
 
     def close(self, id: str) -> None:
-        """No further calls, and those in flight are given up; the trajectory stays. Raises NotFound, Expired."""
+        """Refuse further calls and cancel those in flight; the trajectory stays. Raises NotFound, Expired."""
         found = self.get(id)
         if found.open:
             found.open = False
@@ -179,7 +181,7 @@ class ExternalSessions:
             self._opened.leave(id, found.policy.endpoint.id)
 
     def drop(self, id: str, why: str) -> ExternalSession:
-        """With its trajectory. Raises NotFound, Expired."""
+        """Remove the session with its trajectory. Raises NotFound, Expired."""
         self.close(id)
         dropped = self._sessions.pop(id)
         self._ended[id] = why
@@ -187,10 +189,11 @@ class ExternalSessions:
             del self._ended[next(iter(self._ended))]
         return dropped
 
-    # for their calls
+    # model calls
 
     def session_for_call(self, id: str, instance: str | None) -> GatewaySession:
-        """The session that a call is for. `instance`: as its key says; None for who may use all. Raises GatewayError."""
+        """Find the session of a call. `instance`: from its key; None for callers that may use all sessions. Raises
+        GatewayError."""
         found = self._sessions.get(id)
         if found is None or instance not in (None, found.instance):
             raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN_SESSION)}; {ADVICE}")
@@ -201,15 +204,15 @@ class ExternalSessions:
             raise GatewayError(429, "rate_limit_error", message, code="sessions_full")
         return found.session
 
-    # beside them
+    # background work
 
     async def run(self) -> None:
-        """Drop what is not used, and leave endpoints that are to be left; for ever."""
+        """Drop unused sessions and move sessions off endpoints that are out, for ever."""
         while True:
             moves, stranded = dict(self._placement.to_move()), self._placement.stranded()
             for id, found in list(self._sessions.items()):
                 if self._sessions.get(id) is not found:
-                    continue  # dropped while another moved
+                    continue  # dropped while another session moved
                 if found.idle_seconds > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
                 elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
@@ -220,7 +223,7 @@ class ExternalSessions:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def end_calls(self) -> None:
-        """The server stops: every session with it."""
+        """End every session's calls, because the server stops."""
         for id in list(self._sessions):
             self.close(id)
 
@@ -230,7 +233,7 @@ class ExternalSessions:
         await self._http.close()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
-    # inside
+    # internals
 
     def _existing(self, id: str, pool: PoolKey, request: SessionRequest) -> ExternalSession | None:
         there = self._sessions.get(id)
@@ -250,7 +253,7 @@ class ExternalSessions:
         return there
 
     def _pick_endpoint(self, id: str, pool: PoolKey, request: SessionRequest) -> Endpoint:
-        """Raises Unavailable."""
+        """Choose the endpoint of a new session. Raises Unavailable."""
         endpoint = self._placement.choose(pool, request.min_weights_version)
         if endpoint is None:
             self._unmet_demand.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
@@ -276,7 +279,7 @@ class ExternalSessions:
         self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
     ) -> ExternalSession:
         def moved(before: str, after: str) -> None:
-            if self._opened.is_on(id, before):  # a closed one is nowhere
+            if self._opened.is_on(id, before):  # a closed session is on no endpoint
                 self._opened.leave(id, before)
                 self._opened.place(id, after)
 

@@ -1,4 +1,4 @@
-"""Open sessions of outside agents, by the endpoint that they are on: the same set, seen from the other side."""
+"""Open sessions of outside agents, indexed by the endpoint that they are on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rollyard.core.aio import Signal
 
 
 class OpenSessions:
-    """Index that `ExternalSessions` maintains; a class of its own, for the endpoint registry is made first and counts by it."""
+    """Index that `ExternalSessions` maintains; a separate class, because the endpoint registry is made first and reads it."""
 
     def __init__(self) -> None:
         self._on: dict[str, set[str]] = {}
-        """Endpoint id -> ids of sessions."""
+        """Endpoint id -> ids of its sessions."""
         self.sessions_changed = Signal[str]()
         """The number of sessions on this endpoint changed."""
 
@@ -18,7 +18,7 @@ class OpenSessions:
         return len(self._on.get(endpoint, ()))
 
     def by_endpoint(self) -> dict[str, int]:
-        """Endpoint id -> open sessions; from any thread."""
+        """Endpoint id -> number of open sessions; may be called from any thread."""
         return {endpoint: len(there) for endpoint, there in list(self._on.items()) if there}
 
     def is_on(self, id: str, endpoint: str) -> bool:

@@ -1,4 +1,4 @@
-"""The policy as a session of an outside agent sees it: it stays on one endpoint, and goes on at another when that fails."""
+"""Samples for a session of an outside agent: it stays on one endpoint, and moves to another when that one fails."""
 
 from __future__ import annotations
 
@@ -24,35 +24,37 @@ PoolKey = tuple[str, str]
 MAX_MOVES = 10
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 60.0
-"""Longer than this a call does not wait for an endpoint to go on with."""
+"""A call waits at most this long for another endpoint."""
 
 
 class SessionPlacer(Protocol):
-    """Where sessions sample."""
+    """Chooses the endpoints on which sessions sample."""
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """For a session that opens; None when no endpoint is ready and has room. `least`: oldest version of the weights
-        that it may have, None for any."""
+        """Choose for a new session; None when no ready endpoint has capacity.
+
+        `least`: oldest version of the weights that it may have, None for any.
+        """
         ...
 
     def choose_again(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
-        """`current` where nothing has failed and it is no worse than the rest, else another. None when there is none."""
+        """Choose again: `current` unless it failed or is worse than the others, else another; None without one."""
         ...
 
     def why_none(self, pool: PoolKey, least: str | None) -> str:
-        """Why there is none, in words."""
+        """Return why no endpoint can be chosen, as a sentence."""
         ...
 
     def to_move(self) -> Mapping[str, int]:
-        """Endpoint id -> live sessions that should go on elsewhere."""
+        """Endpoint id -> number of live sessions that should move to another endpoint."""
         ...
 
     def stranded(self) -> Mapping[str, bool]:
-        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
+        """Id of an endpoint that is out and has live sessions -> whether another one of its pool accepts work."""
         ...
 
     def complain(self, endpoint: str, session: str, why: str) -> None:
-        """The session could not use it."""
+        """Report that the session could not use the endpoint."""
         ...
 
 
@@ -70,8 +72,10 @@ class RoutedSampler:
         moved: Callable[[str, str], None],
         least: str | None = None,
     ) -> None:
-        """`moved` is called with the ids of the endpoint that it was on and of the one that it is on now. `least`: oldest
-        version of the weights that it may sample from."""
+        """`moved` is called with the ids of the old and the new endpoint.
+
+        `least`: oldest version of the weights that the session may sample from.
+        """
         self._session = session
         self._pool = pool
         self._placement = placement
@@ -83,15 +87,15 @@ class RoutedSampler:
         self._move_lock = asyncio.Lock()
         self._in_flight = InFlightRequests()
         self.waiting = ""
-        """Why its calls have no endpoint to go on at, in words; empty where they have one."""
+        """Why its calls wait for an endpoint, as a sentence; empty when they do not wait."""
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """One turn, whatever endpoints fail meanwhile.
+        """Sample one turn, even when endpoints fail meanwhile.
 
-        Raises ContextExceeded, EndpointRefused, and Refusal when there is no endpoint, or one that answers what cannot be
-        trained on: the session outlives that.
+        Raises ContextExceeded, EndpointRefused, and GatewayError when there is no endpoint, or its answer cannot be
+        trained on; the session survives that.
         """
         try:
             return await self._tokens.complete_with_failover(
@@ -106,16 +110,16 @@ class RoutedSampler:
             )
         except EndpointLost as error:
             raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
-        except AnswerRefused as error:  # the next answer would be no better
+        except AnswerRefused as error:  # the next answer would have the same fault
             raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
     async def move_if_better(self) -> None:
-        """Go where it is better by now."""
+        """Move to a better endpoint if there is one by now."""
         async with self._move_lock:
             self._switch_to(self._choose_again(""))
 
     def leave_endpoints(self, out: Collection[str]) -> None:
-        """Requests at endpoints that are out go on elsewhere with the ids they have, if there is an elsewhere."""
+        """Move requests away from endpoints that are out, each with its sampled ids, if another endpoint is available."""
         if not self._move_lock.locked():
             stays = self.endpoint.id in out and not self._switch_to(self._choose_again(""))
             self.waiting = f"endpoint {self.endpoint.id} does not answer and {self._why_none()}" if stays else ""
@@ -123,8 +127,8 @@ class RoutedSampler:
             log.info("session %s: %d unfinished requests continue at %s", self._session, ended, self.endpoint.id)
 
     async def _checkout(self, failed: str | None) -> Endpoint:
-        began = time.monotonic()  # and not once it is the call's turn: calls at once wait together
-        async with self._move_lock:  # calls at once lose the same endpoint once
+        began = time.monotonic()  # measured before the lock, because parallel calls wait together
+        async with self._move_lock:  # parallel calls report the same lost endpoint only once
             if failed is not None and failed != self.endpoint.id:
                 return self.endpoint
             if failed is not None:

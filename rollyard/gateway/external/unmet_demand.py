@@ -1,4 +1,4 @@
-"""Who asked for a session and could not get in: until they come again, or stay away for too long, they are demand."""
+"""Requests for sessions that were refused: they count as demand until they are repeated or expire."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rollyard.gateway.external.routed_sampler import PoolKey
 
 class UnmetDemand:
     def __init__(self, most: int) -> None:
-        """`most`: in one pool; further ones take the place of the oldest."""
+        """`most`: limit for one pool; a further request replaces the oldest."""
         self._most = most
         self._expires_at: dict[PoolKey, dict[str, float]] = {}
-        """By id, in the order in which they came (monotonic seconds)."""
+        """Id -> expiry in order of arrival (monotonic seconds), for each pool."""
 
     def add(self, pool: PoolKey, id: str, seconds: float) -> None:
         wishes = self._expires_at.setdefault(pool, {})

@@ -1,1 +1,1 @@
-"""Requests as all APIs come down to them, and the errors that answer them."""
+"""The common form of all APIs' requests, and the errors that answer them."""

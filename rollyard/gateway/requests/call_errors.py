@@ -1,4 +1,4 @@
-"""What a caller is told when a call cannot be done; each API says it in a shape of its own."""
+"""Errors of a call; each API formats them in its own shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rollyard.core.errors import RollyardError
 
 
 class GatewayError(RollyardError):
-    """`status` decides whether clients repeat a call by themselves: they do on 429 and 5xx, not on other 4xx."""
+    """An error that a caller receives. `status` decides whether clients retry by themselves: on 429 and 5xx, not on
+    other 4xx."""
 
     def __init__(
         self, status: int, kind: str, message: str, *, code: str | None = None, param: str | None = None
@@ -17,13 +18,13 @@ class GatewayError(RollyardError):
         super().__init__(message)
         self.status = status
         self.kind = kind
-        """As in OpenAI's `error.type`."""
+        """OpenAI's `error.type`."""
         self.code = code
         self.param = param
         self.details: Mapping[str, Any] | None = None
-        """For clients of Anthropic's API that act on it."""
+        """Details for clients of Anthropic's API that act on them."""
         self.too_long: tuple[int, int] | None = None
-        """(tokens of the prompt, tokens of the context) where the one does not fit the other."""
+        """(tokens of the prompt, tokens of the context) when the prompt does not fit."""
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> GatewayError:
@@ -31,12 +32,12 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def too_long(message: str) -> GatewayError:
-    """Clients know this code, and that a repetition will not help."""
+    """Error with the code by which clients recognise that a retry does not help."""
     return bad_request(message, code="context_length_exceeded", param="messages")
 
 
 def prompt_too_long(tokens: int, context: int) -> GatewayError:
-    """In the words that OpenAI's clients look for."""
+    """Error in the wording that OpenAI's clients search for."""
     refusal = too_long(
         f"This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens, "
         "which leaves no room for an answer. Please reduce the length of the messages."
@@ -51,14 +52,15 @@ def no_model(name: str, served: str) -> GatewayError:
 
 
 def no_threads(advice: str) -> GatewayError:
-    """Anthropic's client knows these details: it repeats the call without `thread`, and its tool runner goes on so."""
+    """Error with details that Anthropic's client knows: it repeats the call without `thread`, and its tool runner
+    continues."""
     refusal = bad_request(f"this gateway cannot apply `thread`; {advice}", param="thread")
     refusal.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return refusal
 
 
 def template_unusable(message: str) -> GatewayError:
-    """Nothing is wrong with the conversation, and no repetition helps."""
+    """Error of the template: the conversation is correct, and a retry does not help."""
     return GatewayError(422, "invalid_request_error", message, code="template_unusable")
 
 
@@ -67,7 +69,7 @@ def too_slow(seconds: float) -> GatewayError:
 
 
 def turn_limit(limit: int) -> GatewayError:
-    """403, because every client gives up on it at once."""
+    """Error with status 403, because every client then stops at once."""
     return GatewayError(
         403, "permission_error", f"this session has made its {limit} model calls; open another one", code="turn_limit"
     )

@@ -1,4 +1,4 @@
-"""One model call as all APIs come down to: messages in the template's shape, tools, sampling."""
+"""The common form of a model call in all APIs: messages in the template's shape, tools, sampling."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.tokens.chat_template import Message
 
 MAX_OBJECTS = 20_000
-"""Messages of a call: to render half a million takes a minute, whatever they say."""
+"""Most messages in a call: rendering half a million takes a minute, whatever their content."""
 MESSAGE_CHARACTERS = 40
-"""What a template writes around each."""
+"""Characters that a template adds to each message."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -25,29 +25,30 @@ class ChatToolCall:
     id: str
     name: str
     arguments: str
-    """JSON, as text."""
+    """JSON text."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     messages: list[Message]
-    """`role`, `content` as text; of an assistant also `tool_calls` with arguments as objects; of a tool `tool_call_id`."""
+    """`role` and `content` as text; for an assistant also `tool_calls` with arguments as objects; for a tool
+    `tool_call_id`."""
     tools: list[dict[str, Any]]
-    """As OpenAI's chat API has them; empty where the caller wants no calls."""
+    """Tools in the form of OpenAI's chat API; empty when the caller wants no calls."""
     overrides: SamplingOverrides
     continued_text: str = ""
-    """How the next turn begins, behind all messages: the policy goes on from there."""
+    """Beginning of the next turn, after all messages; the policy continues it."""
 
     @property
     def characters(self) -> int:
-        """About as many as the prompt has."""
+        """Approximate number of characters of the prompt."""
         said = sum(len(m["content"]) + len(str(m.get("tool_calls", ""))) + MESSAGE_CHARACTERS for m in self.messages)
         return said + (len(str(self.tools)) if self.tools else 0)
 
 
 @dataclass(frozen=True)
 class ChatResponse:
-    """What came of a call."""
+    """The result of a call."""
 
     content: str
     calls: tuple[ChatToolCall, ...]
@@ -56,11 +57,11 @@ class ChatResponse:
     prompt_tokens: int
     completion_tokens: int
     stop: str | None = None
-    """Which of the texts that end a turn has ended it."""
+    """The stop string that ended the turn, if one did."""
 
 
 def text_of(content: Any, where: str) -> str:
-    """Content as one text; parts are joined. Raises Refusal for what is no text, such as an image."""
+    """Return content as one text, with parts joined. Raises GatewayError for content that is not text, such as an image."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -88,7 +89,7 @@ def text_field(value: Any, where: str) -> str:
 
 
 def objects(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of objects; null is an empty one."""
+    """Return a list of objects; null becomes an empty list."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
@@ -99,7 +100,7 @@ def objects(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
-    """A tool as OpenAI's chat API writes it."""
+    """Build a tool in the form of OpenAI's chat API."""
     function: dict[str, Any] = {"name": text_field(name, "the name of a tool")}
     if description is not None:
         function["description"] = description
@@ -110,7 +111,7 @@ def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, A
 
 
 def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools of a call by its `tool_choice`, which is a word, or an object with a `type`."""
+    """Return the tools of a call by its `tool_choice`, which is a word, or an object with a `type`."""
     word = choice.get("type") if isinstance(choice, dict) else choice
     if word in (None, "auto"):
         return tools
@@ -123,7 +124,7 @@ def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Message:
-    """`calls`: (id, name, arguments as text or object) each."""
+    """Build an assistant's message. `calls`: (id, name, arguments as text or object) each."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
@@ -134,7 +135,7 @@ def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Me
 
 
 def _arguments_as_object(arguments: Any) -> Any:
-    """Templates want the object; what is no JSON stays as it is."""
+    """Parse arguments to the object that templates need; text that is not JSON stays unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

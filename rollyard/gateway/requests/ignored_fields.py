@@ -1,7 +1,7 @@
-"""Request fields that this gateway reads and does nothing about: which of their values it accepts, and why that is harmless.
+"""Request fields that this gateway parses and ignores: their accepted values, and why ignoring these is harmless.
 
-A field is done (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always accepted.
-docs/gateway.md has the same as a table.
+A field is implemented (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always
+accepted. docs/gateway.md has the same as a table.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ ANY = object()
 @dataclass(frozen=True)
 class FieldRule:
     why: str
-    """Reason why these values change nothing; for a field that is only refused, empty."""
+    """Reason why these values change nothing; empty for a field that is only refused."""
     values: tuple[Any, ...] = (ANY,)
     advice: str = "leave it out"
-    """For other values."""
+    """Advice for other values."""
     fields: Mapping[str, FieldRule] | None = None
-    """Rule for an object: each field by its own rule."""
+    """Rule for an object: one rule for each field."""
     items: Collection[str] | None = None
-    """Rule for a list: what it may hold."""
+    """Rule for a list: its accepted items."""
 
 
 def refused_field(advice: str = "leave it out") -> FieldRule:
@@ -48,7 +48,7 @@ HIDDEN_ITEMS = (
 )  # fmt: skip
 
 ACCEPTED: Mapping[str, FieldRule] = {
-    # who asks, and what it costs
+    # caller identity and billing
     "user": CALLER,
     "metadata": CALLER,
     "client_metadata": CALLER,
@@ -68,7 +68,7 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "speed": neutral_field("standard"),
     "betas": FieldRule("names features; each feature has fields of its own"),
     "extra_headers": FieldRule("meant for the client library"),
-    # how much to think
+    # reasoning effort
     "reasoning_effort": EFFORT,
     "verbosity": EFFORT,
     "thinking": FieldRule("a hint; the template decides how a policy thinks, and its thoughts are part of the text"),
@@ -85,7 +85,7 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "output_config": FieldRule(
         "", fields={"effort": EFFORT, "format": refused_field(FORM), "task_budget": refused_field("use `max_tokens`")}
     ),
-    # the form of what is said
+    # form of the output
     "response_format": neutral_field(*PLAIN_TEXT, advice=FORM),
     "text": FieldRule("", fields={"format": neutral_field(*PLAIN_TEXT, advice=FORM), "verbosity": EFFORT}),
     "modalities": neutral_field(["text"]),
@@ -104,7 +104,7 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "include": FieldRule(
         "parts of items that this gateway never returns", (), "leave out unknown parts", items=HIDDEN_ITEMS
     ),
-    # what is sampled, at the values that change nothing
+    # sampling parameters, at the values that change nothing
     "frequency_penalty": neutral_field(0),
     "presence_penalty": neutral_field(0),
     "repetition_penalty": neutral_field(1),
@@ -135,7 +135,7 @@ ACCEPTED: Mapping[str, FieldRule] = {
         advice="shorten the conversation yourself",
     ),
     "compaction": refused_field("shorten the conversation yourself"),
-    # tools that a provider would run
+    # tools that a provider would run itself
     "functions": neutral_field([], advice="use `tools`"),
     "function_call": neutral_field("auto", "none", advice="use `tools`"),
     "web_search_options": refused_field("offer a tool of your own"),
@@ -165,7 +165,7 @@ TOOL: Mapping[str, FieldRule] = {
     "output_schema": FieldRule("describes a result that the caller produces"),
     "annotations": FieldRule("for programs that show the tool to people"),
 }
-"""Beside name, description and schema."""
+"""Accepted fields of a tool beside name, description and schema."""
 STREAM: Mapping[str, FieldRule] = {
     "include_obfuscation": neutral_field(False),
     "continuous_usage_stats": neutral_field(False, advice="use `include_usage`"),
@@ -173,7 +173,7 @@ STREAM: Mapping[str, FieldRule] = {
 
 
 def find_rejected(rules: Mapping[str, FieldRule], name: str, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(the field, advice) of everything in `value` that is not accepted. A name without a rule has to be looked up before."""
+    """Yield (field, advice) for everything in `value` that is not accepted. Check before that `name` has a rule."""
     rule, path = rules[name], f"{path}{name}"
     if value is None or any(accepted is ANY or _is_accepted(value, accepted) for accepted in _values(rule)):
         return
@@ -194,5 +194,5 @@ def _values(rule: FieldRule) -> tuple[Any, ...]:
 
 
 def _is_accepted(value: Any, accepted: Any) -> bool:
-    # 1 == True in Python, and `logprobs: 1` is not what `logprobs: true` is
+    # 1 == True in Python, but `logprobs: 1` does not mean `logprobs: true`
     return bool(value == accepted) and isinstance(value, bool) == isinstance(accepted, bool)

@@ -1,7 +1,7 @@
-"""Sampling parameters of callers, and what becomes of each.
+"""Sampling parameters of callers, and the treatment of each.
 
-Nothing is passed over by chance: a field belongs to an API's own reading, becomes part of the sampling, is in the list of
-`ignored_fields`, or is refused with a word on what one can do.
+No field is ignored by accident: an API reads it itself, or it becomes part of the sampling, or it is in the list of
+`ignored_fields`, or it is refused with advice.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_r
 from rollyard.kinds.rollout import Sampling
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
-"""Names of the most tokens of one turn; the first that is given counts."""
+"""Names for the most tokens of one turn; the first one given is used."""
 STOPS = ("stop", "stop_sequences")
 OWN_RULES = ("logprobs", "extra")
-"""Of `Sampling`, what means something else to these APIs, or is the trainer's to set."""
+"""Fields of `Sampling` that mean something else in these APIs, or that only the trainer may set."""
 PARALLEL = "parallel_tool_calls"
 MAX_STOPS, MAX_STOP = 32, 256
 """Each piece of a stream is searched for all of them."""
@@ -30,16 +30,16 @@ MAX_STOPS, MAX_STOP = 32, 256
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """How the caller wants to sample; a session may have its own ideas."""
+    """The caller's sampling parameters; the session's own may override them."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Of `Sampling`, those that were given."""
+    """The fields of `Sampling` that were given."""
     parallel_tool_calls: bool = True
-    """Whether more than one tool call a turn is welcome."""
+    """Whether a turn may contain more than one tool call."""
 
 
 def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOverrides:
-    """Everything of `body` but `own`, the fields that the API reads itself. Raises GatewayError by the first wrong field."""
+    """Parse all fields of `body` except `own`, which the API reads itself. Raises GatewayError for the first wrong field."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in own or name in (PARALLEL, *LIMITS) or _check_value(name, value):
@@ -53,13 +53,14 @@ def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOve
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
-    # The validated value: "10" is a number to pydantic, and none to min().
+    # The validated value: pydantic accepts "10" as a number, min() does not.
     read = _validate(fields).model_dump(include=set(fields))
     return SamplingOverrides(read, parallel_tool_calls=body.get(PARALLEL) is not False)
 
 
 def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) -> Sampling:
-    """What a session samples with. `fixed`: its own sampling holds; the caller may only end turns earlier. Raises Refusal."""
+    """Return a session's sampling. `fixed`: its own values hold, and the caller may only shorten turns. Raises
+    GatewayError."""
     fields = dict(overrides.fields)
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
     if own.stop or fields.get("stop"):
@@ -68,12 +69,12 @@ def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) 
         fields = {name: value for name, value in fields.items() if name == "stop"}
     both = {**own.model_dump(), **fields, "max_tokens": limit}
     if both["min_tokens"] is not None:
-        both["min_tokens"] = min(both["min_tokens"], limit)  # one of the two may be the caller's
+        both["min_tokens"] = min(both["min_tokens"], limit)  # one of the two may come from the caller
     return _validate(both)
 
 
 def check_fields(given: Mapping[str, Any], own: Collection[str], rules: Mapping[str, FieldRule], where: str) -> None:
-    """Raises Refusal by the first field of an object that is not its `own` and not accepted. `where`: its path."""
+    """Raise GatewayError for the first field that is neither in `own` nor accepted. `where`: path of the object."""
     for name, value in given.items():
         if (
             name not in own

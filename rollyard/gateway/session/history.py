@@ -1,10 +1,10 @@
-"""What a session has said, as a tree of conversations: each call extends the longest branch that is its prefix.
+"""The history of a session as a tree of conversations: each call extends the longest branch that is its prefix.
 
-A branch is a `Conversation`. Callers send the whole history with every call, in text and never quite as they got it; each
-message has a key that leaves out what they change without meaning anything by it, and a branch goes on when the keys up to
-its last sampled turn are the same. Then that turn's ids stand where its text came back. A history that no branch is a prefix
-of, because the caller edited or shortened it or is a sub-agent, opens a branch of its own; turns in it that were sampled
-before stand there by their ids too, as context. A history without any turn that was sampled begins a conversation.
+A branch is a `Conversation`. Callers send the whole history with every call, as text, and never exactly as they
+received it. So each message has a key without the parts that callers change without meaning. A branch continues when
+the keys up to its last sampled turn are equal; then that turn's ids replace its returned text. A history without a
+matching branch, because the caller edited or shortened it or is a sub-agent, opens a new branch; turns in it that were
+sampled before appear by their ids too, as context. A history without any sampled turn begins a conversation.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from rollyard.tokens.template_rendering import SampledMessage
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
 
 Key = str
-"""Digest of a message and all before it."""
+"""Digest of a message and all messages before it."""
 BEFORE, QUOTED = 10, 40
 """Characters shown around a difference."""
 SEAM_CHARS = 64
-"""Characters before a beginning that decide where its first token starts."""
+"""Characters before a continued text that decide where its first token starts."""
 
 
 @dataclass
 class ChatBranch:
-    """One unbroken line of calls."""
+    """One unbroken sequence of calls."""
 
     conversation: Conversation
     start: Key
-    """Of the tools, before any message."""
+    """Digest of the tools, before any message."""
     keys: list[Key] = field(default_factory=list)
-    """Before any message and after each, up to the last sampled turn."""
+    """Keys before any message and after each, up to the last sampled turn."""
     said: list[Message] = field(default_factory=list)
-    """Messages up to there, as the caller sees them."""
+    """Messages up to the last sampled turn, as the caller sees them."""
     first: int = 0
-    """Messages before the first turn that was sampled."""
+    """Number of messages before the first sampled turn."""
     calls: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Id of a tool call as the caller knows it -> (name, id in the template)."""
+    """Id of a tool call at the caller -> (name, id in the template)."""
     busy: bool = True
-    """A call is in flight: another one that could go on here opens a branch of its own."""
+    """A call is in flight: another call that could continue here opens its own branch."""
     turns: list[Turn] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Messages up to the last sampled turn."""
+        """Number of messages up to the last sampled turn."""
         return len(self.said)
 
     def common_prefix(self, keys: Sequence[Key]) -> int:
-        """Count the first messages that are the same; -1 where the tools differ."""
+        """Count the leading messages that are equal; -1 when the tools differ."""
         return bisect(range(min(len(keys), len(self.keys))), True, key=lambda i: keys[i] != self.keys[i]) - 1
 
     @property
@@ -77,7 +77,7 @@ class ChatBranch:
         return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
 
     def append_messages(self, messages: Sequence[Message]) -> None:
-        """Of the caller, behind the last sampled turn."""
+        """Append messages of the caller after the last sampled turn."""
         self.conversation.replace_unanswered([self._with_own_call_ids(m) for m in messages])
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -88,7 +88,7 @@ class ChatBranch:
         self.learn_call_ids(message.get("tool_calls", ()), answer.calls)
 
     def learn_call_ids(self, given: Sequence[dict[str, Any]], calls: Sequence[ToolCall]) -> None:
-        """How the caller names the calls of the last turn."""
+        """Record the caller's ids for the calls of the last turn."""
         ids = self.conversation.last.call_ids()
         for one, call, id in zip(given, calls, ids, strict=False):
             self.calls[one["id"]] = (call.name, id)
@@ -104,42 +104,45 @@ class ChatBranch:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A call that is ready to be sampled."""
+    """A call that is ready to be sampled, on its branch."""
 
     branch: ChatBranch
     messages: Sequence[Message]
     prompt: list[int]
     keys: list[Key]
-    """After each message, the first before any."""
+    """Keys after each message, the first before any."""
     results: list[str]
-    """What the caller's tools said since the branch's last turn."""
+    """Tool results that the caller sent since the branch's last turn."""
     continued_ids: list[int] = field(default_factory=list)
-    """The last of the prompt, which is how the turn begins."""
+    """The last ids of the prompt, with which the turn begins."""
 
 
 class ChatHistory:
-    """All branches of one session, in the order in which they first were answered."""
+    """All branches of one session, in the order of their first answers."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._branches: list[ChatBranch] = []
         self._by_digest: dict[tuple[Key, str], SampledMessage | None] = {}
-        """(key before a message of an assistant, its own) -> the sampled turn, or None for one that nobody sampled."""
+        """(key before an assistant's message, its own digest) -> the sampled turn, or None for a message that was not
+        sampled."""
         self._latest: dict[str, SampledMessage] = {}
-        """Digest of an assistant's message by itself -> the turn sampled last that says so."""
+        """Digest of an assistant's message alone -> the latest sampled turn with this text."""
         self._aliases: dict[tuple[Key, str], str] = {}
-        """(key before a message, digest of another way to repeat it) -> digest of what the caller was told."""
+        """(key before a message, digest of another form in which it comes back) -> digest of the message that the
+        caller received."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
         return self._branches
 
     def prepare(self, asked: ChatRequest) -> PreparedChat:
-        """Find or open the branch and hold it until `record` or `release`. Raises TaskError by the model's template."""
+        """Find or open the branch and hold it until `record` or `release`. Raises TaskError for a refusal by the
+        model's template."""
         lead = self._continued_ids(asked) if asked.continued_text else []
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = self._keys(start, asked.messages)
-        # a turn of another branch that came behind is recalled there by its ids, and would stand here as text
+        # a later turn of another branch is recalled there by its ids, but would appear here as text
         last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
@@ -159,8 +162,10 @@ class ChatHistory:
         return PreparedChat(branch, asked.messages, [*prompt, *lead], keys, results, lead)
 
     def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
-        """The branch's conversation has the turn; `message` is how the caller sees it. `ended_by`: the text behind it that
-        ended the turn; callers who know it may repeat it too."""
+        """Record that the branch's conversation has the turn; `message` is the caller's view of it.
+
+        `ended_by`: the stop string that ended the turn; callers who know it may send it back too.
+        """
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
         answer.calls, answer.content = parsed.calls, parsed.content
@@ -177,13 +182,15 @@ class ChatHistory:
         branch.busy = False
 
     def release(self, prepared: PreparedChat) -> None:
-        """The call came to nothing; what it said is forgotten."""
+        """Release the branch of a failed call; its messages are discarded."""
         prepared.branch.append_messages([])
         prepared.branch.busy = False
 
     def _continued_ids(self, asked: ChatRequest) -> list[int]:
-        """Ids of how the next turn begins. Raises TaskError where they would not stand in the prompt as the template shows a
-        message that begins so."""
+        """Return the ids of the next turn's beginning.
+
+        Raises TaskError when they would differ from the ids of a message that begins so in the template's rendering.
+        """
         render, encode = self._template.render, self._template.encode
         open_turn = render(asked.messages, asked.tools, True)
         shown = render([*asked.messages, {"role": "assistant", "content": asked.continued_text}], asked.tools, False)
@@ -210,13 +217,13 @@ class ChatHistory:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
-        # what came in with the first call is part of the branch only once it is answered
+        # the first call's messages become part of the branch only with its answer
         branch.keys, branch.said = list(keys), list(asked.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
 
     def _why_no_branch(self, messages: Sequence[Message], keys: Sequence[Key], recalled: bool) -> Break | None:
-        """Why a history goes on with no branch; None for a new conversation, which has nothing that was sampled here."""
+        """Return why no branch matches a history; None for a new conversation, which has no sampled turn."""
         near = max(self._branches, key=lambda b: b.common_prefix(keys), default=None)
         if near is None or not (recalled or near.first <= near.common_prefix(keys) < len(messages)):
             return None
@@ -238,8 +245,11 @@ class ChatHistory:
         return self._aliases.get((before, own), own)
 
     def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
-        """Behind an edited history a turn is known by itself alone. Its thoughts are put into such a history only where the
-        caller says them too, or where a turn before was `recalled`: a short answer may be anyone's."""
+        """Find the sampled turn of a message; in an edited history by the message alone.
+
+        Its thoughts are added to such a history only when the caller sends them too, or when an earlier turn was
+        `recalled`: a short answer may be a coincidence.
+        """
         own = self._own_turn(message, before)
         if (before, own) not in self._by_digest:
             latest = self._latest.get(own)
@@ -249,13 +259,13 @@ class ChatHistory:
 
 
 def _trim_to_first_sampled(segment: Segment) -> Segment:
-    """A turn may begin with ids of the caller's."""
+    """Cut the caller's ids from the beginning of a turn."""
     first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
     return segment if first == segment.prompt_length else segment.model_copy(update={"prompt_length": first})
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:
-    """Where a history leaves the branch that it has most in common with."""
+    """Describe where a history leaves the branch with which it has most in common."""
     if common < 0:
         return "the offered tools differ"
     if common >= len(messages):
@@ -269,26 +279,28 @@ def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> s
 
 
 def _quote_difference(message: Message, other: Message) -> str:
-    """From where it differs from the other one."""
+    """Quote a message from the point where it differs from the other one."""
     text, others = (f"{m['content']}{m.get('tool_calls', '')}" for m in (message, other))
     same = common_length(text, others)
     return text[max(same - BEFORE, 0) : same + QUOTED]
 
 
 def common_length(text: str, other: str) -> int:
-    """Count the first characters that are the same."""
+    """Count the equal leading characters."""
     return bisect(range(1, min(len(text), len(other)) + 1), True, key=lambda n: text[:n] != other[:n])
 
 
 def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
-    """Harmony's are in no text that a caller sees."""
+    """Return whether the message shows the turn's thoughts; Harmony's are in no text that a caller sees."""
     said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
     return said[0].strip() == shown[0].strip() and (bool(said[1]) or not answer.turn.thinks)
 
 
 def _message_digest(message: Message) -> str:
-    """Digest of the message without what callers change and mean nothing by: space around it, thoughts, the writing of
-    arguments, ids of calls."""
+    """Digest a message without the parts that callers change without meaning.
+
+    These are space around it, thoughts, the formatting of arguments, and ids of calls.
+    """
     content = str(message["content"])
     if message["role"] == "assistant":
         content = content.rpartition(THINK_ENDS)[2]

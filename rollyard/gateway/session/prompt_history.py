@@ -1,7 +1,7 @@
-"""Prompts without messages (`/v1/completions`): the same tree, by the beginning of the prompt itself.
+"""Prompts without messages (`/v1/completions`): the same tree, matched by the beginning of the prompt itself.
 
-A prompt of ids goes on where it begins with a branch's ids; a prompt of text where it begins with a branch's text, and then
-only what is new in it is tokenised.
+A prompt of ids continues a branch when it begins with the branch's ids. A prompt of text continues a branch when it
+begins with the branch's text; then only the rest is tokenised.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PromptBranch:
     opened_by: Break | None
     track: SegmentBuilder = field(default_factory=SegmentBuilder)
     text: str = ""
-    """Of the ids; what a prompt of text has to begin with."""
+    """Text of the ids, with which a prompt of text must begin."""
     first: int = 0
-    """Characters of its first prompt."""
+    """Length of its first prompt in characters."""
     busy: bool = True
     turns: list[Turn] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class PromptHistory:
         return PreparedPrompt(found, ids, text)
 
     def _why_no_branch(self, text: str) -> Break | None:
-        """Why a prompt goes on with no branch; None for a new one, which has nothing that was sampled here."""
+        """Return why no branch matches a prompt; None for a new one, which has no sampled turn."""
         near = max(self._branches, key=lambda b: common_length(b.text, text), default=None)
         common = common_length(near.text, text) if near is not None else 0
         if near is None or not near.first <= common < len(text):
@@ -90,7 +90,7 @@ class PromptHistory:
         return Break(turn, BreakCause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
 
     def record(self, prepared: PreparedPrompt, sampled: Sampled, text: str) -> None:
-        """`text`: all that the ids say, as the caller sees it."""
+        """Record a continuation. `text`: the text of all ids, as the caller sees it."""
         branch, track = prepared.branch, prepared.branch.track
         track.append_prompt(prepared.prompt[len(track.ids) :])
         if track.prompt_length is None:

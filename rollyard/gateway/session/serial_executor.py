@@ -1,7 +1,7 @@
-"""Work on one session's histories: one piece at a time, and long ones in a thread.
+"""Runs the work on one session's histories: one piece at a time, and long pieces in a thread.
 
-A conversation of 100,000 characters takes hundreds of milliseconds to tokenise. The loop serves others meanwhile, and the
-histories are not made for two threads at once.
+A conversation of 100,000 characters takes hundreds of milliseconds to tokenise. The loop serves others meanwhile; the
+histories are not thread-safe.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 THREAD_ABOVE_CHARACTERS = 1 << 16
-"""From there on a piece is carried out in a thread: a million characters take seconds."""
+"""Longer pieces run in a thread: a million characters take seconds."""
 
 
 class SerialExecutor:
     def __init__(self, executor: Executor | None = None, long: int = THREAD_ABOVE_CHARACTERS) -> None:
-        """`executor`: whose threads, the loop's own by default. `long`: in characters."""
+        """`executor`: provides the threads, by default the loop's. `long`: limit in characters."""
         self._executor = executor
         self._long = long
         self._lock = asyncio.Lock()
@@ -29,7 +29,7 @@ class SerialExecutor:
         return self._lock.locked()
 
     async def run(self, work: Callable[[], T], characters: int, undo: Callable[[T], None] | None = None) -> T:
-        """Its result. Once begun it is carried out whoever gives up meanwhile; then `undo` follows."""
+        """Run `work` and return its result. Begun work is finished even when the caller is cancelled; then `undo` follows."""
         await self._lock.acquire()
         if characters < self._long:
             try:
@@ -38,19 +38,19 @@ class SerialExecutor:
                 self._done()
         try:
             done = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        except BaseException:  # its threads are shut down
+        except BaseException:  # the executor is shut down
             self._done()
             raise
         done.add_done_callback(lambda _: self._done())
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            # a thread cannot be stopped, and what it comes to is nobody's
+            # a thread cannot be stopped; the result of a cancelled caller is undone
             done.add_done_callback(lambda done: self._finish_abandoned(done, undo))
             raise
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Now, or right behind the piece under way: for those who cannot wait, as they are being cancelled."""
+        """Run at once, or right after the current piece: for callers that are being cancelled and cannot wait."""
         if self.busy:
             self._waiting.append(work)
         else:

@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SendText = Callable[[str], Awaitable[None]]
-"""Is told each piece of text as it arrives."""
+"""Called with each piece of text as it arrives."""
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
-"""Bytes that the requests of one session may have in memory, and how many of the longest."""
+"""Limits for the requests of one session in memory: at least so many bytes, and so many times the longest request."""
 CHARACTERS_A_TOKEN = 4
 
 
@@ -60,12 +60,13 @@ class SessionSampler(Protocol):
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
     ) -> Sampled:
-        """One turn, whatever endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and what else ends it all."""
+        """Sample one turn, even when endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and errors that
+        end the session."""
         ...
 
 
 class GatewaySession:
-    """Callers may call at once. What fails by no doing of theirs ends the session: `failure` says so."""
+    """Accepts parallel calls. A fault that the callers did not cause ends the session and is kept in `failure`."""
 
     def __init__(
         self,
@@ -76,24 +77,24 @@ class GatewaySession:
         apart: SerialExecutor | None = None,
         bodies: ByteBudget | None = None,
     ) -> None:
-        """`apart`: where conversations are rendered and tokenised; of this session alone. `bodies`: of all sessions
-        that share this process's memory."""
+        """`apart`: renders and tokenises this session's conversations only. `bodies`: the memory budget that all
+        sessions of this process share."""
         self.id = id
         self.config = terms
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
         self.refused: EndpointRefused | None = None
-        """What the endpoint last said of a request that it did not like."""
+        """The endpoint's last refusal of a request."""
         self.exceeded: ContextExceeded | None = None
         """The last error of a prompt that did not fit the context."""
         self.truncated = False
         """A limit was reached: of calls, or of the context."""
         self.tokens = 0
-        """In all segments together, prompts included."""
+        """Tokens of all segments together, prompts included."""
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
         self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
-        """Of its calls, until these end."""
+        """Memory budget of its calls, held until they end."""
         self._template = template
         self._policy = policy
         self._chats = ChatHistory(template)
@@ -101,39 +102,39 @@ class GatewaySession:
         self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
         self._executor = apart or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
-        """What the last call asked for, and what that comes to."""
+        """Overrides of the last call, and the sampling that they result in."""
         self._calls_begun = 0
         self._calls_in_progress = 0
         self._sampled_tokens = 0
-        """Calls that were answered or may yet be."""
+        """Tokens of calls that were answered or may yet be."""
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
 
-    # what a trajectory is made of
+    # parts of a trajectory
 
     @property
     def calls(self) -> int:
-        """Model calls that have been answered."""
+        """Number of answered model calls."""
         return len(self._turns)
 
     @property
     def in_flight(self) -> int:
-        """Model calls that were admitted and have no end yet."""
+        """Number of admitted model calls that have not ended."""
         return self._calls_in_progress
 
     async def run_for_body(self, read: Callable[[], T], size: int) -> T:
-        """A request of so many bytes, read where it does not keep others waiting."""
+        """Parse a request of `size` bytes, in a thread if it would block others."""
         return await self._executor.run(read, size)
 
     async def run_serialized(self, read: Callable[[], T]) -> T:
-        """What `read` makes of the segments, turns and breaks, while no call changes them."""
+        """Return `read()` on the segments, turns and breaks, while no call changes them."""
         return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:
         return [segment for branch in self._branches() for segment in branch.segments()]
 
     def turns(self) -> list[Turn]:
-        """In the order of their ends; each with the number of its segment among all."""
+        """Turns in the order of their ends; each with the number of its segment."""
         first, so_far = {}, 0
         for branch in self._branches():
             first[id(branch)] = so_far
@@ -149,7 +150,7 @@ class GatewaySession:
         return counts
 
     def close(self) -> None:
-        """No further calls; those in flight are given up."""
+        """Refuse further calls; cancel those in flight."""
         self._closed = True
         for task in self._in_flight:
             task.cancel()
@@ -159,7 +160,10 @@ class GatewaySession:
     # calls
 
     def check_limits(self, *, counts: bool = True) -> None:
-        """Before a request is read. Raises Refusal when no call can be answered any more; one that `counts` is cut off."""
+        """Check the limits before a request is read. Raises GatewayError when no call can be answered any more.
+
+        A call that `counts` is recorded as cut off.
+        """
         self.last_used = time.monotonic()
         self._check_open()
         if self.failure.done():
@@ -175,18 +179,18 @@ class GatewaySession:
             raise token_limit(self.config.max_tokens)
 
     def _check_open(self) -> None:
-        """What was told of it in the end stays so: a turn whose caller reads slowly may end behind it. Raises Refusal."""
+        """Raise GatewayError once closed: the reported end must not change when a slowly read turn ends later."""
         if self._closed:
             raise gone("this session is closed")
 
     def too_large(self) -> GatewayError:
-        """For a request above `terms.max_body`."""
+        """Error for a request longer than `config.max_body`."""
         message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
 
     async def chat(self, asked: ChatRequest, tell: SendText | None = None) -> ChatResponse:
-        """One turn of a conversation. Raises Refusal."""
+        """Sample one turn of a conversation. Raises GatewayError."""
         parser = self._parser(asked)
         prepared = await self._prepare(asked)
         try:
@@ -209,7 +213,7 @@ class GatewaySession:
     async def complete(
         self, prompt: str | Sequence[int], wanted: SamplingOverrides, tell: SendText | None = None
     ) -> ChatResponse:
-        """One continuation of a prompt without messages. Raises Refusal."""
+        """Sample one continuation of a prompt without messages. Raises GatewayError."""
         prepared = await self._executor.run(partial(self._prompts.prepare, prompt), len(prompt), self._prompts.release)
         try:
             with self._admit(wanted) as sampling:
@@ -226,13 +230,13 @@ class GatewaySession:
         return said
 
     async def prompt_tokens(self, asked: ChatRequest) -> int:
-        """How long the prompt of such a call would be. Raises Refusal."""
+        """Count the tokens of such a call's prompt. Raises GatewayError."""
         prepared = await self._prepare(asked)
         self._executor.run_soon(partial(self._chats.release, prepared))
         return len(prepared.prompt)
 
     async def _prepare(self, asked: ChatRequest) -> PreparedChat:
-        """Raises Refusal."""
+        """Prepare a call on its branch. Raises GatewayError."""
         try:
             return await self._executor.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
         except TaskError as error:
@@ -242,7 +246,7 @@ class GatewaySession:
 
     @contextlib.contextmanager
     def _admit(self, wanted: SamplingOverrides) -> Iterator[Sampling]:
-        """Right before sampling, with no wait between: calls at once must not pass the limit together."""
+        """Admit a call right before sampling, without an await between: parallel calls must not exceed the limit together."""
         self.check_limits()
         self._calls_in_progress, self._sampled_tokens = self._calls_in_progress + 1, self._sampled_tokens + 1
         try:
@@ -255,24 +259,24 @@ class GatewaySession:
             self.last_used = time.monotonic()
 
     def _record_abandoned(self, said: ChatResponse) -> None:
-        """Its caller gave up while a thread was at it."""
+        """Record a turn whose caller gave up while a thread processed it."""
         self._sampled_tokens += 1
 
     def _parameters(self, wanted: SamplingOverrides) -> Sampling:
-        if self._merged is None or self._merged[0] != wanted:  # a harness asks for the same with every call
+        if self._merged is None or self._merged[0] != wanted:  # a harness sends the same parameters with every call
             self._merged = wanted, merge_sampling(wanted, self.config.sampling, fixed=self.config.fixed)
         sampling = self._merged[1]
         number, self._calls_begun = self._calls_begun, self._calls_begun + 1
         if sampling.seed is None or not self.config.fixed:
             return sampling
-        # each call draws from a seed of its own, the same in every attempt
+        # each call has its own seed, the same in every attempt
         seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
         return sampling.model_copy(update={"seed": seed})
 
     async def _sample(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText, tell: SendText | None
     ) -> tuple[Sampled, float]:
-        """The turn and how many seconds it took, its text told as it comes. Raises Refusal."""
+        """Sample the turn, send its text as it arrives, and return it with its duration in seconds. Raises GatewayError."""
         started = time.monotonic()
         try:
             async with self._sampling(prompt, sampling, speech if tell is not None else None) as (task, pieces):
@@ -297,7 +301,7 @@ class GatewaySession:
     async def _sampling(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
     ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
-        """The call runs inside the block, and is given up when the block is left before its end."""
+        """Run the call inside the block; leaving the block before its end cancels it."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def hear(ids: Sequence[int]) -> None:
@@ -319,12 +323,12 @@ class GatewaySession:
             self._in_flight.discard(task)
 
     def _parser(self, asked: ChatRequest) -> ToolCallParser | None:
-        """None where no tools are on offer. Made before anything is sampled. Raises Refusal."""
+        """Make the parser before anything is sampled; None without tools. Raises GatewayError."""
         try:
             return parser_for(self._template, self.config.tool_parser, asked.tools) if asked.tools else None
         except TaskError as error:
             raise bad_request(str(error), param="tools") from error
-        except Exception as error:  # a parser may be anyone's
+        except Exception as error:  # a parser may be a plug-in
             log.warning("session %s: the parser of tool calls does not support these tools", self.id, exc_info=True)
             raise bad_request(
                 f"the parser of tool calls does not support these tools: {error!r}", param="tools"
@@ -339,7 +343,7 @@ class GatewaySession:
         stops: Sequence[str],
         seconds: float,
     ) -> ChatResponse:
-        """Record the turn, as ids, and as the caller is told it. Raises Refusal."""
+        """Record the turn as ids, and return the response for the caller. Raises GatewayError."""
         self._check_open()
         conversation = prepared.branch.conversation
         lead, none = prepared.continued_ids, [None] * len(prepared.continued_ids)
@@ -361,7 +365,7 @@ class GatewaySession:
         )
         message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
         self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
-        content = content.removeprefix(asked.continued_text.lstrip())  # which the caller has already
+        content = content.removeprefix(asked.continued_text.lstrip())  # the caller has this part already
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
         finish = "tool_calls" if given else _finish_reason(sampled, stop)
         return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
@@ -369,7 +373,7 @@ class GatewaySession:
     def _record_continuation(
         self, prepared: PreparedPrompt, sampled: Sampled, stops: Sequence[str], seconds: float
     ) -> ChatResponse:
-        """Record the continuation, and as the caller is told it. Raises Refusal."""
+        """Record the continuation, and return the response for the caller. Raises GatewayError."""
         self._check_open()
         text = self._template.decode(_decoded_text(sampled, self._template.stop_ids))
         self._prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
@@ -389,7 +393,7 @@ class GatewaySession:
         seconds: float,
         results: Sequence[str],
     ) -> None:
-        """`results`: what the tools said to the branch's turn before."""
+        """Append a turn. `results`: the tool results for the branch's previous turn."""
         if results and branch.turns:
             branch.turns[-1] = branch.turns[-1].model_copy(update={"tool_results": list(results)})
         turn = Turn(
@@ -419,11 +423,11 @@ def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
 
 
 def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """A turn that went on at another endpoint may have passed the text that ends it."""
+    """Return the finish reason. A turn that continued on another endpoint may contain a stop string before its end."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 
 def _truncate_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Up to the first of the texts that end a turn, and which it was."""
+    """Return the text before the first stop string, and that string."""
     at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
     return text[:at], stop

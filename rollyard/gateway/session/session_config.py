@@ -1,4 +1,4 @@
-"""What a session may do: how it samples, and its limits."""
+"""Configuration of a session: its sampling and its limits."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class SessionConfig:
     model: str
     sampling: Sampling
     fixed: bool = True
-    """The sampling holds whatever callers ask for."""
+    """The session's sampling holds, whatever callers request."""
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
     max_tokens: int = 4 << 20
-    """Of all segments together: as JSON they are below what a result may have."""
+    """Tokens of all segments together: as JSON they stay below the size limit of a result."""
     max_at_once: int | None = None
     """Calls in flight."""
     context: int | None = None
-    """Tokens that a prompt may have, where that is known before an engine says so."""
+    """Tokens of the context, if known before an engine reports it."""
 
     @property
     def max_body(self) -> int:
-        """Bytes of a request: a longer one does not fit the context, however its tokens are."""
+        """Limit of a request in bytes: a longer one cannot fit the context, however it is tokenised."""
         if self.context is None:
             return USUAL_BODY
         return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)

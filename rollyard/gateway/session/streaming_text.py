@@ -1,32 +1,32 @@
-"""Text out of ids as they arrive: never half a character, never the beginning of a tool call."""
+"""Text of ids as they arrive: never half a character, never the beginning of a tool call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 MAX_HELD_IDS = 16
-"""Ids that make no whole character by then are bytes that will never make one."""
+"""So many ids without a whole character are bytes that will never form one."""
 REPLACEMENT = "\ufffd"
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
-"""How calls begin in the families that have a parser; from there on nothing is said before the turn is whole."""
+"""Beginnings of calls in the families that have a parser; after one, no text is sent before the turn is complete."""
 
 
 class Detokenizer:
-    """Decodes a window of the last ids, so that what a tokenizer does at the start of a text does not show."""
+    """Decodes a window of the last ids, so that a tokenizer's special treatment of a text's start has no effect."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
-        """`before`: ids of whole characters, of which nothing is told."""
+        """`before`: ids of whole characters, whose text is not returned."""
         self._decode = decode
         self._ids: list[int] = list(before)
         self._start = 0
-        """Of the window."""
+        """Start of the window."""
         self._sent = len(before)
-        """So many ids have become text."""
+        """Number of ids whose text was returned."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Whole characters; what may still grow into one is held back."""
+        """Return whole characters; ids that may still become one are held back."""
         self._ids += ids
         text = self._decode_new()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._sent < MAX_HELD_IDS:
@@ -47,7 +47,7 @@ class Detokenizer:
 
 
 class StreamingText:
-    """What of a turn the caller may be told so far. `stops`: texts that end a turn and are not part of it."""
+    """The part of a turn that may be sent so far. `stops`: strings that end a turn and are not part of it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StreamingText:
         trim: bool,
         lead: Sequence[int] = (),
     ) -> None:
-        """`calls`: there may be tool calls. `trim`: space around the turn is left out. `lead`: ids with which it began."""
+        """`calls`: tool calls are possible. `trim`: strip space around the turn. `lead`: ids with which it began."""
         self._detokenizer = Detokenizer(decode, lead)
         self._continued_text = bool(lead)
         self._stop_ids = frozenset(stop_ids)
@@ -69,10 +69,10 @@ class StreamingText:
         self._text = ""
         self._sent = ""
         self._position = 0
-        """So much of the text has been told or left out."""
+        """Length of the text that was sent or skipped."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """What the caller may be told now."""
+        """Return the text that can be sent now."""
         self._text += self._detokenizer.feed([i for i in ids if i not in self._stop_ids])
         if self._trim and not self._sent and not self._continued_text:
             self._position = len(self._text) - len(self._text.lstrip())
@@ -83,7 +83,7 @@ class StreamingText:
         return delta
 
     def finish(self, content: str) -> str:
-        """What is left to tell of a turn that says `content` in all. Nothing where that begins otherwise after all."""
+        """Return the rest of a turn with the text `content`; empty when the sent text is not its beginning."""
         return content[len(self._sent) :] if content.startswith(self._sent) else ""
 
     def _safe_length(self) -> int:
