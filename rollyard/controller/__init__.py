@@ -1,1 +1,1 @@
-"""The engine of a Kubernetes-shaped controller: queue, informer, expectations, manager. It knows no kind."""
+"""Engine of a Kubernetes-shaped controller: queue, informer, expectations, manager. No kind is known here."""

@@ -1,7 +1,8 @@
-"""What was created or deleted and has not been seen yet.
+"""Objects that were created or deleted and whose events have not arrived yet.
 
-An owner with open expectations looks at an old picture; acting on it would do the same thing twice. An expectation that
-is not met in time lapses: a missed event must not stop an owner for ever (Kubernetes, pkg/controller/controller_utils.go).
+An owner with open expectations is read from an old copy; acting on it would do the same thing twice. An expectation
+that is not met in time lapses: a missed event must not stop an owner for ever (Kubernetes,
+pkg/controller/controller_utils.go).
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class Expectations:
         self._open: dict[Hashable, _OpenExpectations] = {}
 
     def expect(self, owner: Hashable, change: Change) -> None:
-        """Said before the call that makes the change, since its event may arrive before the call answers."""
+        """Open an expectation. Call it before the change: the event may arrive before the call returns."""
         entry = self._open.setdefault(owner, _OpenExpectations(self._clock.monotonic()))
         entry.since = self._clock.monotonic()
         entry.changes.add(change)
 
     def observed(self, owner: Hashable, change: Change) -> None:
-        """The change was seen, or will never come since its call failed."""
+        """Close an expectation: the change's event arrived, or its call failed and no event will come."""
         entry = self._open.get(owner)
         if entry is None:
             return

@@ -1,4 +1,4 @@
-"""Marked moments between an intent and its record, at which a test lets the process die as `kill -9` would."""
+"""Named points between an intent and its record, at which a test kills the process as `kill -9` would."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ VARIABLE = "ROLLYARD_CRASH_AT"
 
 
 def failpoint(name: Failpoint) -> None:
-    """Die here and now when the environment says so."""
+    """Kill this process at once where the environment names this point."""
     if os.environ.get(VARIABLE) == name:
         os.kill(os.getpid(), signal.SIGKILL)

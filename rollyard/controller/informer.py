@@ -1,7 +1,7 @@
-"""A local copy of all objects of one kind, kept by list and watch, that tells what changed.
+"""A local copy of all objects of one kind, kept by list and watch; it calls handlers on each change.
 
-The copy lags behind the store by a moment. Nothing wrong comes of it: every write carries the resourceVersion it was
-decided on, and what was created or deleted is waited for (`expectations`).
+The copy lags behind the store by a moment. This is safe: every write carries the resourceVersion it was decided on, and
+created or deleted objects are waited for (`expectations`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Informer(Generic[T]):
     """All objects of one kind; read it only after `synced` is set."""
 
     def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
-        """`owner` names what an object belongs to, for `of`; it must not change in an object's life."""
+        """`owner` returns the key that `of` finds an object by; it must not change in an object's life."""
         self.kind = kind
         self.synced = asyncio.Event()
         self._store = store
@@ -48,11 +48,11 @@ class Informer(Generic[T]):
         return list(self._objects.values())
 
     def of(self, owner: str) -> Sequence[T]:
-        """Those that belong to it, whoever else there is."""
+        """Objects that belong to `owner`, in time that does not grow with the others."""
         return list(self._owned.get(owner, {}).values())
 
     async def run(self) -> None:
-        """Follow the store for ever; after a failure from where it was, after a gap from a new list."""
+        """Follow the store for ever; after a failure from the last version read, after a gap from a new list."""
         since: str | None = None
         while True:
             try:

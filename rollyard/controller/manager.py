@@ -1,7 +1,7 @@
-"""Runs controllers: informers fill queues, workers take keys, one switch knows every outcome.
+"""Controllers at work: informers fill queues, workers take keys, one switch handles every outcome.
 
-A reconcile request is only a key. The reconciler reads everything, plans, acts, writes status; when anything goes wrong
-it is asked again.
+A reconcile request is only a key. The reconciler reads everything, plans, acts and writes status; after a failure the
+key is queued again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKERS = 4
 RESYNC_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 120.0
 TERMINAL = (BadRequest, Forbidden, Invalid, TooLarge)
-"""The request itself is wrong: the same again would fail the same way."""
+"""Errors of the request itself: the same request would fail the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class RequeueAfter:
-    """Nothing went wrong, but look once more after this time."""
+    """Nothing went wrong; reconcile once more after this time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It may go well next time."""
+    """The attempt failed; a later one may succeed."""
 
     error: RollyardError | TimeoutError | OSError
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """It will not go well until someone changes something."""
+    """The attempt failed, and so would every other until someone changes something."""
 
     error: RollyardError
 
@@ -58,17 +58,17 @@ Outcome = Done | RequeueAfter | Retry | Terminal
 
 class Reconciler(Protocol):
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
-        """Bring the world one step closer to the object. Raises whatever went wrong."""
+        """Bring the world one step closer to the object. Raises any error of the attempt."""
         ...
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """Tell the user, in a condition, that there will be no retry."""
+        """Write a condition for the user: there will be no retry."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One kind: its queue and who works it."""
+    """One kind: its queue and its reconciler."""
 
     kind: str
     reconciler: Reconciler
@@ -77,7 +77,7 @@ class Controller:
 
 
 class Manager:
-    """Owns informers, workers, the resync ticker and what else runs beside them."""
+    """Owner of informers, workers, the resync ticker and other background tasks."""
 
     def __init__(
         self,
@@ -92,20 +92,20 @@ class Manager:
         self._resync_seconds = resync_seconds
 
     def add(self, key: ObjectKey, after_seconds: float = 0.0) -> None:
-        """Have a key reconciled; a kind without a controller is no error."""
+        """Queue a key for reconciling; a kind without a controller is no error."""
         for controller in self._controllers:
             if controller.kind == key.kind:
                 controller.queue.add_after(key, after_seconds)
 
     def add_all(self, kind: str) -> None:
-        """Have every known object of a kind reconciled."""
+        """Queue every known object of a kind."""
         for informer in self._informers:
             for obj in informer.list():
                 if obj.kind == kind:
                     self.add(obj.key)
 
     async def run(self) -> None:
-        """Until cancelled. Workers start when every informer has its first list."""
+        """Run until cancelled. Workers start when every informer has its first list."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for informer in self._informers:

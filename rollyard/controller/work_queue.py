@@ -1,7 +1,7 @@
-"""A queue of keys: each waits at most once, and no key is ever in two hands.
+"""A queue of keys: each waits at most once, and one worker at a time has it.
 
-A key added while it is being worked on is worked on again afterwards, so that no change is missed and none is handled
-twice at once (client-go, util/workqueue).
+A key added while it is being worked on is worked on again afterwards: no change is missed, and none is handled twice at
+once (client-go, util/workqueue).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """Have the key worked on; once, however often it is said before that happens."""
+        """Queue the key; several calls before its turn count once."""
         if key in self._dirty:
             return
         self._dirty.add(key)
@@ -52,9 +52,9 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(seconds, self._add_due, key)
 
     def retry(self, key: K) -> float:
-        """Add after a back-off that doubles with each failure of this key; answers the seconds.
+        """Queue the key after a back-off that doubles with each of its failures; return the seconds.
 
-        Full jitter (Brooker, "Exponential Backoff And Jitter"): what failed together does not come back together.
+        Full jitter (Brooker, "Exponential Backoff And Jitter") spreads keys that failed together.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
@@ -67,30 +67,30 @@ class WorkQueue(Generic[K]):
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
-        """The key went well: its next failure is its first."""
+        """Reset the failures after a success."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """The next key, now in the caller's hands until `done`."""
+        """Wait for the next key; it belongs to the caller until `done`."""
         key = await self._ready.get()
         self._dirty.discard(key)
         self._working.add(key)
         return key
 
     def done(self, key: K) -> None:
-        """The caller let go of the key; if it was added in the meantime it waits again."""
+        """Give the key back; it waits again if it was added in the meantime."""
         self._working.discard(key)
         if key in self._dirty:
             self._ready.put_nowait(key)
 
     def close(self) -> None:
-        """Drop what was to come later."""
+        """Cancel all delayed additions."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
     def __len__(self) -> int:
-        """Keys that wait now."""
+        """Number of keys that wait now."""
         return self._ready.qsize()
 
     def _add_due(self, key: K) -> None:

@@ -1,1 +1,3 @@
-"""What every process uses: errors, clock, telemetry, waiting, and HTTP bodies within limits. It knows no kind."""
+"""Parts that every process uses: errors, clock, telemetry, waiting, and HTTP bodies within limits. No kind is known
+here.
+"""

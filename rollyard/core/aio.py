@@ -1,13 +1,13 @@
-"""Waiting and telling on the event loop: the primitives that every process of Rollyard shares.
+"""Primitives for waiting and notifying on the event loop, shared by every process of Rollyard.
 
 They stand here once because asyncio has traps where a wait may end in two ways at the same turn of the loop:
 
-- `asyncio.wait_for` returns as if nothing were when its caller is cancelled at the turn at which the awaited thing comes
-  (github.com/python/cpython/issues/86296, mended in Python 3.12). A loop that is ended by cancelling it then goes on for ever.
-- `asyncio.timeout` raises TimeoutError where its time is up at the turn at which the awaited thing comes: the event is set,
-  and the exception tells the opposite.
-- `asyncio.wait` ends no task: what it did not wait for runs on, also when its caller is cancelled.
-- An `asyncio.Event` that is cleared after the work, and not before it, forgets who set it during the work.
+- `asyncio.wait_for` returns normally when its caller is cancelled at the turn at which the awaited thing comes
+(github.com/python/cpython/issues/86296, mended in Python 3.12). A loop that is ended by cancelling it then goes on for
+ever. - `asyncio.timeout` raises TimeoutError where its time is up at the turn at which the awaited thing comes: the
+event is set, and the exception claims the opposite. - `asyncio.wait` ends no task: a task that it did not wait for runs
+on, also when its caller is cancelled. - An `asyncio.Event` that is cleared after the work, and not before it, loses a
+`set` made during the work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def wait_or_timeout(event: asyncio.Event, seconds: float) -> bool:
 
 
 class Waker:
-    """The pause between two rounds of one loop, which anybody on the event loop may end early.
+    """Pause between two rounds of one loop; any code on the event loop may end it early.
 
     A wake during the work ends the next pause at once, and many wakes count as one.
     """
@@ -50,9 +50,9 @@ class Waker:
 
 @contextlib.asynccontextmanager
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run this beside the block; when the block is left it is cancelled, and has ended.
+    """Run a coroutine beside the block; when the block is left it is cancelled, and has ended.
 
-    Its exception is the block's to look at, through the task's result: nobody else is told.
+    Its exception is not raised here: the block reads it from the task's result.
     """
     task = asyncio.create_task(work)
     try:
@@ -63,13 +63,13 @@ async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
 
 
 class Signal(Generic[P]):
-    """An event that one part tells and others listen to: `Signal[Pool]` is emitted with a pool, `Signal[[]]` with nothing."""
+    """Event with listeners: `Signal[Pool]` is emitted with a pool, `Signal[[]]` with nothing."""
 
     def __init__(self) -> None:
         self._listeners: tuple[Callable[P, object], ...] = ()
 
     def connect(self, listener: Callable[P, object]) -> None:
-        """Call this too at every `emit` from now on."""
+        """Add a listener for every later `emit`."""
         self._listeners = (*self._listeners, listener)  # a new tuple, for an emit may be under way
 
     @property
@@ -79,7 +79,7 @@ class Signal(Generic[P]):
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 
-        Raises what a listener raises, once all have been called; of several exceptions the last, with the others as context.
+        Raises a listener's exception once all have been called; of several the last, with the others as context.
         """
         error: BaseException | None = None
         for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""Time, in one place, so that tests can turn it."""
+"""Time from one place, so that tests can set it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SystemClock:
 
 @dataclass
 class ManualClock:
-    """A clock that stands still until it is turned."""
+    """Clock that stands still until a test advances it."""
 
     now: float = field(default=1_700_000_000.0)
 
@@ -43,20 +43,20 @@ class ManualClock:
 
 
 def as_datetime(unix: float) -> datetime:
-    """UTC, cut to whole seconds as Kubernetes writes times."""
+    """UTC datetime, cut to whole seconds as Kubernetes writes times."""
     return datetime.fromtimestamp(int(unix), UTC)
 
 
 def as_text(unix: float) -> str:
-    """UTC for people: `2026-11-22 11:02:03 UTC`."""
+    """UTC as text for people: `2026-11-22 11:02:03 UTC`."""
     return f"{as_datetime(unix):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def as_exact_datetime(unix: float) -> datetime:
-    """UTC, for what takes less than a second."""
+    """UTC datetime with fractions, for durations under a second."""
     return datetime.fromtimestamp(unix, UTC)
 
 
 def time_of_day(unix: float) -> str:
-    """`11:52:10 UTC`, for sentences that are about soon."""
+    """Time without a date, `11:52:10 UTC`, for sentences about the near future."""
     return f"{datetime.fromtimestamp(unix, UTC):%H:%M:%S} UTC"

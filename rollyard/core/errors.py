@@ -47,7 +47,7 @@ from dataclasses import dataclass
 
 
 class RollyardError(Exception):
-    """The root; `str()` is a sentence for a person."""
+    """Root of all errors; `str()` is a sentence for a person."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where Apptainer is on this machine."""
+"""Places where this machine may have Apptainer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def apptainer_programs(cache: Path) -> list[tuple[str, str]]:
-    """(name, program) of what could be there, best first: $ROLLYARD_APPTAINER, PATH, our own private installation."""
+    """(name, program) of each possible place, best first: $ROLLYARD_APPTAINER, PATH, our own private installation."""
     found = [
         ("apptainer", os.environ.get("ROLLYARD_APPTAINER")),
         ("apptainer", shutil.which("apptainer")),

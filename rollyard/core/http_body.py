@@ -1,4 +1,4 @@
-"""Bodies that callers send: asked for when they are wanted, unpacked within a limit."""
+"""Bodies that callers send: requested only when they are read, unpacked within a limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate"
 
 
 async def continue_on_demand(_: web.Request) -> None:
-    """An `expect_handler`: `100 Continue` is sent by `ask`, and so never to a caller that is refused."""
+    """Send nothing yet, as an `expect_handler`: `send_continue` sends `100 Continue`, so a refused caller never gets
+    one.
+    """
 
 
 async def send_continue(request: web.Request) -> None:
-    """Tell a caller that waits for it to send the body. Call it once, before the first read."""
+    """Send `100 Continue` to a caller that waits for it. Call it once, before the first read."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer's headers are still to come
+        request.writer.output_size = 0  # the response's headers are still to come
 
 
 def encoding_of(header: str | None) -> str | None:
@@ -37,7 +39,7 @@ def encoding_of(header: str | None) -> str | None:
 
 
 def inflate(data: bytes | bytearray, encoding: str, most: int) -> bytearray:
-    """The unpacked body. Lets other threads run meanwhile. Raises TooLarge above `most` bytes, BadRequest for damaged data."""
+    """Unpack a body; other threads run meanwhile. Raises TooLarge above `most` bytes, BadRequest for damaged data."""
     unpacked, left = bytearray(), bytes(data)
     stream = zlib.decompressobj(_WINDOW[encoding])
     try:

@@ -1,4 +1,4 @@
-"""The folder in which a node keeps what many processes share."""
+"""Folder for files that many processes of a node share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SYSTEM_CACHE = Path("/var/cache/rollyard")
 
 
 def node_cache() -> Path:
-    """This node's folder for what many sandboxes share: ${ROLLYARD_CACHE:-~/.cache/rollyard}.
+    """This node's folder for files that many sandboxes share: ${ROLLYARD_CACHE:-~/.cache/rollyard}.
 
-    For root, where the sandboxes' account cannot reach that, /var/cache/rollyard.
+    For root, where the sandboxes' account cannot reach that folder, it is /var/cache/rollyard.
     """
     chosen = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
     if os.geteuid() != 0:

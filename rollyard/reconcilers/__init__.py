@@ -1,1 +1,1 @@
-"""One file a kind, thin: observe, plan, act, write status. What is decided is decided in `plan` and `autoscaler`, pure."""
+"""Reconcilers, one thin file a kind: observe, plan, act, write status. `plan` and `autoscaler` decide, and are pure."""

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 NAME_SECONDS, NAME_LOOK_SECONDS = 3.0, 0.5
-"""For accounting to say who cancelled a job, and until it is asked again."""
+"""Seconds for accounting to name who cancelled a job, and between two queries for it."""
 DRAINING, ENDING = "Draining", "Ending"
-"""Types of the conditions that say why we let a job end, and why we end it before it is done."""
+"""Types of the conditions with the reason why we let a job end, and why we end it before it is done."""
 IN_QUEUE = "InQueue"
 """Type of the condition about a job that Slurm's queue has not shown."""
 
@@ -65,11 +65,13 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Told the uid of an allocation whose job has ended: its leases are taken back, and a copy that lives on is fenced."""
+        """Callback with the uid of an allocation whose job has ended: its leases are taken back, and a surviving copy
+        is fenced.
+        """
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
         self._awaiting_user_name: dict[str, float] = {}
-        """uid -> since when accounting has not said who cancelled its job (Unix seconds)."""
+        """uid -> Unix seconds since which accounting has not named who cancelled its job."""
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
@@ -92,7 +94,7 @@ class AllocationReconciler:
             self._submitter.add(allocation)
             return RequeueAfter(WAIT_SECONDS)
         allocation = await self._observe(allocation, plan)
-        if plan.cancel:  # after why has been written down
+        if plan.cancel:  # after the reason has been written down
             await self._cancel(plan.cancel)
         if allocation.status.is_ended and not plan.cancel:
             return RequeueAfter(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
@@ -104,7 +106,7 @@ class AllocationReconciler:
         return RequeueAfter(WAIT_SECONDS) if undecided else Done()
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """What cannot be submitted as it is written ends here; the pool says why."""
+        """End an allocation that cannot be submitted as written; the pool's condition has the reason."""
         try:
             allocation = await self._store.get(key)
         except NotFound:
@@ -113,21 +115,23 @@ class AllocationReconciler:
         await self._submitter.refuse(allocation, str(error))
 
     async def _has_owner(self, allocation: Allocation) -> bool:
-        """Its very pool is still there; a pool whose finalizer was taken away by hand leaves its allocations behind."""
+        """Whether its pool still exists, with the same uid; a pool whose finalizer was removed by hand leaves its
+        allocations behind.
+        """
         try:
             return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
         except NotFound:
             return False
 
     def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
-        """The latest snapshot that can tell of this allocation: one begun before its submit answered may lack the job."""
+        """Latest snapshot that counts for this allocation: one begun before its submit answered may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
     def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
-        """Complete snapshots in a row that could have shown its job, and do not."""
+        """Complete snapshots in a row that could have shown its job, and did not."""
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
@@ -149,7 +153,7 @@ class AllocationReconciler:
         self._feed.refresh()
 
     async def _drain(self, allocation: Allocation) -> None:
-        """Tell it once more, and end it when it takes too long."""
+        """Repeat the order to drain, and end the job when draining takes too long."""
         uid, status = allocation.metadata.uid, allocation.status
         self._agents.drain(uid)
         self._endpoints.drain(uid)
@@ -168,7 +172,7 @@ class AllocationReconciler:
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
-        """Status from what was seen; what is not known stays as it was."""
+        """Write the status from the snapshot; unknown fields stay as they were."""
         before, uid = allocation.status, allocation.metadata.uid
         update: dict[str, Any] = {}
         if plan.adopt is not None:
@@ -223,19 +227,19 @@ class AllocationReconciler:
         )
 
     async def _accounting_of(self, id: str) -> Job | None:
-        """Return what accounting knows of a job that has ended; it is not waited for."""
+        """Return accounting's record of an ended job, without waiting for one."""
         with contextlib.suppress(SlurmUnreachable, TimeoutError):
             async with asyncio.timeout(NAME_SECONDS):
                 return (await self._driver.accounting([id])).get(id)
         return None
 
     def _waits_for_name(self, uid: str) -> bool:
-        """slurmctld tells slurmdbd of an end a moment later than us."""
+        """Whether to wait for accounting's user name: slurmctld reports an end to slurmdbd a moment later than to us."""
         now = self._clock.time()
         return now - self._awaiting_user_name.setdefault(uid, now) < NAME_SECONDS
 
     async def _why_ended(self, allocation: Allocation) -> str:
-        """Why we ended it; empty where we did not."""
+        """Our reason for ending it; empty where we did not."""
         if (ending := get_condition(allocation.status.conditions, ENDING)) is not None:
             return ending.message
         if (draining := get_condition(allocation.status.conditions, DRAINING)) is not None:
@@ -254,7 +258,9 @@ class AllocationReconciler:
         return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
 
     async def _is_gone(self, allocation: Allocation) -> dict[str, Any]:
-        """Slurm's memory has lost the job, and nothing speaks for it; accounting may know how it ended."""
+        """Status of an allocation whose job slurmctld has forgotten and no process reports; accounting may know how it
+        ended.
+        """
         status, now = allocation.status, self._clock.time()
         assert status.job_id is not None
         absence = self._feed.missing[status.job_id]
@@ -283,7 +289,7 @@ class AllocationReconciler:
         return endpoint.ready if endpoint is not None else self._agents.of_allocation(uid) is not None
 
     async def _conditions(self, allocation: Allocation, status: AllocationStatus, ended: str) -> list[Condition]:
-        """`ended`: how it did, where it has; that is said once and stays."""
+        """Conditions for this status. `ended`: text about its end, written once and never changed."""
         generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
         known = get_condition(status.conditions, "Ready")
         if status.is_ended and known is not None and known.reason == "Ended":
@@ -313,7 +319,7 @@ class AllocationReconciler:
             if draining is None:
                 word, why = await self._reason_to_go(allocation)
                 message = f"{why}; it accepts no new work and ends after its present work"
-            else:  # why it was told to go does not change by what happens to others later
+            else:  # the reason of its drain does not change with later events
                 word, message = draining.reason, draining.message
             conditions = set_condition(conditions, DRAINING, True, word, message, generation=generation, now=now)
         return conditions
@@ -321,7 +327,7 @@ class AllocationReconciler:
     def _in_queue_condition(
         self, status: AllocationStatus, conditions: list[Condition], generation: int
     ) -> list[Condition]:
-        """Whether Slurm's queue shows the job, once it has not."""
+        """Add whether Slurm's queue shows the job, from the first time that it does not."""
         absence, now = self._feed.missing.get(status.job_id or ""), self._clock.time()
         if status.is_ended or (absence is None and get_condition(conditions, IN_QUEUE) is None):
             return conditions
@@ -375,7 +381,7 @@ def _pool_key(allocation: Allocation) -> ObjectKey:
 
 
 def _is_requeued(status: AllocationStatus) -> bool:
-    """Whether somebody had its job run again after a process had been bound to it."""
+    """Whether its job was requeued after a process had been bound to it."""
     return status.binding is not None and status.restart_count > status.binding.restart_count
 
 

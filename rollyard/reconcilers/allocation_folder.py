@@ -1,4 +1,4 @@
-"""The folder an allocation's job works from, on storage that its node sees: its identity, its token, its log."""
+"""Folder of an allocation's job, on storage that its node sees: its identity, its token, its log."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rollyard.trust.secret_files import write_secret
 from rollyard.wire.files import AllocationFile
 
 TAIL_BYTES, TAIL_LINES = 16 << 10, 20
-"""How much of the end of a log is looked at."""
+"""Part of a log's end that is read."""
 SLURM_LOG_PREFIXES = ("slurmstepd: ", "srun: ")
-"""Lines in a job's log that are not the job's."""
+"""Prefixes of lines in a job's log that Slurm wrote, not the job."""
 GANG_WAIT_SECONDS = 60
 
 
@@ -41,11 +41,11 @@ class AllocationFolders:
         self._runtime = PythonArchive(data / "runtime")
 
     def comment(self, id: str) -> str:
-        """Names a job as ours; `id` is an allocation's uid, or that of a burst."""
+        """Comment that marks a job as ours; `id` is the uid of an allocation, or the id of a burst."""
         return f"rollyard:{self._server_id}:{id}"
 
     def owner(self, allocation: Allocation) -> str:
-        """What its job is found again by: what adoption and the sweep for orphans go by."""
+        """Key by which adoption and the sweep for orphans find the allocation's job again."""
         status = allocation.status
         if status.burst is None:
             return self.comment(allocation.metadata.uid)
@@ -55,7 +55,7 @@ class AllocationFolders:
         return job.comment.startswith(self.comment(""))
 
     def folder(self, namespace: str, name: str) -> Path:
-        """The one place that makes a path of names. Raises NotFound for a name that no allocation can have."""
+        """Path of an allocation's folder; no other function makes a path of names. Raises NotFound for an impossible name."""
         for text in (namespace, name):
             if next(name_problems(text), None) is not None:
                 raise NotFound(f"allocation {text[:80]!r} does not exist")
@@ -65,19 +65,19 @@ class AllocationFolders:
         return self.folder(namespace, name) / "job.log"
 
     def script(self, allocation: Allocation) -> BatchScript:
-        """What would be submitted for one allocation alone. Pure."""
+        """Script for one allocation alone. Pure."""
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
         return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
 
     def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
-        """What would be submitted for allocations of one pool and one template together. Pure."""
+        """One script for several allocations of one pool and one template. Pure."""
         first = allocations[0]
         stem = first.metadata.name.rpartition("-")[0]  # without the index
         return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
 
     def burst(self, id: str) -> Path:
-        """The manifest of a burst: a folder with a link to each allocation's folder, called after its index."""
+        """Folder of a burst's manifest, with a link to each allocation's folder, called after its index."""
         return self._data / "bursts" / id
 
     def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
@@ -104,7 +104,7 @@ class AllocationFolders:
             (folder / str(task)).symlink_to(self.folder(meta.namespace, meta.name))
 
     def prepare(self, allocation: Allocation, pool: Pool) -> None:
-        """Write the folder; again is no error. Blocks."""
+        """Write the folder; a second call is no error. Blocks."""
         self._runtime.pack(allocation.spec.template)
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
@@ -125,11 +125,11 @@ class AllocationFolders:
         write_secret(folder / "allocation.json", told.model_dump_json(), durable=False)
 
     def write_script(self, script: BatchScript) -> None:
-        """Beside what it is for, for people to look at. Blocks."""
+        """Write the script beside the job's other files, for people to read. Blocks."""
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_output(self, allocation: Allocation, end: float) -> LastOutput | None:
-        """Return what its job wrote in the seconds before this end (Unix seconds), where that is certain. Blocks."""
+        """Last output of its job in the seconds before this end (Unix seconds), where its time is certain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:
@@ -141,7 +141,7 @@ class AllocationFolders:
         return last_output(lines, facts.st_mtime, end)
 
     def remove(self, allocation: Allocation) -> None:
-        """Blocks."""
+        """Remove its folder. Blocks."""
         status = allocation.status
         shutil.rmtree(self.folder(allocation.metadata.namespace, allocation.metadata.name), ignore_errors=True)
         if status.burst is not None:
@@ -153,16 +153,16 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """The last line, or the reason that one of our processes gave for its exit; None where it is older or its age unknown.
+    """The last line, or one of our processes' reason for its exit; None where it is older or its age unknown.
 
-    `written_at`: when the last of them was (Unix seconds). Lines of our own logs say themselves when they were. Pure.
+    `written_at`: time of the last line (Unix seconds). Lines of our own logs carry their own time. Pure.
     """
     said = [line for line in lines if line.strip()]
     for line in reversed(said[-TAIL_LINES:]):
         at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
             return LastOutput(message, end - at, is_exit_reason=True)
-    if not said or said[-1].startswith(SLURM_LOG_PREFIXES):  # which moves the file's time
+    if not said or said[-1].startswith(SLURM_LOG_PREFIXES):  # a line of Slurm's changes the file's time
         return None
     at, _, message = _parse_log_line(said[-1])
     before = end - (written_at if at is None else at)
@@ -179,9 +179,11 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """A gang has one process on each node; the first that dies ends them all, and none waits long for the others."""
+    """Command that starts a gang: one process on each node. The first that dies ends all, and none waits long for the
+    others.
+    """
     if template.nodes == 1:
         return []
-    # srun does not take the cores over from sbatch (Slurm 22.05, release notes).
+    # srun does not inherit the cores from sbatch (Slurm 22.05, release notes).
     cores = f"--cpus-per-task={template.cpus_per_task}"
     return ["srun", "--kill-on-bad-exit=1", f"--wait={GANG_WAIT_SECONDS}", "--ntasks-per-node=1", cores]

@@ -1,18 +1,17 @@
-"""How many allocations a pool that follows its demand should have. Pure.
+"""Size of a pool that follows its demand. Pure.
 
-Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) with what Knative's autoscaler knows of bursts and of zero:
+Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with the treatment of bursts and of zero from Knative's
+autoscaler:
 
-- each metric asks for ceil(total / what one replica takes), which is ceil(current x metric / target); within a tolerance of
-  0.1 it asks for no change; the metric that asks for most wins. What is submitted and not ready counts as current, so
-  that nothing is asked for twice;
-- up to what was asked for all through one window, down to the highest that was asked for within another; policies limit
-  the pace of both;
-- from zero at the first demand; from one to zero only when there was nothing to do for `idleTimeoutSeconds`;
-- a burst that asks for twice the size is a panic: it does not wait for the window, and nothing is given back until it has
-  been over for a minute;
-- nothing is given back while a metric is not known, nor, after a restart, until the window is full again;
-- at most FLAP_BUDGET changes of direction within FLAP_WINDOW_SECONDS. Demand cannot wait and giving back can, so a turn
-  towards fewer has to leave room for the turn back that may follow it.
+- each metric asks for ceil(total / capacity of one replica), which is ceil(current x metric / target); within a
+tolerance of 0.1 it asks for no change; the highest request wins. Submitted replicas that are not ready count as
+current, so that nothing is requested twice; - up to the size that was requested all through one window, down to the
+highest that was requested within another; policies limit the pace of both; - from zero at the first demand; from one to
+zero only when there was nothing to do for `idleTimeoutSeconds`; - a burst that asks for twice the size is a panic: it
+does not wait for the window, and the pool does not shrink until the burst has been over for a minute; - no shrinking
+while a metric is unknown nor, after a restart, until the window is full again; - at most FLAP_BUDGET changes of
+direction within FLAP_WINDOW_SECONDS. Growth cannot wait and shrinking can, so a turn towards fewer must leave room for
+the turn back that may follow it.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ FLAP_BUDGET, FLAP_WINDOW_SECONDS = 6, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measure of what is asked of a pool."""
+    """One measure of a pool's demand."""
 
     name: str
     total: float | None
-    """Over the whole pool, what waits included; None while it is not known."""
+    """Sum over the whole pool, waiting work included; None while it is unknown."""
     target: float
-    """What one replica takes of it."""
+    """Capacity of one replica."""
     complete: bool = True
-    """False where `total` may be more, because a replica has not said its part."""
+    """False where `total` may be more, because a replica has not reported."""
 
     @property
     def missing(self) -> bool:
         return self.total is None or not self.complete
 
     def needs(self, current: int) -> int | None:
-        """Replicas that it asks for."""
+        """Number of replicas for this metric alone."""
         if self.total is None:
             return None
         if current > 0 and abs(self.total / (current * self.target) - 1) <= TOLERANCE + 1e-9:
@@ -71,27 +70,27 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class ScalerMemory:
-    """What is remembered from call to call, and may be lost: then it is waited for until it is whole again."""
+    """State from call to call. It may be lost; then no shrinking until the windows are full again."""
 
     since: float
-    """From when on nothing is missing in it (Unix seconds)."""
+    """Unix seconds from which on the state is complete."""
     requested: SlidingMax = field(default_factory=SlidingMax)
-    """Sizes that were asked for."""
+    """Sizes that were requested."""
     requested_negated: SlidingMax = field(default_factory=SlidingMax)
-    """Their highest is minus the lowest that was asked for."""
+    """The same sizes negated: the highest is minus the lowest request."""
     changes: tuple[tuple[float, int], ...] = ()
-    """(when it was noticed, by how many the size changed)."""
+    """(Unix seconds at which it was noticed, difference of the size)."""
     size: int | None = None
-    """At the last call."""
+    """Size at the last call."""
     panic_until: float = -math.inf
 
     @classmethod
     def begin(cls, now: float, *, new: bool) -> ScalerMemory:
-        """`new`: the pool was never scaled, so that there is nothing that could have been forgotten."""
+        """Empty state. `new`: the pool was never scaled, so no request can have been forgotten."""
         return cls(since=-math.inf if new else now)
 
     def observe(self, now: float, size: int, wanted: int) -> ScalerMemory:
-        """Notice what became of the last decision, and what is asked for now."""
+        """Add the current size and the requested one."""
         changes = tuple(change for change in self.changes if change[0] > now - MAX_PERIOD_SECONDS)
         if self.size not in (None, size):
             changes = (*changes, (now, size - (self.size or 0)))
@@ -105,13 +104,13 @@ class ScalerMemory:
         )
 
     def changed(self, since: float) -> int:
-        """By how many the size has changed since."""
+        """Difference of the size since that time."""
         return sum(by for at, by in self.changes if at > since)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingLimit:
-    """What keeps the size from what is asked for; a reason and a message of a condition."""
+    """Reason that keeps the size from the requested one; for a condition."""
 
     reason: str
     message: str
@@ -121,11 +120,11 @@ class ScalingLimit:
 class ScaleDecision:
     desired: int
     message: str
-    """The numbers it was made from."""
+    """Numbers that the message was made from."""
     record: ScalingRecord = field(default_factory=ScalingRecord)
-    """Goes into the pool's status together with the decision."""
+    """Record for the pool's status, written together with the decision."""
     memory: ScalerMemory | None = None
-    """For the next call."""
+    """State for the next call."""
     limit: ScalingLimit | None = None
 
 
@@ -137,9 +136,9 @@ class _Decision:
     memory: ScalerMemory
     record: ScalingRecord
     size: int
-    """So far, within the bounds."""
+    """Size so far, within the bounds."""
     wanted: int
-    """Within the bounds."""
+    """Requested size, within the bounds."""
     now: float
 
 
@@ -152,7 +151,7 @@ def autoscale(
     current: int,
     now: float,
 ) -> ScaleDecision:
-    """The next size of a pool. `current` is what was last decided, whether or not all of it has started."""
+    """Decide a pool's next size. `current` is the last decided one, whether or not all of it has started."""
     low, high = bounds.min_replicas, bounds.max_replicas
     size = min(max(current, low), high)
     asked = max((need for m in metrics if (need := m.needs(size)) is not None), default=0)
@@ -174,7 +173,7 @@ def autoscale(
 
 
 def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) -> datetime | None:
-    """Since when nothing that is known of is to be done."""
+    """Time since which no known work is left."""
     totals = [m.total for m in metrics if m.total is not None]
     return (record.idle_since or as_datetime(now)) if totals and not any(totals) else None
 
@@ -199,7 +198,7 @@ def _up(case: _Decision) -> tuple[int, ScalingLimit | None]:
     window = 0 if now < case.memory.panic_until else rules.stabilization_window_seconds
     least = -case.memory.requested_negated.max_since(now - window, -wanted)
     if now - case.memory.since < window:
-        least = size  # what was asked for before is forgotten
+        least = size  # earlier requests are forgotten
     steady = max(size or 1, min(least, wanted))
     most = max(size, _bounded_by_policies(rules, case, _highest_by_policy, (max, min), steady))
     if most < steady:
@@ -283,7 +282,7 @@ def _bounded_by_policies(
     pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
     unlimited: int,
 ) -> int:
-    """As far as the policies allow; `pick` takes the furthest and the nearest of sizes. Each counts from its period's start."""
+    """Size that the policies allow; `pick` takes the furthest and the nearest of sizes. Each counts from its period's start."""
     if rules.select_policy == "Disabled":
         return case.size
     if not rules.policies:
@@ -299,7 +298,7 @@ def _recent(record: ScalingRecord, now: float) -> list[datetime]:
 
 
 def _with_direction(record: ScalingRecord, size: int, desired: int, now: float) -> ScalingRecord:
-    """With the direction of this decision, and that it is another one."""
+    """The record with the direction of this decision, where the direction changed."""
     if desired == size:
         return record
     direction: Literal["Up", "Down"] = "Up" if desired > size else "Down"

@@ -1,8 +1,8 @@
-"""The conditions Ready, Updated and RenewalBlocked of a pool. Pure.
+"""Conditions Ready, Updated and RenewalBlocked of a pool. Pure.
 
-As a Deployment has it, Ready is about what serves, of whatever template, and Updated about the change to the present one.
-What is true now is said before what failed earlier. Times of day stand in the messages and no seconds that are left, so that
-a message stays as it is for as long as nothing changes.
+As for a Deployment, Ready is about serving allocations, whatever their template, and Updated about the change to the
+present template. The present state comes before earlier failures. Messages hold times of day and no remaining seconds,
+so that a message stays the same for as long as nothing changes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT
 CRASH_LOOP = 3
 """Failures in a row that are no accident any more."""
 SUBMIT_ANSWER_SECONDS = 5.0
-"""A submit that takes longer is spoken of."""
+"""A submit that takes longer is reported."""
 SHORT_WAIT_SECONDS = 10.0
-"""A job that waits so long, for what most jobs wait for a moment, is spoken of before other things."""
+"""A job that waits so long for a usually short wait is reported before other causes."""
 _LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
-"""In Slurm's words for a refusal that may pass by itself."""
+"""Words of Slurm's in refusals that may pass by themselves."""
 NO_WARNING = {
     "AllReady",
     "Deleting",
@@ -46,12 +46,12 @@ NO_WARNING = {
     "WaitingForSlurm",
     "WeightsUpdating",
 }
-"""Reasons that are ordinary business."""
+"""Reasons that need no warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """All that the conditions are made from."""
+    """Input of the conditions."""
 
     pool: Pool
     observation: PoolObservation
@@ -72,7 +72,7 @@ class PoolView:
 
 
 def replicas(view: PoolView) -> Replicas:
-    """Ready and updated count no more than what is desired: beside that, something is about to go."""
+    """Counts of replicas. Ready and updated never exceed the desired number: what is above it is about to go."""
     desired, serving = view.scale.desired, [m for m in view.members if m.serves]
     return Replicas(
         desired=desired,
@@ -84,7 +84,7 @@ def replicas(view: PoolView) -> Replicas:
 
 
 def ready(view: PoolView) -> ConditionUpdate:
-    """Whether the desired number serves now, whatever it was made from."""
+    """Whether the desired number serves now, whatever its template."""
     pool, look, count = view.pool, view.observation, replicas(view)
     counted = f"{count.ready} of {count.desired} allocations ready"
     if pool.metadata.deletion_timestamp is not None:
@@ -104,7 +104,7 @@ def ready(view: PoolView) -> ConditionUpdate:
 
 
 def updated(view: PoolView) -> ConditionUpdate:
-    """Whether the pool has come to what its spec says now; as a Deployment's Progressing, it ends where it has come to it."""
+    """Whether the pool has reached its present spec; like a Deployment's Progressing, it stays true from then on."""
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:
@@ -123,7 +123,7 @@ def updated(view: PoolView) -> ConditionUpdate:
 
 
 def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
-    """Whether a successor cannot be ready in time, why, and how long the gap is going to be; None before the first time."""
+    """Whether a successor cannot be ready in time, why, and how long the gap will be; None before the first time."""
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)
     known = get_condition(view.pool.status.conditions, "RenewalBlocked")
@@ -136,7 +136,7 @@ def _renewal_blocked_reason(view: PoolView) -> tuple[str, str] | None:
 
 
 def _why_too_few(view: PoolView) -> tuple[str, str]:
-    """(reason, why) fewer serve than are desired: what stands in the way now, then what failed, then what is on its way."""
+    """(reason, message) why fewer serve than desired: present obstacles first, then failures, then allocations on their way."""
     suspended = [m.allocation for m in view.members if m.active and m.suspended]
     if suspended:
         jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
@@ -157,7 +157,7 @@ def _why_too_few(view: PoolView) -> tuple[str, str]:
 
 
 def _failure_reason(view: PoolView) -> tuple[str, str] | None:
-    """(reason, message) where the present template failed and none of it has become ready since."""
+    """(reason, message) where the present template failed and no allocation of it has become ready since."""
     ends = view.ends
     if not ends.failing:
         return None
@@ -171,7 +171,7 @@ def _failure_reason(view: PoolView) -> tuple[str, str] | None:
 
 
 def _interruption_text(view: PoolView) -> str:
-    """Text about an end from outside, as long as nothing has become ready since."""
+    """Text about an end from outside, as long as no allocation has become ready since."""
     last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
     if last is None or last.status.end_time is None:
         return ""
@@ -185,7 +185,7 @@ def _interruption_text(view: PoolView) -> str:
 
 
 def _first_starting(view: PoolView) -> str:
-    """The first of those that run and are not heard."""
+    """Text about the first running allocation whose process has not connected."""
     for m in view.members:
         status = m.allocation.status
         if m.active and m.started and not m.ready:
@@ -206,7 +206,7 @@ def _end_text(allocation: Allocation) -> str:
 
 
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
-    """The submits that have taken too long; empty where there are none."""
+    """Text about submits that have taken too long; empty where there are none."""
     late: list[tuple[float, str, str]] = []
     for a in allocations:
         asked, told = _submitted_at(a), get_condition(a.status.conditions, SUBMITTED)
@@ -229,7 +229,7 @@ def _submitted_at(allocation: Allocation) -> float | None:
 
 
 def _is_notable_wait(view: PoolView, reason: str) -> bool:
-    """Whether a job's wait is worth more words than the failure before: it is no matter of a moment."""
+    """Whether a job's wait comes before an earlier failure in the message, because it will not pass in a moment."""
     if not is_transient(reason):
         return True
     pending = [a for a in view.active if a.status.job_state == "PENDING" and reason_word(a.status.reason) == reason]
@@ -238,7 +238,7 @@ def _is_notable_wait(view: PoolView, reason: str) -> bool:
 
 
 def _why_nothing_placed(view: PoolView) -> str:
-    """Why no rollout can be placed though allocations are ready; empty where one can be."""
+    """Reason why no rollout can be placed though allocations are ready; empty where one can be."""
     pool, serving = view.pool, [m for m in view.members if m.serves]
     if not isinstance(pool, RolloutPool):
         return ""

@@ -1,4 +1,4 @@
-"""What is asked of a pool, in the measures that its autoscaler goes by. Pure."""
+"""Demand on a pool, as the metrics of its autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Counts = Mapping[Stage, int]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a model server last said of its load; None where it has not said so."""
+    """Last load that a model server reported; None where it reported none."""
 
     waiting: int | None = None
     kv_usage: float | None = None
 
 
 def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> list[Metric]:
-    """For each stage that takes its time, what is in it or on its way to it, by its widest width.
+    """One metric for each stage that takes time: rollouts in it or on their way to it, by its greatest width.
 
-    What waits for INIT is on its way to RUN: node agents take in so much ahead of it. To count it by the width of INIT would
-    ask for allocations whose RUN workers stand idle.
+    Rollouts that wait for INIT are on their way to RUN: node agents take in some ahead of it. A count by the width of
+    INIT would ask for allocations whose RUN workers stand idle.
     """
     total = {stage: queued.get(stage, 0) + in_flight.get(stage, 0) for stage in Stage}
     return [
@@ -51,7 +51,9 @@ def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
 
 
 def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[LoadReport]) -> list[Metric]:
-    """`live`: sessions held and asked for; `reports`: one for each allocation that has been ready."""
+    """Metrics of an InferencePool. `live`: held and requested sessions; `reports`: one for each allocation that has
+    been ready.
+    """
     return [
         Metric("sessions", live, targets.target_sessions_per_replica),
         _reported_metric("requests waiting", [r.waiting for r in reports], targets.target_waiting_per_replica),

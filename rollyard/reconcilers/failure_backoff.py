@@ -1,7 +1,8 @@
-"""How often allocations of the present template failed in a row, how often others ended them, and the back-off of both. Pure.
+"""Failures and interruptions in a row of a pool's allocations, and the back-off after both. Pure.
 
-A failure is an end that the template has to answer for. Whoever is made anew after it and fails again has failed in a row;
-those that fail side by side fail once. One that was ready for a while in between, or another template, starts afresh.
+A failure is an end that the template is to blame for. A failure of an allocation made after an earlier failure adds
+one; failures side by side count once. An allocation that was ready for a while in between, or another template, resets
+the count.
 """
 
 from __future__ import annotations
@@ -14,63 +15,64 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolStatus
 
 GONE = "GONE"
-"""Job state of our own: in no complete snapshot any more, its end is not known."""
+"""Job state of our own: the job is in no complete snapshot any more, and its end is unknown."""
 FAILURES = {"FAILED", "OUT_OF_MEMORY", "COMPLETED"}
-"""Ends that come from what an allocation was made from, or from a submit that Slurm refused."""
+"""Ends caused by the template, or by a submit that Slurm refused."""
 INTERRUPTIONS = {"NODE_FAIL", "BOOT_FAIL", "CANCELLED", "DEADLINE", "REVOKED", GONE}
-"""Ends that come from outside: a node, an administrator, a person. A walltime and a preemption are ordinary business."""
+"""Ends from outside: a node, an administrator, a person. Ends by walltime and by preemption are ordinary and not listed."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
-"""The same while nothing of the pool serves: what was missing may be there again."""
+"""Cap of the back-off while no allocation of the pool serves: the missing thing may be there again."""
 LAUNCH_SECONDS = 15.0
-"""First back-off after a job that got a node and never ran there: Slurm drains a node whose prolog fails, and a pool that
-comes back at once would drain them all."""
+"""First back-off after a job that got a node and never ran there: Slurm drains a node whose prolog fails, and a pool
+that submits again at once would drain them all.
+"""
 STEADY_SECONDS = 10.0
-"""Seconds of being ready that are a success; what dies sooner after it was ready still fails in a row."""
+"""Seconds of being ready that count as a success; an allocation that ends sooner still fails in a row."""
 FORGET_INTERRUPTIONS_SECONDS = 60.0
-"""All ready for so long: earlier failures are forgotten."""
+"""Seconds with all allocations ready after which earlier interruptions are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndCounts:
-    """Allocations that ended though they should not have."""
+    """Counts of allocations that ended though they should not have."""
 
     template: str = ""
-    """Hash of the template that `failures` are of."""
+    """Hash of the template that `failures` belong to."""
     failures: int = 0
-    """In a row, of this template."""
+    """Failures in a row, of this template."""
     last_failure: float | None = None
-    """Unix seconds; of any template."""
+    """Unix seconds of the last failure of any template."""
     interruptions: int = 0
-    """In a row, whatever they were made from."""
+    """Interruptions in a row, of any template."""
     last_interruption: float | None = None
     failing: bool = False
-    """The template failed, and none of it has become ready since."""
+    """The template failed, and no allocation of it has become ready since."""
     backoff_cap: float = BACKOFF_CAP_SECONDS
     first_backoff: bool = False
-    """The last one that was interrupted got a node and never ran there."""
+    """The last interrupted allocation got a node and never ran there."""
 
     @property
     def next_at(self) -> float:
-        """When the back-off is over (Unix seconds); 0.0 when there is none."""
+        """End of the back-off (Unix seconds); 0.0 when there is none."""
         failed = _backoff_until(self.last_failure, self.failures, self.backoff_cap)
         if self.first_backoff:
             return max(
                 failed, _backoff_until(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS)
             )
-        # The first one is replaced at once: most of them are nobody's fault here.
+        # The first interruption has no back-off: most have no cause here.
         return max(failed, _backoff_until(self.last_interruption, self.interruptions - 1, self.backoff_cap))
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether interruptions, and not failures, are what is waited for."""
+        """Whether the back-off is for interruptions, and not for failures."""
         return self.next_at > _backoff_until(self.last_failure, self.failures, self.backoff_cap)
 
 
 def count_ends(
     status: PoolStatus, template: str, allocations: Sequence[Allocation], now: float, *, serves: bool, all_ready: bool
 ) -> EndCounts:
-    """The count with what has ended since. `serves`: any allocation does; `all_ready`: every active one is."""
+    """Add the ends since the last count. `serves`: any allocation does; `all_ready`: every active one is."""
     own = [a for a in allocations if a.spec.template_hash == template]
     last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
     failures = status.failures if status.template_hash == template and not _had_steady_run(own, last, now) else 0
@@ -91,7 +93,7 @@ def count_ends(
 
 
 def last_ended(allocations: Iterable[Allocation], states: set[str], template: str | None = None) -> Allocation | None:
-    """The last one that ended so by itself."""
+    """The last allocation that ended in one of these states without our order."""
     found = [
         a
         for a in allocations
@@ -101,7 +103,7 @@ def last_ended(allocations: Iterable[Allocation], states: set[str], template: st
 
 
 def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
-    """One more for each that was made after the last one and has ended in its turn."""
+    """Add one for each end of an allocation that was made after the last counted end."""
     ends = sorted(
         (a.status.end_time.timestamp(), _made_at(a)) for a in ended if a.status.end_time and not _was_expected(a)
     )
@@ -112,7 +114,7 @@ def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> t
 
 
 def _had_steady_run(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
-    """Whether one has become ready since then, and stayed so for a while."""
+    """Whether an allocation has become ready since then, and stayed so for a while."""
     for a in allocations:
         ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.is_ended else now
         if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:

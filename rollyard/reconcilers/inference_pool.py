@@ -1,4 +1,4 @@
-"""What is an InferencePool's own: endpoints, the sessions on them, and the weights that they serve."""
+"""Observer of InferencePools: endpoints, their sessions, and the weights that they serve."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InferencePoolObserver:
         outside_demand: Callable[[PoolKey], int],
         clock: Clock,
     ) -> None:
-        """`outside_demand`: sessions of outside agents that are open in a pool or are to be."""
+        """`outside_demand`: sessions of external agents that are open in a pool, or requested."""
         self._endpoints = endpoints
         self._clock = clock
         self._coarse = StatusMetricsCache(clock)
@@ -77,7 +77,9 @@ class InferencePoolObserver:
         return self._endpoints.weights_report(meta.uid, f"{meta.namespace}/{meta.name}")
 
     def _member(self, allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
-        """By sessions and not by requests: between two turns an engine is idle, and the rollout's cache is on it."""
+        """A pool's member. Its load is sessions and not requests: between two turns an engine is idle but holds the
+        rollout's cache.
+        """
         live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
         if state is None:
             return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
@@ -86,8 +88,9 @@ class InferencePoolObserver:
         )
 
     async def _requested_sessions(self, pool: InferencePool) -> int:
-        """Held and asked for by outside agents, and by the rollouts of all RolloutPools that use this pool, one for each
-        role it plays there."""
+        """Sessions held and requested by external agents, and by rollouts of all RolloutPools that use this pool, one
+        for each role it has there.
+        """
         meta = pool.metadata
         total = self._outside_demand((meta.namespace, meta.name))
         for user in self._rollout_pools():
@@ -99,7 +102,7 @@ class InferencePoolObserver:
         return total
 
     async def on_deleted(self, pool: Pool) -> None:
-        """Rollouts in hand go on while their endpoint drains; the queue waits for another pool of this name."""
+        """Do nothing: running rollouts go on while their endpoint drains, and the queue waits for another pool of this name."""
 
 
 def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
@@ -133,7 +136,7 @@ def _status_update(coarse: StatusMetrics, states: Sequence[EndpointState], held:
 
 
 def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
-    """Why no endpoint that could take one more session does; empty when one does, or none could at all."""
+    """Reason why no endpoint takes one more session; empty when one does, or when none is ready at all."""
     taking = [s for s in states if s.is_accepting]
     if any(s.admission.admits(held.get(s.endpoint.id, 0)) for s in taking):
         return ""
@@ -141,7 +144,7 @@ def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapp
 
 
 def _is_in_update(member: Member, pool: InferencePool) -> bool:
-    """In an update of the weights: it has an engine, which stays, and serves the model in the spec."""
+    """Whether an update of the weights is why it is not ready: its engine runs on and serves the spec's model."""
     allocation = member.allocation
     return (
         member.active
@@ -151,7 +154,7 @@ def _is_in_update(member: Member, pool: InferencePool) -> bool:
 
 
 def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeights]) -> list[ConditionUpdate]:
-    """Whether every endpoint serves the current weights, and if not why."""
+    """Whether every endpoint serves the current weights, with the reason if not."""
     operation, current = weights.operation, weights.current
     if operation is not None and operation.is_running:
         message = f"{operation.done} of {operation.total} endpoints serve {operation.target.version}"
@@ -175,6 +178,6 @@ def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeight
 
 
 def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[LoadReport]:
-    """One for each that counts and has once been ready: it has something to say, whether or not it is heard now."""
+    """One report for each active member that has ever been ready, whether or not it answers now."""
     heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
     return [LoadReport() if state is None else LoadReport(state.waiting, state.kv_usage) for state in heard]

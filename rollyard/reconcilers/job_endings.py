@@ -1,7 +1,8 @@
-"""How a job ended, in words: what is certain first, and the job's last output as what it is. Pure.
+"""Text about how a job ended: certain facts first, then the job's last output, named as such. Pure.
 
-The cause is never guessed. Certain are the signal or exit code, what we did ourselves and why, and Slurm's state with whom it
-names; where nobody is known, that is said. A line of a log is no cause: it may be hours old and speak of something else.
+The cause is never guessed. Certain are the signal or exit code, our own action and its reason, and Slurm's state with
+the user it names; where no user is known, the text includes that. A line of a log is no cause: it may be hours old and
+about something else.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from rollyard.reconcilers.failure_backoff import GONE
 from rollyard.reconcilers.plan import template_hash
 
 SHORT_CHARS = 120
-"""For tables and conditions of pools: one line."""
+"""Length for tables and conditions of pools: one line."""
 LONG_CHARS = 1_000
 RECENT_SECONDS = 5.0
-"""Output older than this at the end is not shown."""
+"""Seconds; output older than this at the end is not shown."""
 _SHORT_STATES = {"", "None", "NonZeroExitCode"}
-"""Reasons of Slurm's that say no more than the exit code."""
+"""Slurm's reasons that add nothing to the exit code."""
 _STATES = {
     "TIMEOUT": "its walltime ended (TIMEOUT)",
     "PREEMPTED": "Slurm preempted it (PREEMPTED)",
@@ -39,31 +40,31 @@ class LastOutput:
 
     text: str
     before: float = 0.0
-    """Seconds between it and the end."""
+    """Seconds from this line to the end."""
     is_exit_reason: bool = False
-    """Our own process named it as the reason for which it exits."""
+    """Whether our own process named it as the reason of its exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """Facts that are certain about the end of a job."""
+    """Certain facts about the end of a job."""
 
     state: str
     exit_code: int | None = None
-    """As a shell says it: 128 + n for signal n."""
+    """Exit code as a shell shows it: 128 + n for signal n."""
     slurm_reason: str = ""
     node: str = ""
     by_us: str = ""
-    """Why we ended it; empty where we did not."""
+    """Our reason for ending it; empty where we did not."""
     requeued: int = 0
-    """How often Slurm had run it again, though its work had gone to others; we end such a run."""
+    """Number of times that Slurm requeued it after its work had gone to others; we end such a run."""
     cancelled_by: str = ""
-    """Whom Slurm names, such as `uid 0 (root)`."""
+    """User that Slurm names, such as `uid 0 (root)`."""
     output: LastOutput | None = None
 
 
 def short_text(end: JobEnd) -> str:
-    """One line; the output only where nothing else says who or what ended it."""
+    """One line; with the output only where no other fact explains the end."""
     found = _certain_text(end)
     if end.output is not None and _is_unexplained(end):
         found = f"{found}{_output_text(end.output)}"
@@ -71,9 +72,9 @@ def short_text(end: JobEnd) -> str:
 
 
 def long_text(end: JobEnd) -> str:
-    """All that there is to say."""
+    """All known facts about the end."""
     found = _certain_text(end)
-    # One that is cancelled while it waits keeps what it waited for; and JobLaunchFailure is what Slurm calls a kill.
+    # A job cancelled while it waits keeps its reason for waiting; and Slurm's word for a kill is JobLaunchFailure.
     if end.slurm_reason not in _SHORT_STATES and end.state != "CANCELLED" and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
     tail = (
@@ -88,7 +89,7 @@ def one_line(text: str, most: int) -> str:
 
 
 def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allocation]) -> tuple[str, str]:
-    """(reason, words) of our own decision to drain or delete an allocation."""
+    """(reason, message) of our own decision to drain or delete an allocation."""
     name = allocation.metadata.name
     if pool is None or pool.metadata.deletion_timestamp is not None:
         return "PoolDeleted", "its pool is deleted"

@@ -1,7 +1,7 @@
-"""Submits: intent first, then one call to Slurm for all that wait together, a job array where they are alike.
+"""Submits: intent first, then one call to Slurm for all that wait together, a job array where they are equal.
 
-An intent is written under optimistic concurrency, so nothing is decided twice. Whatever dies between intent, submit and
-record, the next complete snapshot tells: the job is found again by its owner, or there is none.
+An intent is written under optimistic concurrency, so nothing is decided twice. After a crash between intent, submit and
+record, the next complete snapshot decides: the job is found again by its owner, or there is none.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from rollyard.slurm.base import BatchScript, Driver, JobIds
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.03
-"""What is planned together arrives within it."""
+"""Seconds to wait for allocations of the same plan."""
 MAX_TASKS = 500
-"""Of one array; sites allow 1,000 unless they say otherwise (MaxArraySize)."""
+"""Tasks in one array; sites allow 1,000 by default (MaxArraySize)."""
 SUBMIT_REFUSED = "FAILED"
 """Job state of a submit that Slurm refused."""
 INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
-"""A submit that takes longer is told in the allocation's condition."""
+"""Seconds after which a running submit is reported in the allocation's condition."""
 SUBMITTED = "Submitted"
-"""Type of that condition; there is none where Slurm answered at once."""
+"""Type of that condition; absent where Slurm answered at once."""
 
 
 _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
-"""In Slurm's words for a refusal that fewer at once may not meet."""
+"""Words of Slurm's in refusals that a smaller submit may avoid."""
 
 
 class Submitter:
-    """One task; what it holds is a set of names, and the store knows all else."""
+    """One background task. It holds a set of names; all other state is in the store."""
 
     def __init__(
         self,
@@ -59,8 +59,9 @@ class Submitter:
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> when its last submit answered (Unix seconds), kept here; a snapshot begun before may lack its
-        job."""
+        """`answered`: uid -> Unix seconds of its last submit's answer, written here; a snapshot begun before may lack
+        its job.
+        """
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -70,11 +71,11 @@ class Submitter:
         self._waiting: dict[str, ObjectKey] = {}
         self._wake = asyncio.Event()
         self.submitting: set[str] = set()
-        """Uids in hand right now."""
+        """Uids that are being submitted now."""
         self.answered = answered
 
     def add(self, allocation: Allocation) -> None:
-        """Submit it soon; one that is in hand stays in hand."""
+        """Submit it soon; a second call while it is being submitted has no effect."""
         uid = allocation.metadata.uid
         if uid not in self.submitting:
             self._waiting[uid] = allocation.key
@@ -85,7 +86,7 @@ class Submitter:
         self.answered.pop(uid, None)
 
     async def run(self) -> None:
-        """For ever."""
+        """Submit for ever."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(GATHER_SECONDS)
@@ -107,10 +108,12 @@ class Submitter:
                 assert isinstance(allocation, Allocation)
                 meta, owner = allocation.metadata, allocation.spec.pool
                 if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.is_ended:
-                    continue  # decided on an older picture
+                    continue  # decided on an older copy
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                step = meta.uid if allocation.spec.template.within is not None else None  # which is no task of an array
+                step = (
+                    meta.uid if allocation.spec.template.within is not None else None
+                )  # a step cannot be a task of an array
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
@@ -126,7 +129,7 @@ class Submitter:
         return found
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
-        """Whether any of them was let in. A burst that is too many at once is tried in halves. Raises SlurmUnreachable."""
+        """Submit these; return whether Slurm accepted any. A refused burst is tried in halves. Raises SlurmUnreachable."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
         except Invalid as error:  # a value of the template that cannot stand in a script
@@ -136,7 +139,7 @@ class Submitter:
         failpoint("after-prepare")
         intended = await asyncio.gather(*(self._record_intent(a, burst, task) for task, a in enumerate(allocations)))
         failpoint("after-intent")
-        if any(a is None for a in intended):  # changed meanwhile, by whom and to what is for the next look to find out
+        if any(a is None for a in intended):  # changed meanwhile; the next reconcile reads the change
             return True
         ours = [a for a in intended if a is not None]
         began = self._clock.time()
@@ -164,7 +167,7 @@ class Submitter:
             self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
         failpoint("after-submit")
         submitted = list(zip(ours, ids, strict=True))
-        # What could not be recorded is adopted, from the next snapshot, by its owner.
+        # A job that could not be recorded is adopted from the next snapshot, by its owner.
         await _gather(self._record(allocation, id) for allocation, id in submitted)
         failpoint("after-record")
         self._feed.refresh()
@@ -185,7 +188,7 @@ class Submitter:
         return True
 
     async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
-        """One submit; when it takes long, `ours` are told while it does, and are as they stand then."""
+        """Submit once. A slow submit is written into the conditions of `ours`, which is updated in place."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
         try:
             await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
@@ -199,7 +202,7 @@ class Submitter:
     async def _write_condition(
         self, allocation: Allocation, status: bool | None, reason: str, message: str
     ) -> Allocation:
-        """Say in a condition how its submit goes; one that was changed meanwhile stays as it is."""
+        """Write a condition about its submit; an allocation that was changed meanwhile stays as it is."""
         try:
             return await self._write(
                 allocation, {"conditions": self._with_submitted_condition(allocation, status, reason, message)}
@@ -221,7 +224,7 @@ class Submitter:
         return set_condition(conditions, SUBMITTED, status, reason, message, generation=generation, now=now)
 
     def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
-        """Folders and script; the id of the burst where there is more than one. Blocks."""
+        """Write folders and script; return the script, and the burst's id where there is more than one. Blocks."""
         burst = secrets.token_hex(8) if len(allocations) > 1 else None
         alone = self._workspace.script
         script = alone(allocations[0]) if burst is None else self._workspace.burst_script(burst, allocations)
@@ -245,7 +248,7 @@ class Submitter:
             return None
 
     async def refuse(self, allocation: Allocation, why: str) -> None:
-        """What cannot be submitted as it is written ends here; the pool says why."""
+        """End an allocation that cannot be submitted as written; the pool's condition has the reason."""
         now = as_datetime(self._clock.time())
         conditions = allocation.status.conditions
         if get_condition(conditions, SUBMITTED) is not None:
@@ -268,7 +271,7 @@ def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:
-    """Together, so that the store writes them in one go; the first error when all have ended."""
+    """Run all at once, so that the store writes them together; raise the first error when all have ended."""
     for done in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done

@@ -1,4 +1,4 @@
-"""Live jobs by all other sources than squeue: allocations, the processes bound to them, and answered submits."""
+"""Live jobs by all sources but squeue: allocations, the processes bound to them, and answered submits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KnownJobs:
         answered: Mapping[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> when its last submit answered (Unix seconds)."""
+        """`answered`: uid -> Unix seconds of its last submit's answer."""
         self._allocations = allocations
         self._agents = agents
         self._endpoints = endpoints
@@ -39,7 +39,7 @@ class KnownJobs:
         ]
 
     def _known(self, allocation: Allocation, job_id: str) -> KnownJob:
-        """Its job, and when the process that is bound to it was last heard."""
+        """Its job, and the last heartbeat of the process that is bound to it."""
         status, uid = allocation.status, allocation.metadata.uid
         endpoint, agent = self._endpoints.of_allocation(uid), self._agents.of_allocation(uid)
         heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None

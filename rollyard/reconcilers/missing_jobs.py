@@ -1,18 +1,15 @@
-"""Jobs that we know and that Slurm's queue does not show: whether they are gone, or the table is wrong. Pure.
+"""Known jobs that Slurm's queue does not show: whether they are gone, or the table is wrong. Pure.
 
-squeue can answer with its header alone, with a table that is cut at a row's end, or with an older answer, all with exit code
-0. It is one witness. The heartbeat of the process that is bound to the job is another, accounting a third.
+squeue can answer with its header alone, with a table that is cut at a row's end, or with an older answer, all with exit
+code 0. It is one source. The heartbeat of the process that is bound to the job is another, accounting a third.
 
-| heard of since it is missing | accounting | verdict |
-|---|---|---|
-| yes or no | it has ended | gone |
-| yes | anything else | lives, for as long as it is heard of |
-| no | it lives | lives, for DISPUTE_SECONDS at most: slurmdbd is behind where slurmctld told it nothing |
-| no | no answer | nothing is concluded for DISPUTE_SECONDS |
-| no | knows nothing of it | nothing is concluded for ABSENT_SECONDS; for a job that we are ending, not even so long |
+| heartbeat since it is missing | accounting | verdict | |---|---|---| | yes or no | it has ended | gone | | yes |
+anything else | lives, for as long as heartbeats come | | no | it lives | lives, for DISPUTE_SECONDS at most: slurmdbd
+lags where slurmctld did not report to it | | no | no answer | nothing is concluded for DISPUTE_SECONDS | | no | no
+record of it | nothing is concluded for ABSENT_SECONDS; for a job that we are ending, not even so long |
 
-A job that ran and is shown as waiting again, without a restart, is judged in the same way: the table is an older one, or
-slurmctld has lost what it knew.
+A job that ran and is shown as waiting again, without a restart, is judged in the same way: the table is an older one,
+or slurmctld has lost its state.
 """
 
 from __future__ import annotations
@@ -24,60 +21,60 @@ from enum import Enum, auto
 from rollyard.slurm.base import Job, JobState, Snapshot
 
 MIN_LOOKUPS = 2
-"""One look-up may be wrong by itself."""
+"""Least number of queries without the job; one may be wrong by itself."""
 ABSENT_SECONDS = 20.0
-"""Several heartbeats of a node agent, and time to come back after a restart of the server."""
+"""Several heartbeats of a node agent, and time to reconnect after a restart of the server."""
 DISPUTE_SECONDS = 180.0
 MANY_SHARE = 3
-"""Number of jobs from which on more than half of them are not missed one by one."""
+"""Number of missing jobs from which on a loss of more than half is judged as a whole."""
 
 
 class AbsenceVerdict(Enum):
     WAIT = auto()
     """Nothing may be concluded yet."""
     LIVES = auto()
-    """The table is contradicted."""
+    """The job lives: another source contradicts the table."""
     BELIEVED = auto()
-    """It is as the table says."""
+    """The table is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """A job of ours that lives as far as we know."""
+    """A job of ours that is alive by our records."""
 
     id: str
     is_running: bool = True
     restart_count: int = 0
     heard_at: float | None = None
-    """When the process bound to it was last heard of (Unix seconds)."""
+    """Unix seconds of the last heartbeat of its bound process."""
     since: float = 0.0
-    """A look-up begun before may lack it (Unix seconds)."""
+    """Unix seconds; a query begun before may lack the job."""
     leaving: bool = False
     """We are ending it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """One job that a table should show and does not, over several look-ups."""
+    """One job that tables should show and do not, over several queries."""
 
     job: KnownJob
     since: float
-    """When the first look-up without it began (Unix seconds)."""
+    """Unix seconds at which the first query without it began."""
     lookups: int = 1
     rewound: bool = False
-    """It is shown, but as it was before."""
+    """The table shows it in an earlier state."""
     asked_at: float | None = None
-    """When accounting was asked last (Unix seconds)."""
+    """Unix seconds of the last query to accounting."""
     accounting_state: Job | None = None
-    """The job as accounting knows it; None where it does not."""
+    """Accounting's record of the job; None where there is none."""
     accounting_error: str = ""
-    """Why accounting gave no answer; empty where it did."""
+    """Reason why accounting gave no answer; empty where it did."""
 
     def with_accounting(self, at: float, account: Job | None, silence: str = "") -> Absence:
         return replace(self, asked_at=at, accounting_state=account, accounting_error=silence)
 
     def quiet_seconds(self, now: float) -> float:
-        """Seconds since it was last heard of, at most since it is missing."""
+        """Seconds since its last heartbeat, at most since it is missing."""
         return now - max(self.since, self.job.heard_at or 0.0)
 
     def is_heard(self, now: float) -> bool:
@@ -86,14 +83,14 @@ class Absence:
 
     @property
     def is_contradicted(self) -> bool:
-        """Accounting contradicts the table."""
+        """Whether accounting contradicts the table."""
         if self.accounting_state is None or self.accounting_state.state.ended:
             return False
         return not (self.rewound and self.accounting_state.state is JobState.PENDING)
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Jobs that this table misses, with how often and since when; `before` is what the last one missed."""
+    """Jobs that this table misses, with count and start; `before` is the result for the table before."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)
@@ -113,7 +110,7 @@ def _is_rewound(job: KnownJob, shown: Job) -> bool:
 
 
 def judge_absence(absence: Absence, now: float) -> AbsenceVerdict:
-    """Whether the table is right about this job, by the table above."""
+    """Decide whether the table is right about this job, by the rules in this module's docstring."""
     if absence.lookups < MIN_LOOKUPS:
         return AbsenceVerdict.WAIT
     if absence.accounting_state is not None and absence.accounting_state.state.ended:
@@ -130,17 +127,17 @@ def judge_absence(absence: Absence, now: float) -> AbsenceVerdict:
 
 
 def disputed_absences(missing: Iterable[Absence], now: float) -> list[Absence]:
-    """Those about which the table is not believed."""
+    """Absences for which the table is not believed."""
     return [a for a in missing if judge_absence(a, now) is not AbsenceVerdict.BELIEVED]
 
 
 def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
-    """Whether what is not in the table may be there all the same. One job alone cannot cast doubt on all others for ever."""
+    """Whether jobs that the table does not show may exist. One job alone cannot cast doubt on all others for ever."""
     return any(now - a.since < DISPUTE_SECONDS for a in disputed_absences(missing, now))
 
 
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
-    """Why nothing at all is to be concluded from a table; empty where it is good, or lacks a few jobs only.
+    """Reason to conclude nothing at all from a table; empty where it is good, or lacks a few jobs only.
 
     It lacks all of the jobs, or more than half of several, beyond those whose end is known; or it is an older one.
     """

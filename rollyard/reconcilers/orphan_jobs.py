@@ -1,4 +1,4 @@
-"""Jobs of ours that no Allocation stands for: proven by their owner, and by a list read after the snapshot."""
+"""Jobs of ours without an Allocation: proven by their owner, and by a list read after the snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SWEEP_SECONDS = 10.0
 
 
 class OrphanSweep:
-    """Ends them; a job of a stranger, or of another server, is never touched."""
+    """Cancels orphans; a job of another user, or of another server, is never touched."""
 
     def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: AllocationFolders) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class OrphanSweep:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self) -> list[str]:
-        """Ids of the jobs that were ended."""
+        """Cancel orphans and return their ids."""
         snapshot = self._feed.latest
         if snapshot is None:
             return []

@@ -1,4 +1,4 @@
-"""What of a pool waits in Slurm's queue, and why. Pure."""
+"""Jobs of a pool that wait in Slurm's queue, with the reason. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
 
 @dataclass(frozen=True, slots=True)
 class PendingReason:
-    """What of a pool waits in Slurm's queue."""
+    """Reason that most waiting jobs of a pool have."""
 
     reason: str
-    """The word that most of them wait for."""
+    """Slurm's word for it."""
     message: str
     """Such as `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`."""
 
 
 def pending_reason(allocations: Sequence[Allocation]) -> PendingReason | None:
-    """None when no job waits."""
+    """The commonest reason; None when no job waits."""
     live = [a for a in allocations if not a.status.is_ended]
     pending = [a for a in live if a.status.job_state == "PENDING"]
     if not pending:

@@ -1,7 +1,7 @@
-"""`plan`: what to do about a pool, and about an allocation, from what is declared and what is seen. Pure.
+"""Plans for a pool and for an allocation, from the spec and the observed state. Pure.
 
-Nothing here acts, waits, or reads a clock. The same view gives the same plan; a plan carried out in part gives a view from
-which the rest is planned again.
+Nothing here acts, waits, or reads a clock. The same view gives the same plan; a plan carried out in part gives a view
+from which the rest is planned again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_start
 from rollyard.slurm.base import Job, JobState, Snapshot
 
 EMPTY_GRACE_SECONDS = 3.0
-"""After the order to drain; times in conditions are cut to whole seconds."""
+"""Seconds after the order to drain; times in conditions are cut to whole seconds."""
 KEPT_ENDED = 3
 """Ended allocations kept for people to look at."""
 STAND_IN_SECONDS = 60.0
-"""One that served and has been suspended or silent for so long is made up for, within the surge, until it is back."""
+"""Seconds for which a member that served has been suspended or silent until another stands in for it, within the surge."""
 STUCK_SECONDS = 30.0
-"""A successor for which Slurm names no start time after so long is not counted on."""
+"""Seconds without a start time from Slurm after which a successor is not counted on."""
 SUBMIT_MARGIN_SECONDS = 2.0
 """A snapshot begun so long after a submit was decided shows the job, if there is one."""
 MIN_MISSES = 2
@@ -37,9 +37,9 @@ COMPLETING, SUSPENDED = JobState.COMPLETING.value, JobState.SUSPENDED.value
 
 
 def template_hash(pool: Pool) -> str:
-    """Of everything an allocation is made from; another hash means out of date.
+    """Hash of everything an allocation is made from; another hash means out of date.
 
-    Without what is left at its default: a release that adds a field replaces nobody's allocations.
+    Defaults are left out: a release that adds a field replaces nobody's allocations.
     """
     if isinstance(pool, InferencePool):
         parts = [pool.spec.allocation, pool.spec.model, pool.spec.engine]
@@ -59,9 +59,9 @@ class Member:
     allocation: Allocation
     ready: bool
     load: int = 0
-    """Rollouts in hand, or live sessions."""
+    """Leases, or live sessions."""
     silent: bool = False
-    """It was heard once, and is not any more."""
+    """Its process connected once, and sends no heartbeats any more."""
 
     @property
     def name(self) -> str:
@@ -77,13 +77,13 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Its job waits or runs; one that Slurm only cleans up after can do nothing more."""
+        """Whether its job waits or runs; one in Slurm's clean-up can do nothing more."""
         status = self.allocation.status
         return not (status.is_ended or status.job_state == COMPLETING or self.deleting)
 
     @property
     def active(self) -> bool:
-        """Counts towards the size of the pool."""
+        """Whether it counts towards the size of the pool."""
         return self.live and not self.allocation.spec.drain
 
     @property
@@ -96,7 +96,7 @@ class Member:
 
     @property
     def serves(self) -> bool:
-        """Ready, running, and not about to go."""
+        """Whether it is ready, running, and not about to go."""
         return self.active and self.ready and not self.suspended
 
     def missing(self, now: float) -> bool:
@@ -109,7 +109,7 @@ class Member:
 
     @property
     def ends(self) -> float | None:
-        """When its walltime is over (Unix seconds), as far as that is known."""
+        """End of its walltime (Unix seconds), as far as that is known."""
         status = self.allocation.status
         return status.end_time.timestamp() if status.end_time is not None and self.started and self.live else None
 
@@ -134,16 +134,16 @@ class PoolPlan:
     next_index: int = 0
     ends: EndCounts = field(default_factory=EndCounts)
     startup: float | None = None
-    """Seconds from submit to ready, as measured."""
+    """Measured seconds from submit to ready."""
     startup_at: float | None = None
     again_after: float | None = None
     """Seconds until the back-off is over."""
     removable: bool = False
-    """Deleted, and nothing of it is left: the finalizer may go."""
+    """The pool is deleted, and nothing of it is left: the finalizer may go."""
 
 
 def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *, slurm_known: bool) -> PoolPlan:
-    """What to change about a pool's allocations. While Slurm cannot be read, nothing."""
+    """Plan the changes to a pool's allocations. While Slurm cannot be read, there are none."""
     ends = pool_ends(pool, members, now)
     newest = max((m.index for m in members), default=-1) + 1
     startup, startup_at = _startup(pool, members)
@@ -178,15 +178,15 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
 
 @dataclass(frozen=True, slots=True)
 class _PoolMembers:
-    """The active members of a pool, sorted out."""
+    """The active members of a pool, grouped."""
 
     pool: Pool
     now: float
     hash: str
     counted: list[Member]
-    """Those that make up the size of the pool."""
+    """Members that make up the size of the pool."""
     missing: list[Member]
-    """Suspended or silent for long: they count again when they are back."""
+    """Members that were suspended or silent for long: they count again when they are back."""
     pairs: list[tuple[Member, Member]]
     """(old, successor): the old one counts no more, though it serves until the successor is ready."""
 
@@ -205,11 +205,11 @@ class _PoolMembers:
 
 
 def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
-    """Successors to submit now: of what is out of date, and of what ends soon, the first to end first."""
+    """Successors to submit now: for outdated members, and for members that end soon, the first to end first."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
-    held = view.pool.spec.allocation.within is not None  # all steps of it end with it: there is nowhere to go
+    held = view.pool.spec.allocation.within is not None  # all its steps end with the held job: a successor has no place
     counted = {m.name: m for m in view.counted}
     due = [name for name, turn in _renewal_times(view).items() if turn.submit_at <= view.now]
     soon = [] if held else [counted[name] for name in due if name in counted]
@@ -222,7 +222,9 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
 
 
 def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
-    """Of those whose end is known, the first to end first. Who has a successor already still holds a place of the surge."""
+    """Renewal times of members whose end is known, the first to end first. One that has a successor already still holds
+    a place of the surge.
+    """
     waiting = [old for old, _ in view.pairs if not view.outdated(old)]
     ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)
     return dict(zip((name for _, name in ends), renewal_times(view.pool, [end for end, _ in ends]), strict=True))
@@ -231,7 +233,7 @@ def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
 def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
     """Victims: out of date, then not started, then idle, then the least loaded, then the first whose walltime ends.
 
-    What is missing goes with the first of them: there are enough without it.
+    Missing members go with the first of them: there are enough without them.
     """
 
     def order(m: Member) -> tuple[bool, bool, int, float, int]:
@@ -242,7 +244,7 @@ def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
 
 
 def _replaced(view: _PoolMembers) -> list[Member]:
-    """Those that may go: their turn is over, or they are of no more use and their successor waits for nothing but their end."""
+    """Members that may go: their retire time has come, or they take no more work and their successor waits for their end."""
     found = _renewal_times(view)
 
     def over(old: Member, successor: Member) -> bool:
@@ -255,21 +257,21 @@ def _replaced(view: _PoolMembers) -> list[Member]:
 
 
 def _blocks_successor(successor: Member) -> bool:
-    """Whether it is submitted and cannot start beside the one that it replaces."""
+    """Whether the successor is submitted and cannot start beside the member that it replaces."""
     spec, status = successor.allocation.spec, successor.allocation.status
     waits = status.job_id is not None and not successor.started
     return waits and (spec.after_job is not None or is_limit(status.reason))
 
 
 def _useless(view: _PoolMembers, old: Member) -> bool:
-    """Whether it has nothing in hand and can take nothing more; a model server is used to the last."""
+    """Whether it has no work and can take no more; a model server stays useful to the last."""
     if isinstance(view.pool, RolloutPool) and old.load > 0:
         return False
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
 
 
 def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> tuple[str, str] | None:
-    """(reason, message) where a successor cannot be ready before what it replaces has to end.
+    """(reason, message) where a successor cannot be ready before the end of the member that it replaces.
 
     `failed`: how successors have failed so far, where none of them has become ready.
     """
@@ -297,7 +299,7 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
     after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
     expected = status.start_time.timestamp() if status.start_time is not None else None
     asked = status.intended_at.timestamp() if status.intended_at is not None else now
-    # With no start named: nobody may expect one, Slurm has had time to name one, or no time is left to start in.
+    # Without a start time: Slurm gives none to this job, has had time to give one, or no time is left to start in.
     late = now - asked > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
     stuck = expected is None and (late or not is_transient(status.reason))
     if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
@@ -315,26 +317,26 @@ def _gap(old: Member, why: str, gap: float) -> str:
 
 
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:
-    """Out of date before they were of any use: nothing is lost when they make room.
+    """Outdated members that have never served: nothing is lost when they make room.
 
-    One that has started may yet get ready, unless what it was to replace still serves: a bad template would stay for as
-    long as its jobs hang.
+    A started one may still become ready, unless the member it should replace still serves: a bad template would stay
+    for as long as its jobs hang.
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
 
 
 def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int) -> int:
-    """New ones that the pool's size allows beside all that live, those that drain included."""
+    """Number of new allocations that the pool's size allows beside all that live, draining ones included."""
     spec = view.pool.spec
     most = spec.autoscaling.max_replicas if spec.autoscaling is not None else desired
     return most + spec.renewal.max_surge - sum(m.live for m in members)
 
 
 def _drained(members: Sequence[Member], now: float) -> tuple[set[str], float]:
-    """Those that drain, have nothing in hand and live on, and seconds until there are more of them.
+    """Members that drain, have no work and live on; and seconds until there are more of them.
 
-    What is ready drains even where it looks idle: a lease may be on its way to it. Soon after it was told, none is.
+    A ready member is drained even if it looks idle: a lease may be on its way to it. Shortly after the order, none is.
     """
     empty = [m for m in members if m.allocation.spec.drain and m.live and m.load == 0]
     waits = {m.name: at + EMPTY_GRACE_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}
@@ -349,14 +351,14 @@ def _draining_since(member: Member) -> float | None:
 
 
 def _expired_history(members: Sequence[Member]) -> set[str]:
-    """Ended ones that nobody needs to look at any more."""
+    """Ended members beyond the number that is kept."""
     finished = sorted((m for m in members if m.allocation.status.is_ended and not m.deleting), key=lambda m: -m.index)
     drained = [m.name for m in finished if m.allocation.spec.drain]
     return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][KEPT_ENDED:]}
 
 
 def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:
-    """Drain what is busy, delete the rest; removable when no allocation is left."""
+    """Drain busy members, delete the rest; removable when no allocation is left."""
     busy = [m.name for m in members if m.live and m.started and m.load > 0]
     undrained = tuple(m.name for m in members if m.name in busy and not m.allocation.spec.drain)
     delete = tuple(m.name for m in members if m.name not in busy and not m.deleting)
@@ -393,7 +395,7 @@ def pool_ends(pool: Pool, members: Sequence[Member], now: float) -> EndCounts:
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
     adopt: Job | None = None
-    """The job that it is found again by, or the one that is recorded, as last seen."""
+    """The job found for it, or the recorded one, as last seen."""
     submit: bool = False
     """Write the intent, then submit."""
     cancel: tuple[str, ...] = ()
@@ -406,10 +408,10 @@ class AllocationPlan:
 
 
 def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
-    """What to do about one allocation; `missed` counts complete snapshots in a row without its job."""
+    """Plan for one allocation; `missed` counts complete snapshots in a row without its job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
     if status.is_ended:
-        # A copy that turned up after the end was concluded: nothing will ever speak for it.
+        # A copy found after the end was concluded: no process will ever use it.
         left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
     if status.intents == 0 and deleting:
@@ -430,7 +432,7 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
 
 
 def _is_second_run(allocation: Allocation, job: Job) -> bool:
-    """It would run once more, though another run of it was bound: that one's work has been given to others."""
+    """Whether this is another run of a job whose earlier run was bound: that run's work has been given to others."""
     binding = allocation.status.binding
     return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
 
@@ -440,7 +442,7 @@ def _job_number(id: str) -> tuple[int, ...]:
 
 
 def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
-    """A complete snapshot, and our job is not in it. One may be wrong: two in a row are believed."""
+    """Plan after a complete snapshot without our job. One may be wrong: two in a row are believed."""
     status = allocation.status
     assert status.intended_at is not None
     early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS

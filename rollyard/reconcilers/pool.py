@@ -1,4 +1,4 @@
-"""Both pools: their size, their allocations, their status. What differs between them is asked of a `PoolObserver`."""
+"""Reconciler of both pools: their size, their allocations, their status. A `PoolObserver` holds the differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
-"""Numbers in status that nothing announces (queues, sessions) are at most so old: while they move, and when they rest."""
+"""Greatest age of numbers in a status that no event announces (queues, sessions): while they change, and when they rest."""
 
 
 class PoolReconciler:
@@ -63,9 +63,9 @@ class PoolReconciler:
         self._clock = clock
         self._observer = trade
         self._polls: dict[ObjectKey, tuple[str, float]] = {}
-        """Key -> (resourceVersion at the last look, seconds to the next)."""
+        """Key -> (resourceVersion at the last poll, seconds to the next)."""
         self._memories: dict[ObjectKey, ScalerMemory] = {}
-        """What the autoscaler remembers of each pool that follows its demand."""
+        """State of the autoscaler for each pool that follows its demand."""
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
@@ -81,7 +81,7 @@ class PoolReconciler:
             failpoint("after-finalizer")
             return RequeueAfter(0.0)
         if (wait := self._expectations.remaining(key)) > 0:
-            return RequeueAfter(min(wait, 1.0))  # the picture is old: what we did last is not in it yet
+            return RequeueAfter(min(wait, 1.0))  # an old copy: our last change is not in it yet
         look = await self._observer.observe(pool, self._allocations.of(pool.metadata.uid))
         now, members = self._clock.time(), look.members
         ledger = account_gpu_hours(pool.status.gpu_ledger, (m.allocation for m in members), now)
@@ -101,7 +101,7 @@ class PoolReconciler:
         )
 
     def _poll_after(self, key: ObjectKey, version: str) -> float:
-        """Seconds; the longer, the longer nothing has moved. What is announced does not wait for it."""
+        """Seconds to the next poll; they grow while nothing changes. Announced changes do not wait for it."""
         known, seconds = self._polls.get(key, ("", 0.0))
         seconds = REFRESH_SECONDS if known != version else min(QUIET_SECONDS, 2 * seconds)
         self._polls[key] = (version, seconds)
@@ -178,7 +178,7 @@ class PoolReconciler:
         meta = pool.metadata.model_copy(update={"finalizers": kept})
         await self._store.update(pool.model_copy(update={"metadata": meta}), "spec")
 
-    # tell
+    # report
 
     async def _write_status(
         self, pool: Pool, look: PoolObservation, plan: PoolPlan, scale: ScaleDecision, ledger: GpuLedger, now: float
@@ -221,7 +221,7 @@ class PoolReconciler:
         return written
 
     async def _record_changes(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
-        """One event for each change; a reason that two conditions give is told once."""
+        """Write one event for each change; a reason that two conditions share gives one event."""
         told: set[str] = set()
         for type in ("Ready", "Updated"):
             old, new = (get_condition(s.conditions, type) for s in (before, after))
@@ -260,7 +260,7 @@ class PoolReconciler:
         return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
 
     def _limited_condition(self, pool: Pool, scale: ScaleDecision, conditions: list[Condition]) -> list[Condition]:
-        """What keeps the size from what is asked for."""
+        """Add the condition with the reason that keeps the size from the requested one."""
         if scale.limit is not None:
             return self._condition(pool, conditions, "ScalingLimited", True, scale.limit.reason, scale.limit.message)
         if pool.spec.autoscaling is None and get_condition(conditions, "ScalingLimited") is None:
@@ -268,7 +268,7 @@ class PoolReconciler:
         return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
 
     def _admitting_condition(self, pool: Pool, look: PoolObservation, conditions: list[Condition]) -> list[Condition]:
-        """Whether rollouts wait in the queue because every model server has as many as its cache can hold."""
+        """Add the condition about rollouts that wait because every model server has as many as its cache can hold."""
         if look.why_full:
             return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", look.why_full)
         known = get_condition(conditions, "Admitting")
@@ -282,7 +282,7 @@ class PoolReconciler:
 
 
 def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:
-    """The allocation that a pool makes next, or beside another. Pure."""
+    """The allocation that a pool makes next, or as a successor. Pure."""
     meta = pool.metadata
     return Allocation(
         metadata=ObjectMeta(

@@ -1,4 +1,4 @@
-"""What one kind of pool knows and the other does not, as the reconciler of both asks for it."""
+"""Interface between the reconciler of pools and the parts that know one kind of pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollyard.server.weights.pool_update import WeightsEvent
 
 @dataclass(frozen=True, slots=True)
 class ConditionUpdate:
-    """A condition, but for the times."""
+    """A condition without its times."""
 
     type: str
     status: bool
@@ -25,29 +25,29 @@ class ConditionUpdate:
 
 @dataclass(frozen=True, slots=True)
 class PoolObservation:
-    """One look at a pool."""
+    """State of a pool at one moment."""
 
     members: list[Member]
-    """One for each allocation."""
+    """One member for each allocation."""
     metrics: list[Metric]
-    """What is asked of it, where its size follows the demand."""
+    """Its demand, where its size follows the demand."""
     status_update: dict[str, Any]
     """Further fields of its status."""
     problem: tuple[str, str] | None
-    """(reason, message) of what keeps it from being ready however many allocations are."""
+    """(reason, message) why it cannot be ready, however many allocations are."""
     not_ready_reasons: tuple[str, str] | None = None
-    """(reason, message) of why allocations that run and count are not ready."""
+    """(reason, message) why running allocations that count are not ready."""
     why_full: str = ""
-    """Why it takes no more sessions though it is ready; empty while it does."""
+    """Reason why it takes no more sessions though it is ready; empty while it does."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
     events: list[WeightsEvent] = field(default_factory=list)
-    """Events to write once the status is."""
+    """Events to write after the status."""
 
 
 class PoolObserver(Protocol):
     async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation: ...
 
     async def on_deleted(self, pool: Pool) -> None:
-        """The pool is going: end what waits for it."""
+        """End the work that waits for a pool that is being deleted."""
         ...

@@ -1,4 +1,4 @@
-"""What size a pool is to have, whoever decides it: its spec, its budget of GPU-hours, or its demand. Pure."""
+"""Size of a pool, from its spec, its budget of GPU-hours, or its demand. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, ScalingLimit, autoscale
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
-"""Reason of conditions."""
+"""Reason of the conditions about a spent budget."""
 SHOWN_SECONDS = 600
-"""How fine the time is up to which `status.gpuHours` counts: it would be written again and again otherwise."""
+"""Step of the time up to which `status.gpuHours` counts; finer steps would write it again and again."""
 
 
 def decide_size(
     pool: Pool, memory: ScalerMemory | None, metrics: Sequence[Metric], ledger: GpuLedger, now: float
 ) -> ScaleDecision:
-    """`memory` is that of the last call, None after a start."""
+    """Decide the size. `memory` is that of the last call, None after a start."""
     spec = pool.spec
     if spec.suspend:
         return ScaleDecision(0, "suspended")
@@ -37,7 +37,7 @@ def decide_size(
 
 
 def _spent_message(cap: float) -> str:
-    """Without the hours so far: they go on counting while the last allocations drain."""
+    """Message without the hours so far: they go on counting while the last allocations drain."""
     return (
         f"the {cap:g} GPU-hours of spec.maxGpuHours are used up; the pool gives back its allocations, busy ones after their "
         "work; raise or remove spec.maxGpuHours to continue"
@@ -45,7 +45,7 @@ def _spent_message(cap: float) -> str:
 
 
 def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now: float) -> GpuLedger:
-    """The ledger with what is seen now. It may be brought up to date at any time, twice, or after a long while."""
+    """Update the ledger with what is seen now. Calls may come at any time, twice, or after a long while."""
     there = {a.metadata.name: a for a in allocations if a.spec.template.gpus}
     if not there and not ledger.spells:
         return ledger
@@ -58,7 +58,9 @@ def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now:
 
 
 def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
-    """None while its job has not begun. A start that is only expected does not count, nor a job that never had a node."""
+    """Usage of one allocation; None while its job has not begun. An expected start does not count, nor a job that never
+    had a node.
+    """
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, "PENDING") or status.start_time is None or not status.node:
         return known
@@ -66,5 +68,5 @@ def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | Non
 
 
 def shown_hours(ledger: GpuLedger, now: float) -> float:
-    """For the status."""
+    """Hours for the status."""
     return round(ledger.hours(now - now % SHOWN_SECONDS), 2)

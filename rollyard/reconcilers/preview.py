@@ -1,4 +1,4 @@
-"""What a pool would come to on this site, before it is written: checked, and shown. Changes nothing and asks Slurm nothing."""
+"""Preview of a pool on this site, before it is written: checked and shown. It changes nothing and sends no query to Slurm."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, find_doubts
 
 SAMPLE_NAMESPACE = "UID"
-"""Stands in a shown script where the allocation's own is going to stand."""
+"""Placeholder for the allocation's own namespace in a shown script."""
 
 
 class Preview:
-    """Judges by what the feed last saw of the site."""
+    """Preview by the feed's last copy of the site."""
 
     def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed) -> None:
         self._workspace = workspace
         self._feed = feed
 
     def check(self, pool: Pool) -> tuple[Sequence[Cause], Sequence[str]]:
-        """(what this site can never fulfil, what else one should know)."""
+        """(errors that this site can never fulfil, warnings)."""
         if _external(pool):
             return (), ()
         site, template = self._feed.site, pool.spec.allocation
@@ -38,13 +38,13 @@ class Preview:
         causes, since = check(template, site), self._feed.unreachable_since
         if since is None:
             return causes, () if causes else find_doubts(template, site)
-        # What was wrong when Slurm was last read may be right by now: unknown is not no.
+        # An error by the last answer may be right by now: unknown is not no.
         known = [f"according to the last answer, {c.field}: {c.message}" for c in causes]
         words = f"Slurm has not answered since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
         return (), [f"spec.allocation was not checked: {words}", *known]
 
     def submission(self, pool: Pool, allocations: Sequence[Allocation]) -> Submission:
-        """What would be submitted beside the allocations that the pool has now. Raises Invalid."""
+        """Jobs that would be submitted beside the pool's present allocations. Raises Invalid."""
         if _external(pool):
             return Submission(script="", jobs=0, summary="others start its servers, so nothing is submitted")
         first = new_allocation(pool, pool.status.next_index)
@@ -88,7 +88,7 @@ def _desired_size(pool: Pool) -> int:
 
 
 def _changes(pool: Pool, allocations: Sequence[Allocation]) -> tuple[int, int, int]:
-    """(how many are new, how many replace what is out of date, how many are given back)"""
+    """(number of new allocations, of replacements for outdated ones, of removed ones)"""
     active = [
         a for a in allocations if not (a.status.is_ended or a.spec.drain or a.metadata.deletion_timestamp is not None)
     ]

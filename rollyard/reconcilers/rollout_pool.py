@@ -1,4 +1,4 @@
-"""What is a RolloutPool's own: stages, queues, node agents."""
+"""Observer of RolloutPools: stages, queues, node agents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RolloutPoolObserver:
         meta = pool.metadata
         queued = await self._rollouts.queued(meta.namespace, meta.name)
         in_flight = self._rollouts.leases.in_flight(meta.namespace, meta.name)
-        # By leases, not by connection: after a restart of ours it is busy before its node agent has dialled in again.
+        # By leases, not by connections: after a restart of the server it is busy before its node agent has reconnected.
         loads = self._rollouts.leases.by_allocation()
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
         stages = {

@@ -1,4 +1,4 @@
-"""The highest value lately, from samples: what keeps a scaler from following every dip. Pure."""
+"""Highest value within a window of time; keeps a scaler from following every dip. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class SlidingMax:
     """(time, value), times rising, values falling."""
 
     def add(self, now: float, value: int, keep_seconds: float) -> SlidingMax:
-        """With a new sample, without those older than `keep_seconds`."""
+        """Add a sample, and drop those older than `keep_seconds`."""
         kept = tuple((at, v) for at, v in self.samples if v > value and at > now - keep_seconds)
         return SlidingMax((*kept, (now, value)))
 
     def max_since(self, after: float, default: int) -> int:
-        """Of the samples taken after this time; `default` when there is none."""
+        """Highest sample taken after this time; `default` when there is none."""
         return next((value for at, value in self.samples if at > after), default)

@@ -1,4 +1,4 @@
-"""One Slurm snapshot for everybody; nothing else asks the queue."""
+"""One Slurm snapshot for all readers; no other code queries the queue."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
 REST_RATIO = 4.0
-"""A look-up that took long is followed by a rest so many times as long."""
+"""Pause after a slow query, as a multiple of its time."""
 SITE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
-"""The driver has shorter limits of its own, and its budget waits between attempts."""
+"""Time limit of a query; the driver has shorter limits of its own, and its budget waits between attempts."""
 SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
-"""A look-up that takes longer than this, and so many times as long as the one before, is no answer until it comes."""
+"""A query slower than this, and so many times as slow as the one before, makes Slurm's state unknown until it is answered."""
 ACCOUNTING_SECONDS = 10.0
-"""Until accounting is asked again about the same missing jobs."""
+"""Seconds between two queries to accounting about the same missing jobs."""
 ACCOUNTING_POLL_SECONDS = 0.2
 
 
@@ -41,30 +41,30 @@ class SnapshotFeed:
     """The latest snapshot that is believed; None until the first, and while Slurm cannot be read or is not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
-        """`known_jobs`: those that live as far as allocations and heartbeats tell."""
+        """`known_jobs`: jobs that live by allocations and heartbeats."""
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()
         self._poll_lock = 0.0
-        """Seconds that the last look-up took."""
+        """Seconds that the last query took."""
         self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
-        """Known jobs that the last look-up did not show, by id."""
+        """Known jobs that the last query did not show, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
-        """Complete snapshots so far: lets a reader tell two of them apart."""
+        """Complete snapshots so far; a reader tells two of them apart by it."""
         self.unreachable_since: float | None = None
-        """Unix seconds."""
+        """Unix seconds of the first failure."""
         self.unreachable_why = ""
         self.doubt_reason = False
-        """Whether the last answer, as far as there was one, is not believed."""
+        """Whether the last answer, if there was one, is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, at most about a minute old; None until they were read."""
         self.jobs_changed = Signal[set[str]]()
-        """Jobs of these owners changed; none are named when Slurm went away or came back."""
+        """Owners whose jobs changed; the set is empty when Slurm became unreachable or reachable."""
 
     def refresh(self) -> None:
-        """Something was submitted or cancelled: look again soon."""
+        """Poll again soon, after a submit or a cancel."""
         self._soon.set()
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class SnapshotFeed:
 
     @property
     def incomplete(self) -> bool:
-        """Whether what the latest snapshot does not show may be there all the same."""
+        """Whether jobs that the latest snapshot does not show may exist."""
         return is_incomplete(self.missing.values(), self._clock.time())
 
     async def _poll(self) -> None:
@@ -98,7 +98,7 @@ class SnapshotFeed:
             await asyncio.sleep(SITE_SECONDS if self.site is not None else INTERVAL_SECONDS)
 
     async def _poll_queue(self) -> float:
-        """Seconds that Slurm took to answer; 0 when it did not, for then the call budget spaces the next ones out."""
+        """Query the queue and return the seconds it took; 0 after a failure, since the call budget spaces the next queries."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 snapshot = await self._request_snapshot()
@@ -111,7 +111,7 @@ class SnapshotFeed:
         if why := self._why_doubted(snapshot):
             if self.doubt_reason:
                 self._set_unreachable(why)
-            else:  # a controller that has just started errs too: it is asked again at once
+            else:  # a controller that has just started errs too: it is queried again at once
                 self.doubt_reason = True
                 self._soon.set()
             return taken
@@ -123,11 +123,11 @@ class SnapshotFeed:
         moved = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
         moved |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
         if moved or was_unknown:
-            self.jobs_changed.emit(set() if was_unknown else moved)  # what vanished meanwhile is in neither
+            self.jobs_changed.emit(set() if was_unknown else moved)  # jobs that vanished meanwhile are in neither
         return taken
 
     async def _request_snapshot(self) -> Snapshot:
-        """Return the driver's answer; when that takes long, nothing counts as known until then."""
+        """Return the driver's answer; while a slow one is awaited, Slurm's state counts as unknown."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._poll_lock))
@@ -138,13 +138,13 @@ class SnapshotFeed:
             call.cancel()
 
     def _why_doubted(self, snapshot: Snapshot) -> str:
-        """Why it is not believed; empty where it is, but for single jobs."""
+        """Reason why the snapshot is not believed; empty where it is, but for single jobs."""
         known, now = self._known_jobs(), self._clock.time()
         self.missing = absences(self.missing, known, snapshot)
         return why_doubted(known, self.missing, now)
 
     async def _ask_accounting(self) -> None:
-        """About all that is missing, in one call."""
+        """Query accounting about all missing jobs, in one call."""
         while True:
             await asyncio.sleep(ACCOUNTING_POLL_SECONDS)
             now = self._clock.time()

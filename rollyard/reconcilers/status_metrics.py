@@ -1,4 +1,4 @@
-"""Figures of endpoints that move all the time, as a pool's status has them: seldom enough that they do not rewrite it."""
+"""Metrics of endpoints for a pool's status. They always change, so they are copied seldom, to write the status seldom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, to
 from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
 
 STATUS_METRICS_SECONDS = 30.0
-"""Figures in a status are at most so old."""
+"""Greatest age of metrics in a status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,17 @@ class StatusMetrics:
     taken_at: float
     """Monotonic seconds."""
     endpoints: Mapping[str, EndpointMetrics]
-    """By id, of those whose load is known."""
+    """Metrics by endpoint id, where the load is known."""
     total: EndpointMetrics
     limits: Mapping[str, Admission]
-    """By id, of those that have a limit; it moves with each heartbeat, and its words hold figures."""
+    """Limits by endpoint id, where there is one; a limit changes with each heartbeat, and its text holds numbers."""
 
 
 class StatusMetricsCache:
-    """The last copy for each pool.
+    """Last copy for each pool.
 
-    A new one is taken when it is old, and when an endpoint began or ceased to say its load or to have a limit of sessions.
+    A new one is taken when it is old, and when an endpoint started or stopped reporting its load or having a limit of
+    sessions.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,7 +1,7 @@
-"""The reconcilers, put together: which change has which keys reconciled.
+"""All reconcilers together, with the table of changes: which change queues which keys.
 
-The functions below the table map a change to keys, as in controller-runtime: an object itself (For), the owner of what
-changed (Owns), and whatever else goes by it (Watches).
+The functions below the table map a change to keys, as in controller-runtime: the changed object itself (For), its owner
+(Owns), and other objects that depend on it (Watches).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rollyard.slurm.base import Driver
 
 T = TypeVar("T", bound=KindObject)
 ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]
-"""Maps a change (before, after) to the keys that are to be reconciled; None before it was made, and after it is gone."""
+"""Function from a change (before, after) to the keys to reconcile; None before the object was made, and after it is gone."""
 
 
 @dataclass(frozen=True)
 class Reconcilers:
     manager: Manager
-    """`run` it, and `add` a key to have it reconciled."""
+    """Manager to `run`; `add` queues a key."""
     feed: SnapshotFeed
-    """Slurm as all of them see it; the manager runs it."""
+    """Slurm's state for all reconcilers; the manager runs it."""
 
 
 def build_reconcilers(
@@ -60,7 +60,9 @@ def build_reconcilers(
     outside_demand: Callable[[PoolKey], int],
     clock: Clock,
 ) -> Reconcilers:
-    """All kinds' reconcilers. `outside_demand`: sessions of outside agents that are open in an InferencePool or are to be."""
+    """Reconcilers of all kinds. `outside_demand`: sessions of external agents that are open in an InferencePool, or
+    requested.
+    """
     recorder, expectations = EventRecorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
@@ -128,7 +130,7 @@ def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[Obje
 
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
-    """A pool that was declared otherwise; not one whose reconciler wrote its status."""
+    """The pool whose spec or metadata changed; not one whose reconciler wrote its status."""
     return (_seen(old, new).key,) if _declared_part(old) != _declared_part(new) else ()
 
 
@@ -139,7 +141,7 @@ def rollout_pools_that_may_use(
 
 
 def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) -> Iterable[ObjectKey]:
-    """Their demand is its queue."""
+    """InferencePools that a changed RolloutPool uses: their demand is its queue."""
     if not _matters_to_others(old, new):
         return ()
     pool = _seen(old, new)
@@ -147,7 +149,7 @@ def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) ->
     return [ObjectKey(kind="InferencePool", namespace=namespace, name=n) for n in pool.spec.inference.values()]
 
 
-# notes
+# records
 
 
 def _meet_expectations(expectations: Expectations, old: Allocation | None, new: Allocation | None) -> None:
@@ -163,7 +165,7 @@ def _follow_weights(endpoints: EndpointRegistry, old: InferencePool | None, new:
     endpoints.follow_weights((meta.namespace, meta.name), new.status.weights if new is not None else None)
 
 
-# what changed
+# conditions of a change
 
 
 def _seen(old: T | None, new: T | None) -> T:

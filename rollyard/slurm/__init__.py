@@ -1,1 +1,1 @@
-"""Slurm as we need it: drivers behind one Protocol, job states, the batch script."""
+"""Slurm behind one Protocol: drivers, job states, the batch script."""

@@ -1,4 +1,6 @@
-"""What a Slurm driver does. Absence from a complete snapshot means "not there"; a failed snapshot means nothing at all."""
+"""Protocol of a Slurm driver, and its data. A job absent from a complete snapshot is gone; a failed snapshot proves
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Protocol
 
 
 class JobState(StrEnum):
-    """Slurm's own words (man squeue, JOB STATE CODES)."""
+    """Slurm's names of states (man squeue, JOB STATE CODES)."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -29,7 +31,9 @@ class JobState(StrEnum):
 
     @classmethod
     def read(cls, word: str) -> JobState:
-        """Slurm's word, with what follows it (`CANCELLED by 1000`). What we do not know has not ended: nothing is concluded."""
+        """Parse Slurm's word, with any addition (`CANCELLED by 1000`). An unknown state counts as not ended: nothing is
+        concluded.
+        """
         first = word.split()[0].rstrip("+") if word.split() else ""
         return cls.__members__.get(_SYNONYMS.get(first, first), cls.RUNNING)
 
@@ -67,25 +71,25 @@ class Job:
     exit_code: int | None = None
     submit_time: float | None = None
     start_time: float | None = None
-    """While it is pending: Slurm's estimate, where it has one."""
+    """Slurm's estimate while the job is pending, where there is one."""
     end_time: float | None = None
-    """When it ended or, while it runs, when its walltime ends. All times are Unix seconds."""
+    """End of the job; while it runs, the end of its walltime. All times are Unix seconds."""
     cancelled_by: str = ""
-    """User who cancelled it, where accounting says so: `uid 0 (root)`, or a user's name."""
+    """User who cancelled it, where accounting has it: `uid 0 (root)`, or a user's name."""
 
     @property
     def owner(self) -> str:
-        """The comment and, for a task of an array, `/` and its index: what one Allocation is found again by."""
+        """Key that finds the job's Allocation again: the comment and, for a task of an array, `/` and its index."""
         _, underscore, task = self.id.partition("_")
         return f"{self.comment}/{task}" if underscore else self.comment
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All jobs of ours that Slurm knows, as of one moment."""
+    """All our jobs that Slurm knows, at one moment."""
 
     taken_at: float
-    """Unix seconds when the look-up began: what was submitted before and is not here is not there."""
+    """Unix seconds when the query began: a job that was submitted earlier and is not listed does not exist."""
     jobs: Mapping[str, Job]
 
     def by_owner(self, owner: str) -> Sequence[Job]:
@@ -101,7 +105,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class BatchScript:
-    """What is submitted. `text` is a complete sbatch script, `#SBATCH` lines included; every driver takes the same text."""
+    """A job to submit. `text` is a complete sbatch script, `#SBATCH` lines included; every driver takes the same text."""
 
     name: str
     comment: str
@@ -109,24 +113,24 @@ class BatchScript:
     directory: str
     """Working folder; stdout and stderr are named in the script's directives."""
     within: str | None = None
-    """Job to run in as a step, in place of submitting one."""
+    """Job to run in as a step, in place of submitting a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node has, as Slurm counts it."""
+    """A node's resources, as Slurm counts them."""
 
     name: str
     state: str
-    """Slurm's words, small: idle, mixed, allocated, down, drained, ... with what follows a `+`."""
+    """Slurm's words in lower case: idle, mixed, allocated, down, drained, ... with any addition after a `+`."""
     reason: str = ""
-    """Why it is down or drained; an administrator's words are never undone."""
+    """Reason why it is down or drained. An administrator's reason is never removed."""
     cpus: int = 0
     memory_bytes: int = 0
     gpus: int = 0
     features: frozenset[str] = frozenset()
     gpu_types: frozenset[str] = frozenset()
-    """As the site calls them; a site need not call them anything."""
+    """GPU types by the site's names; a site may have none."""
 
     @property
     def usable(self) -> bool:
@@ -135,7 +139,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """None where the site sets no limit, or does not say."""
+    """None where the site sets no limit, or does not publish it."""
 
     name: str
     up: bool
@@ -144,23 +148,25 @@ class Partition:
     max_seconds: int | None = None
     max_nodes: int | None = None
     accounts: frozenset[str] | None = None
-    """Those allowed; None for all."""
+    """Accounts that may use it; None for all."""
     qos: frozenset[str] | None = None
-    """Those allowed; None for all."""
+    """QOS that may use it; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What can be asked for: read seldom, used to check a template before it is submitted and to explain."""
+    """Resources of the cluster. They are read seldom, to check a template before its jobs are submitted and to explain
+    delays.
+    """
 
     version: str
-    """Slurm's, such as 22.05.8; `local` for the local driver."""
+    """Slurm's version, such as 22.05.8; `local` for the local driver."""
     partitions: Mapping[str, Partition]
     nodes: Mapping[str, Node]
 
 
 class JobIds(list[str]):
-    """Ids that Slurm gave to what was submitted: they count, whatever else it says."""
+    """Ids that Slurm gave to the submitted jobs: they are valid even if a complaint came with them."""
 
     complaint: str = ""
     """Complaint that came with them, such as `sbatch ended with exit code 1: ...`; empty where all went well."""
@@ -168,19 +174,21 @@ class JobIds(list[str]):
 
 class Driver(Protocol):
     name: str
-    """Shown by doctor: local, cli, slurmrestd, pyslurm."""
+    """Name that doctor shows: local, cli, slurmrestd, pyslurm."""
 
     async def snapshot(self) -> Snapshot:
-        """Every job of ours (name with our prefix), ended ones too as long as Slurm remembers, tasks of arrays one by one.
+        """List all our jobs (name with our prefix), ended ones too as long as Slurm remembers them, tasks of arrays one
+        by one.
 
         Raises SlurmUnreachable, also for an answer that cannot be read.
         """
         ...
 
     async def submit(self, script: BatchScript) -> list[str]:
-        """The job's id, or those of the tasks in order where the script asks for an array; JobIds where it complains too.
+        """Submit, and return the job's id, or the tasks' ids in order for an array; JobIds where a complaint came with
+        them.
 
-        Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether it was taken.
+        Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether the job was accepted.
         """
         ...
 
@@ -189,14 +197,14 @@ class Driver(Protocol):
         ...
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
-        """How jobs ended that Slurm's own memory has lost; what accounting does not know is left out.
+        """Look up in accounting how jobs ended that slurmctld has forgotten; jobs unknown to accounting are left out.
 
         Empty where a site keeps no accounting. Raises SlurmUnreachable.
         """
         ...
 
     async def site(self) -> Site:
-        """Raises SlurmUnreachable."""
+        """Read the cluster's resources. Raises SlurmUnreachable."""
         ...
 
     async def close(self) -> None: ...

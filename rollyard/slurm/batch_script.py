@@ -1,4 +1,4 @@
-"""The batch script: the same text for Slurm and for the local driver. Pure."""
+"""Batch script of a job: the same text for Slurm and for the local driver. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollyard.slurm.base import BatchScript
 
 JOB_PREFIX = "rollyard-"
 FOLDER = "$ROLLYARD_ALLOCATION"
-"""As a word of the command: the allocation's folder."""
+"""The allocation's folder, as a word of the command."""
 
 
 def batch_script(
@@ -28,12 +28,12 @@ def batch_script(
     after_job: str | None = None,
     stage: Sequence[str] = (),
 ) -> BatchScript:
-    """Options of the template as `#SBATCH` lines, then setup, environment and the command.
+    """Write the template's options as `#SBATCH` lines, then setup, environment and the command.
 
-    With `tasks` it asks for a job array of indices 0 to tasks - 1; `directory` then has a folder, or a link to one, called
-    after each index, and `log_path` is below it. The command finds its own as the word FOLDER. With `after_job` it starts
-    only when that job has ended, however it ended. `stage` is a command that prints a folder to import Python from; where it
-    fails, the job imports as it would without.
+    With `tasks` it asks for a job array of indices 0 to tasks - 1; `directory` then has a folder, or a link to one,
+    called after each index, and `log_path` is below it. The command finds its own folder as the word FOLDER. With
+    `after_job` the job starts only when that job has ended, however it ended. `stage` is a command that prints a folder
+    to import Python from; where it fails, the job imports as it would without.
 
     Raises Invalid for a value that cannot stand on one line: it could smuggle in a directive of its own.
     """
@@ -68,14 +68,14 @@ def batch_script(
 
 
 def _log_pattern(path: str, tasks: int | None) -> str:
-    """sbatch reads %j and its like in it."""
+    """The log's path for sbatch, which replaces %j and similar codes in it."""
     path = path.replace("%", "%%")
     folder, _, name = path.rpartition("/")
     return path if tasks is None else f"{folder}/%a/{name}"
 
 
 def directives(text: str) -> dict[str, str]:
-    """The `#SBATCH --option=value` lines before the first command, as sbatch reads them. Raises SubmitRefused."""
+    """Parse the `#SBATCH --option=value` lines before the first command, as sbatch does. Raises SubmitRefused."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
@@ -92,7 +92,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def _options(template: AllocationTemplate) -> dict[str, str | None]:
-    """An option without a value is a flag."""
+    """Options of the template by name; None as the value of a flag."""
     options = {
         "partition": template.partition,
         "account": template.account,
@@ -123,7 +123,7 @@ def _gpus(template: AllocationTemplate) -> str | None:
 
 
 def _memory(size: str | None) -> str | None:
-    """Slurm knows no `GiB`; its G is one."""
+    """A size in Slurm's units: it has no `GiB`, but its G is one."""
     return re.sub(r"i?B$", "", size, flags=re.IGNORECASE) if size is not None else None
 
 
@@ -137,5 +137,5 @@ def directive(option: str, value: str | None) -> str:
 
 
 def _quoted(value: str) -> str:
-    """sbatch reads directive lines with shell-like quotes."""
+    """The value in shell-like quotes, as sbatch reads directive lines."""
     return value if re.fullmatch(r"[\w@%+=:,./()&|*\[\]-]*", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

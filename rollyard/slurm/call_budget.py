@@ -1,7 +1,7 @@
-"""One budget for every call to Slurm: a token bucket, and a breaker that stops asking while slurmctld is slow or down.
+"""One budget for every call to Slurm: a token bucket, and a breaker that stops calls while slurmctld is slow or down.
 
-A controller that struggles is made worse by clients that try harder. So calls are spread out, and once one was not
-answered, only the look-up that everybody shares is tried again, ever more seldom, until one is answered.
+Clients that try harder make an overloaded controller worse. So calls are spread out. After one call without an answer
+only the shared snapshot is tried again, ever more seldom, until one is answered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 30.0
 
 
 class BudgetedDriver:
-    """A driver behind the budget; raises SlurmUnreachable at once for what would have to wait for the breaker."""
+    """A driver behind the budget. A call that would have to wait for the breaker raises SlurmUnreachable at once."""
 
     def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
         self.name = driver.name
@@ -32,11 +32,11 @@ class BudgetedDriver:
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
         self._opened_at = 0.0
-        """When the breaker lets the next look-up through (monotonic)."""
+        """Monotonic time at which the breaker admits the next snapshot."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
-        """The one call that may try an open breaker: it waits for its turn to."""
+        """Take a snapshot. It is the only call that may try an open breaker, and it waits for its turn."""
         if (pause := self._opened_at - time.monotonic()) > 0:
             await asyncio.sleep(pause)
         return await self._call("snapshot", lambda: self._driver.snapshot())
@@ -61,7 +61,7 @@ class BudgetedDriver:
         await self._driver.close()
 
     def _check(self) -> None:
-        """What is turned away here was certainly not taken; nobody is left in doubt about it."""
+        """Raise SlurmUnreachable while the breaker is open. A call refused here certainly did not reach Slurm."""
         if self._failures:
             raise SlurmUnreachable(
                 f"Slurm does not answer ({self._why}); Rollyard makes no other calls until a look-up succeeds"
@@ -100,7 +100,7 @@ class BudgetedDriver:
         self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:
-        """One call's worth; in the order of arrival, since each takes its token before it waits for it."""
+        """Wait for one call's token; in the order of arrival, since each call takes its token before it waits for it."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0
         self._filled_at = now

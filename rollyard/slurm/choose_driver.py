@@ -1,4 +1,4 @@
-"""Which driver to use: named by `--cluster`, or found by a probe of what answers here."""
+"""Choice of the driver: named by `--cluster`, or found by a probe of this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PROBE_SECONDS = 15.0
 
 
 async def choose_driver(cluster: str, folder: Path) -> Driver:
-    """The driver for `--cluster`; `folder` is where the local one keeps its jobs.
+    """The driver for `--cluster`; `folder` is where the local driver keeps its jobs.
 
-    `auto` takes Slurm where its commands are installed and configured, and pyslurm to read it where that fits; else
-    slurmrestd where the environment says where that is; else this machine. A Slurm that is configured and does not answer
-    is waited for, not replaced: its jobs are still there. Raises Invalid for an unknown word, and for a driver that cannot
+    `auto` takes Slurm where its commands are installed and configured, with pyslurm for reading where it fits; else
+    slurmrestd where the environment has its address; else this machine. A configured Slurm that does not answer is
+    waited for, not replaced: its jobs are still there. Raises Invalid for an unknown word, and for a driver that cannot
     be used here.
     """
     match cluster:
@@ -47,7 +47,7 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
 
 
 def _wrap(driver: Driver, folder: Path) -> Driver:
-    """With steps of held jobs beside it, and every call within the budget."""
+    """Add steps of held jobs to a driver, and put every call within the budget."""
     return BudgetedDriver(HeldJobDriver(driver, CliDriver(), folder))
 
 
@@ -58,7 +58,7 @@ def _cli(cluster: str) -> CliDriver:
 
 
 def _rest() -> RestDriver:
-    """Raises Invalid where it is not said where it is."""
+    """The slurmrestd driver. Raises Invalid where the environment has no address."""
     return RestDriver(SlurmrestdAddress.of_environment(os.environ), SlurmCredentials.of_environment(os.environ))
 
 
@@ -77,7 +77,7 @@ async def _pyslurm(cluster: str) -> PyslurmDriver:
 
 
 async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
-    """What `auto` takes where Slurm is; and, by name, why not a driver that it would rather have."""
+    """The driver that `auto` takes where Slurm is; and, by name, why a preferred driver was not taken."""
     if not await _commands_are_here():
         return _rest(), {}
     commands, library = CliDriver(), PyslurmDriver()
@@ -93,7 +93,7 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
 
 
 async def slurm_is_here() -> bool:
-    """Whether this machine belongs to a cluster, or is told of one, even of one that is down just now."""
+    """Whether this machine belongs to a cluster, or is configured for one, even for one that is down just now."""
     return await _commands_are_here() or URL_VARIABLE in os.environ
 
 

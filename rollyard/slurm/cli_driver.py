@@ -1,6 +1,7 @@
-"""The driver that calls Slurm's own commands and reads their text; the complete one, for Slurm 20.11 to 26.05.
+"""The driver that calls Slurm's commands and parses their text; the complete one, for Slurm 20.11 to 26.05.
 
-Text and not `--json`: fields have kept their names for years, and 1,000 jobs cost milliseconds instead of a second.
+It reads text and not `--json`: fields have kept their names for years, and 1,000 jobs cost milliseconds instead of a
+second.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.user_names import known_user
 
 LIMIT_SECONDS = 30.0
-"""A slurmctld that is down costs every command 9 s before it gives up; one that takes longer than this is no answer."""
+"""Time limit of a command. With slurmctld down every command takes 9 s before it gives up."""
 MARK = "~|~"
-"""Between two fields: names and comments may hold anything, and hardly this."""
+"""Separator of fields: names and comments may hold any text, but hardly this."""
 QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",
          "StartTime", "EndTime")  # fmt: skip
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
-"""The same facts in the same order, as sacct calls them; how often a job was restarted is not known to Slurm 22.05's."""
+"""The same fields in the same order, by sacct's names; sacct of Slurm 22.05 has no count of a job's restarts."""
 IDS_AT_ONCE = 500
 """Ids in one command line."""
 _NOT_FROM_SLURM = re.compile(
@@ -35,7 +36,7 @@ _NOT_FROM_SLURM = re.compile(
     r"|persist|temporarily unable|[Uu]nexpected message|Transport endpoint|[Cc]redential|in standby|[Cc]onfiguration source"
     r"|Protocol authentication|Message (send|receive) failure|[Uu]nspecified error"
 )
-"""What a command says when it does not know what the controller thinks."""
+"""Messages of a command that did not learn slurmctld's answer."""
 _NOT_FOUND = re.compile(r"Invalid job id|already completing or completed")
 _KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
 
@@ -46,9 +47,9 @@ class CliDriver:
     name = "cli"
 
     def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """`env`: what the commands, and with `--export=ALL` the jobs, see; this process's own when left out."""
-        # SBATCH_* would overrule the script's own directives, and a server that is a Slurm job itself must not lend its
-        # identity to what it submits.
+        """`env`: environment of the commands and, with `--export=ALL`, of the jobs; this process's own when left out."""
+        # SBATCH_* would override the script's own directives, and a server that is a Slurm job itself must not pass its
+        # identity to its jobs.
         source = os.environ if env is None else env
         self._env = {
             k: v for k, v in source.items() if k in _KEEP_ENV or not k.startswith(("SLURM", "SBATCH", "SQUEUE"))
@@ -61,7 +62,7 @@ class CliDriver:
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
-        # With its header: an empty queue says so, and no answer is not an empty queue.
+        # With its header: an empty queue prints one, and an empty output is not an empty queue.
         text = await self._run_query("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
         return Snapshot(taken_at, read_queue(text))
 
@@ -75,12 +76,12 @@ class CliDriver:
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
         array = directives(script.text).get("array")
         ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
-        if code != 0:  # a plug-in that failed afterwards, an answer that broke off: the job is there all the same
+        if code != 0:  # a plug-in that failed afterwards, an answer that broke off: the job exists all the same
             ids.complaint = f"sbatch ended with exit code {code}: {words}"
         return ids
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        # --batch: to our own process, not to what it started.
+        # --batch: the signal goes to our own process, not to its children.
         options = () if signal is None else ("--batch", f"--signal={signal}")
         for some in _portions(ids):
             code, _, err = await self._run(("scancel", *options, *some), self._asking)
@@ -112,7 +113,7 @@ class CliDriver:
         return read_site(config, partitions, await self._run_query("scontrol", "-o", "show", "node"))
 
     async def show_job(self, id: str) -> dict[str, str]:
-        """Slurm's facts of one job, by its own names; empty where there is none. Raises SlurmUnreachable."""
+        """Slurm's fields of one job, by its own names; empty for an unknown job. Raises SlurmUnreachable."""
         code, out, err = await self._run(("scontrol", "-o", "show", "job", id), self._asking)
         if code != 0:
             if _NOT_FOUND.search(err):
@@ -124,7 +125,7 @@ class CliDriver:
         pass
 
     async def _run_query(self, *command: str) -> str:
-        """The answer's text. Raises SlurmUnreachable with the command's own words."""
+        """Run a query and return its output. Raises SlurmUnreachable with the command's own words."""
         code, out, err = await self._run(command, self._asking)
         if code != 0:
             raise SlurmUnreachable(f"{command[0]}: {_complaint_text(err)}")
@@ -155,13 +156,13 @@ class CliDriver:
 
 
 def _printed_id(text: str) -> str | None:
-    """Lines that `sbatch --parsable` prints for a job that it made: `7`, or `7;cluster`, on a line of its own."""
+    """The id in the line that `sbatch --parsable` prints for a new job: `7`, or `7;cluster`, on a line of its own."""
     found = re.findall(r"^(\d+)(?:;\S*)?$", text, re.MULTILINE)
     return found[-1] if found else None
 
 
 def read_queue(text: str) -> dict[str, Job]:
-    """Our jobs in what squeue printed, by id. Raises SlurmUnreachable for what is no such table."""
+    """Our jobs in squeue's output, by id. Raises SlurmUnreachable for text that is no such table."""
     jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
     return {job.id: job for job in jobs}
 
@@ -171,9 +172,9 @@ def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _rows(text: str, width: int) -> Iterator[list[str]]:
-    """The rows below the header, every field with a MARK behind it; a stranger's comment may hold line ends.
+    """Rows below the header, with a MARK behind every field; another user's comment may hold line ends.
 
-    Raises SlurmUnreachable for anything that is not a table of this width.
+    Raises SlurmUnreachable for text that is not a table of this width.
     """
     *fields, rest = text.split(MARK)
     if not fields or len(fields) % width or rest.strip():
@@ -184,7 +185,7 @@ def _rows(text: str, width: int) -> Iterator[list[str]]:
 
 
 def _job(row: Sequence[str]) -> Job:
-    """Raises SlurmUnreachable for a row that cannot be one."""
+    """Parse a row. Raises SlurmUnreachable for a malformed one."""
     id, name, comment, state, reason, node, restarts, code, submit, start, end = row
     try:
         word = JobState.read(state)
@@ -213,7 +214,7 @@ def _cancelled_by(state: str) -> str:
 
 
 def _exit_code(text: str) -> int:
-    """As a shell would say it: squeue shows a wait status, sacct `code:signal`."""
+    """Exit code as a shell shows it: squeue prints a wait status, sacct `code:signal`."""
     if ":" in text:
         code, number = (int(part) for part in text.split(":"))
     else:
@@ -228,6 +229,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _complaint_text(text: str) -> str:
-    """What a command complains about, without its name before each line: the cause often stands in the line before last."""
+    """Errors of a command, without its name before each line: the cause often stands in the line before last."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

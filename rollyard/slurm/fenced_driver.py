@@ -1,7 +1,7 @@
-"""A driver that asks before it acts: a server that was superseded, and does not know it yet, ends no job of its successor.
+"""A driver that checks the server's epoch first: a superseded server that has not noticed ends no job of its successor.
 
-Slurm knows no fencing token, so this is a look and not a proof. What it leaves is the moment between the look and the
-call; a job that was submitted twice in it is told from the other by its binding, as always.
+Slurm knows no fencing token, so this is a check and not a proof. A gap remains between the check and the call; a job
+that was submitted twice in it is told from the other by its binding, as always.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 
 
 class FencedDriver:
-    """`confirm` raises Unavailable when this server may not act; the call is then not made, and SlurmUnreachable raised."""
+    """`confirm` raises Unavailable when this server may not act; then the call is not made, and SlurmUnreachable is raised."""
 
     def __init__(self, driver: Driver, confirm: Callable[[], Awaitable[None]]) -> None:
         self.name = driver.name

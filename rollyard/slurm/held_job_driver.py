@@ -1,8 +1,8 @@
-"""Jobs that are steps of a job which the user holds already (`spec.allocation.within`).
+"""Jobs that run as steps of a job which the user holds already (`spec.allocation.within`).
 
-A step lives as long as the srun that started it, so each has one on the server's machine, kept by the local driver: that
-one knows how processes outlive a server, how they end, and what their exit codes were. A server that moves to another
-machine finds these gone and makes new ones; the old ones are fenced like any other copy.
+A step lives as long as the srun that started it, so each has one on the server's machine, run by the local driver. That
+driver has what this needs: processes that outlive a server, their ends, and their exit codes. A server that moves to
+another machine finds these gone and makes new ones; the old ones are fenced like any other copy.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 
 PREFIX = "step-"
-"""Before the id that a step has here; Slurm's own ids are numbers."""
+"""Prefix of a step's id here; Slurm's own ids are numbers."""
 QUERY = ("cpus-per-task", "gpus-per-node", "gres")
-"""What a step asks of the job that it runs in, beside memory."""
+"""Options that a step requests from its job, beside memory."""
 
 
 class HeldJobDriver:
-    """Another driver, and beside it steps of jobs that are held."""
+    """Another driver, and beside it steps of held jobs."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
-        """`cli`: asks about held jobs; `folder`: where the local driver keeps what it knows of the steps."""
+        """`cli`: queries held jobs; `folder`: the local driver's folder for the steps."""
         self.name = driver.name
         self._driver = driver
         self._cli = cli
@@ -78,7 +78,7 @@ def _left(id: str, facts: Mapping[str, str]) -> int:
     if state != "RUNNING":
         raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")
     try:
-        end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # which the driver asks for
+        end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # the driver asks for times in UTC
     except (KeyError, ValueError):
         return 365 * 86_400  # Unknown: it has no limit
     return max(1, int(end.timestamp() - time.time()))
@@ -92,7 +92,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     options = directives(script.text)
     seconds = min(walltime_seconds(options["time"]) or left, left)
     kept = {option: options[option] for option in ("job-name", "comment", "output", "open-mode")}
-    memory = options.get("mem", "0")  # 0 is not counted; left out, the first step would take all there is
+    memory = options.get("mem", "0")  # 0 is not counted; without --mem the first step would take all memory
     command = ["srun", f"--jobid={script.within}", "--nodes=1", "--ntasks=1", "--exact", f"--mem={memory}"]
     command += [f"--{option}={options[option]}" for option in QUERY if option in options]
     command += [f"--job-name={script.name}", "--kill-on-bad-exit=1", "--export=ALL"]
@@ -100,7 +100,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     lines = [
         "#!/bin/bash",
         *(directive(option, value) for option, value in {**kept, "time": walltime_text(seconds)}.items()),
-        # It is known by this; the step's own variables name the job that it runs in.
+        # Steps go by this id; the step's own variables name the job that it runs in.
         f'export ROLLYARD_JOB={PREFIX}"$SLURM_JOB_ID"',
         "unset ${!SLURM_*}",
         *([f"export SLURM_CONF={shlex.quote(config)}"] if config is not None else []),

@@ -1,7 +1,7 @@
 """The driver of a single machine: jobs are process trees here, with Slurm's states, exit codes, signals and time limits.
 
-State lies in a folder a job, so a server that comes back finds its jobs as it would in Slurm. Cores and memory are not
-shared out: what is submitted starts. Nothing is signalled unless it is proven ours.
+State lies in a folder a job, so a restarted server finds its jobs as it would in Slurm. Cores and memory are not
+divided: a submitted job starts at once. No process is signalled unless it is proven ours.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class LocalDriver:
         return [folder.name for folder in folders]
 
     def _new_folders(self, tasks: int | None) -> list[Path]:
-        """The counter only grows, in place: one short write, whole or not at all when we are killed."""
+        """Folders for new jobs. The counter only grows, in place: one short write, complete or absent if we are killed."""
         counter = os.open(self._folder / "next-id", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(counter, fcntl.LOCK_EX)
@@ -138,7 +138,7 @@ class LocalDriver:
         return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
 
     def _observe(self, folder: Path) -> Job | None:
-        with contextlib.suppress(FileNotFoundError):  # another driver purges it just now
+        with contextlib.suppress(FileNotFoundError):  # another driver removes it just now
             job = LocalJob(folder).observe()
             if job is not None:
                 return job
@@ -147,7 +147,7 @@ class LocalDriver:
         return None
 
     def _purge(self, folder: Path) -> None:
-        """Out of sight in one step, so that nobody sees a job that has lost some of its files."""
+        """Remove a job in one rename, so that nobody sees a job without some of its files."""
         trash = self._folder / "trash"
         trash.mkdir(exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
@@ -160,7 +160,7 @@ class LocalDriver:
             job = LocalJob(self._jobs / id)
             if not _ID.fullmatch(id) or not job.folder.is_dir() or job.ended:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # purged just now
+            with contextlib.suppress(FileNotFoundError):  # removed just now
                 if number is None:
                     job.cancel()
                 else:
@@ -183,7 +183,7 @@ def _time_limit(text: str) -> int:
 
 
 def _expand(pattern: str, values: dict[str, str]) -> str:
-    """sbatch's filename pattern: `%j` and its like, `%%` for a percent sign."""
+    """Replace the codes of sbatch's filename pattern: `%j` and similar ones, `%%` for a percent sign."""
     return re.sub("%(.)", lambda match: {**values, "%": "%"}.get(match[1], match[0]), pattern)
 
 

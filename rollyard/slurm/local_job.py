@@ -1,6 +1,6 @@
-"""One job of the local driver: a folder, what it says of the job, and the job's end when its step cannot see to it.
+"""One job of the local driver: its folder, its state, and its end when its step cannot record one.
 
-Whatever was killed between any two lines, the next look carries on from what is written.
+Whatever was killed between any two lines, the next `observe` continues from the files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rollyard.slurm.base import Job, JobState
 from rollyard.slurm.process_proof import ProcessProof, processes_with_variable
 
 START_SECONDS = 30.0
-"""A job that no step has taken up by then never starts."""
+"""Seconds within which a step must take up a job; later it never starts."""
 KILLED = 128 + signal.SIGKILL
 NO_STEP = {"pid": 0, "start": 0, "boot": ""}
-"""Stands in `step.json` for the step that may no longer come."""
+"""Content of `step.json` once no step may start the job any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class LocalJob:
     folder: Path
 
     def create(self, script: str, **facts: Any) -> None:
-        """Write down what was submitted. Raises OSError; the job exists once this returns."""
+        """Write the submitted job down. Raises OSError; the job exists once this returns."""
         (self.folder / "script").write_text(script)
         data = {"id": self.folder.name, "cookie": secrets.token_hex(16), "submit_time": time.time(), **facts}
         local_step.write(self.folder / "job.json", data)
 
     def start(self) -> None:
-        """Hand it to a step of its own, which nobody waits for. Blocks for some milliseconds."""
+        """Start the job's own step, a process that outlives this one. Blocks for some milliseconds."""
         data = self._read("job")
         assert data is not None
         command = [sys.executable, "-I", "-S", local_step.__file__, str(self.folder)]
-        # A server that is a Slurm job itself must not lend its job's identity to these.
+        # A server that is a Slurm job itself must not pass its job's identity to these.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_"))}
         environment[local_step.COOKIE] = data["cookie"]
         try:
@@ -61,7 +61,7 @@ class LocalJob:
             self._never_starts()
 
     def observe(self) -> Job | None:
-        """As of now; None while it does not exist. A job without a step is seen to on the way."""
+        """State of the job now; None while it does not exist. A job without a step is ended here if it must end."""
         data = self._read("job")
         if data is None:
             return None
@@ -90,8 +90,8 @@ class LocalJob:
         )
 
     def cancel(self) -> None:
-        """Its step, or the next look, ends it."""
-        # Before step.json is read; see local_step.run. Made once: its age says when KILL is due.
+        """Ask for the job's end; its step, or the next `observe`, ends it."""
+        # Before step.json is read; see local_step.run. Created once: its age shows when KILL is due.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.folder / "cancelled", os.O_CREAT | os.O_EXCL, 0o600))
         step, run = self._read("step"), self._read("run")
@@ -101,7 +101,7 @@ class LocalJob:
             ProcessProof.of(run).kill(signal.SIGTERM)
 
     def send(self, number: int) -> None:
-        """To the leader, as in Slurm; see local_step.watch."""
+        """Send a signal to the leader, as Slurm does; see local_step.watch."""
         run = self._read("run")
         if run is not None and not self.ended:
             ProcessProof.of(run).kill(number)
@@ -111,7 +111,7 @@ class LocalJob:
         return (self.folder / "end.json").exists()
 
     def _observe_without_step(self, data: dict[str, Any]) -> dict[str, Any] | None:
-        """No end is written: none has come, or nobody is left to write it. Answers the end, if there is one now."""
+        """State of a job without a recorded end. It runs on, or its step died; then its end is recorded and returned."""
         step = self._read("step")
         if step is None:
             late = time.time() - data["submit_time"] > START_SECONDS
@@ -147,7 +147,7 @@ class LocalJob:
         return self._end_unseen(None, ran=False)
 
     def _end_unseen(self, why: str | None, *, ran: bool) -> dict[str, Any]:
-        """Nobody saw the exit code."""
+        """Record the end of a job whose exit code is unknown."""
         if why is not None:
             end = local_step.end_record(why, KILLED if ran else 0)
         elif ran:

@@ -1,9 +1,9 @@
-"""What slurmstepd is to Slurm, for the local driver: runs one job and writes down how it ended.
+"""Step of a local job, as slurmstepd is Slurm's: it runs one job and writes down how it ended.
 
-Started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and outlives the
-server. It takes in the job's orphans (PR_SET_CHILD_SUBREAPER), so that every process of the job stays below it in the
-process tree, and all are gone before the end is written. Files in the folder, each complete or absent:
-`step.json` (this process; made once, by whoever decides first whether the job starts), `run.json` (the job's leader),
+Started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and outlives
+the server. It adopts the job's orphans (PR_SET_CHILD_SUBREAPER), so that every process of the job stays below it in the
+process tree, and all are gone before the end is written. Files in the folder, each complete or absent: `step.json`
+(this process; created once, by the first process that decides whether the job starts), `run.json` (the job's leader),
 `end.json` (how it ended).
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
-"""Environment variable that proves a process to be of this job, once its step is no longer there to say so."""
+"""Environment variable that proves a process to be of this job once its step is gone."""
 END_REASONS = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown"}
 POLL_SECONDS = 1.0
 ENDING_POLL_SECONDS = 0.1
@@ -36,12 +36,12 @@ def main(folder: Path) -> None:
     os.setsid()
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # a server under nohup would have its jobs deaf to them
-    # Before step.json: from there on a SIGTERM may come, and it must wait to be heard.
+        signal.signal(number, signal.SIG_DFL)  # a server under nohup would pass its ignored signals on to its jobs
+    # Before step.json: from there on a SIGTERM may come, and it must stay pending until it is handled.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not write_once(folder / "step.json", process_proof(os.getpid())):
-        return  # it was too late: the job is on record as never started
+        return  # too late: the job is on record as never started
     job = json.loads((folder / "job.json").read_text())
     try:
         end_now(folder, *run(folder, job))
@@ -60,7 +60,7 @@ def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> N
 
 
 def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
-    # A cancel makes this file and then looks for step.json; we did it the other way round, so one sees the other.
+    # A cancel creates this file and then reads step.json; the step does it the other way round, so one sees the other.
     if (folder / "cancelled").exists():
         return "CANCELLED", 0
     started, limit = time.time(), job["time_limit"]
@@ -100,10 +100,10 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 
 
 def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
-    """Until the job is over: by itself, cancelled (SIGTERM to us), or at its time limit.
+    """Wait until the job is over: by itself, cancelled (SIGTERM to us), or at its time limit.
 
-    As in Slurm (cgroup.conf, SignalChildrenProcesses=no), TERM is for the leader, which may see to its children in its
-    own order; `kill_wait` seconds later KILL is for all.
+    As in Slurm (cgroup.conf, SignalChildrenProcesses=no), TERM is for the leader, which may end its children in its own
+    order; `kill_wait` seconds later KILL is for all.
     """
     deadline, kill_at = time.monotonic() + limit, math.inf
     ending, cancelled = None, False
@@ -122,7 +122,7 @@ def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
 
 
 def reap(leader: int) -> int | None:
-    """Collect every child that has ended; the leader's exit code, 128 + n for signal n."""
+    """Collect every child that has ended; return the leader's exit code, 128 + n for signal n."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -135,7 +135,7 @@ def reap(leader: int) -> int | None:
 
 
 def job_processes() -> list[int]:
-    """Every living process of the job: all that is below us in the process tree."""
+    """Every living process of the job: all below us in the process tree."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ def signal_all(processes: list[int], *numbers: int) -> None:
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on. Raises OSError when it is gone."""
+    """Fields of /proc/PID/stat from the state on. Raises OSError when the process is gone."""
     # The command in brackets may hold spaces and brackets itself: read from the last one.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
@@ -168,18 +168,18 @@ def process_proof(pid: int) -> dict[str, Any]:
 
 
 def end_record(state: str, code: int, reason: str | None = None) -> dict[str, Any]:
-    """The content of end.json."""
+    """Content of end.json."""
     why = END_REASONS.get(state, "") if reason is None else reason
     return {"state": state, "exit_code": code, "reason": why, "end_time": time.time()}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Replace a file: seen complete or not at all."""
+    """Replace a file atomically: readers see it complete or not at all."""
     _partial(path, data).rename(path)
 
 
 def write_once(path: Path, data: dict[str, Any]) -> bool:
-    """As `write`, unless the file is there already: then False."""
+    """Create a file as `write` does; False if it exists already."""
     partial = _partial(path, data)
     try:
         os.link(partial, path)
@@ -191,7 +191,7 @@ def write_once(path: Path, data: dict[str, Any]) -> bool:
 
 
 def _partial(path: Path, data: dict[str, Any]) -> Path:
-    # A name of its own: server and step may both be at the same file.
+    # A name of its own: server and step may both write the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     with partial.open("w") as file:
         json.dump(data, file)

@@ -23,11 +23,11 @@ class ProcessProof:
         return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
 
     def alive(self) -> bool:
-        """This very process runs; a zombie or a later one with its pid does not count."""
+        """Whether this very process runs; a zombie or a later process with its pid does not count."""
         return boot_id() == self.boot and start_time(self.pid) == self.start
 
     def kill(self, signal: int) -> bool:
-        """Signal it; False when it is no longer there."""
+        """Signal the process; False when it is gone."""
         if not self.alive():
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """None when there is no such process, or only its zombie."""
+    """Start time of a process; None when there is no such process, or only its zombie."""
     try:
         fields = local_step.stat(pid)
     except OSError:
@@ -50,7 +50,7 @@ def start_time(pid: int) -> int | None:
 
 
 def processes_with_variable(name: str, value: str) -> list[ProcessProof]:
-    """The processes that were started with this in their environment, as far as this user may see."""
+    """Processes that were started with this variable in their environment, as far as this user may see."""
     wanted, found = f"{name}={value}".encode(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

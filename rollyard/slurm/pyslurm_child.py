@@ -1,9 +1,9 @@
 """The child process of the pyslurm driver: the only code that imports pyslurm.
 
-It stands alone and serves from Python 3.9 on, since it may run under another interpreter than the server's, and in a tree
-where there is no Rollyard. One request a line on stdin, `{"id": 1, "call": "jobs", ...}`; for each, one answer a line on
-what was stdout, `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. Before the first, an answer with id 0 says which
-pyslurm this is, or why there is none. It ends when its stdin does.
+It stands alone and works from Python 3.9 on, since it may run under another interpreter than the server's, and in a
+tree without Rollyard. It reads one request a line on stdin, `{"id": 1, "call": "jobs", ...}`. For each it writes one
+answer a line on its original stdout, `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. An answer with id 0
+comes first, with pyslurm's version, or the reason why it is missing. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NO_VALUE = 0xFFFFFFFE
-"""Slurm's word for a number that is not set."""
+"""Slurm's number for a value that is not set."""
 pyslurm: Any = None
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the library prints is no answer
+    os.dup2(2, 1)  # output that the library prints is no answer
     if not send_answer(answers, 0, start):
         return
     for line in sys.stdin:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
-    """False for an error."""
+    """Send the result of `ask`, or its error; False for an error."""
     try:
         said = {"id": id, "answer": ask()}
     except Exception as error:  # noqa: BLE001  (the server logs it)
@@ -44,11 +44,11 @@ def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
 
 
 def start() -> str:
-    """pyslurm's version."""
+    """Load pyslurm and return its version."""
     global pyslurm
-    # At import it would look for a configuration, and end the process where it finds none.
+    # At import it would read a configuration, and end the process where it finds none.
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
-    # Waiting tasks of an array come as a text of ranges, which Slurm's library cuts at 64 letters unless told not to.
+    # Waiting tasks of an array come as a text of ranges, which Slurm's library cuts at 64 letters by default.
     os.environ["SLURM_BITSTR_LEN"] = "0"
     pyslurm = importlib.import_module("pyslurm")
     for module in (pyslurm.core.job.job, pyslurm.db.job):
@@ -62,25 +62,29 @@ def version() -> str:
 
 
 def exit_code_and_signal(status: int) -> tuple[int, int]:
-    """In place of pyslurm's own, which takes 128 from every exit code above it: `exit 130` would read as `exit 2`."""
+    """Split a wait status. pyslurm's own function takes 128 from every exit code above it: `exit 130` would read as
+    `exit 2`.
+    """
     return (0, 0) if status == NO_VALUE else (status >> 8 & 0xFF, status & 0x7F)
 
 
 def jobs(prefix: str) -> list[dict[str, Any]]:
-    """Our user's jobs whose names begin so; Slurm's library has no question that brings these alone."""
+    """Our user's jobs with this name prefix; Slurm's library has no query for these alone."""
     me, now = os.getuid(), time.time()
     found: list[dict[str, Any]] = []
     for job in pyslurm.Jobs.load().values():
         if job.user_id == me and text(job, "name").startswith(prefix):
             end = job.end_time
-            if job.time_limit is None and end and end > now:  # Slurm puts the end of what has no time limit a year off
+            if (
+                job.time_limit is None and end and end > now
+            ):  # for a job without a time limit Slurm puts the end a year off
                 end = None
             found += job_records(job, node=job.allocated_nodes, end=end)
     return found
 
 
 def accounting(ids: list[int]) -> list[dict[str, Any]]:
-    """What slurmdbd knows of these jobs; of an array, of all its tasks."""
+    """Records of these jobs in slurmdbd; of an array, of all its tasks."""
     kept = pyslurm.slurmctld.Config.load().accounting_storage_type
     if not kept or kept.endswith("/none"):
         return []
@@ -91,7 +95,7 @@ def accounting(ids: list[int]) -> list[dict[str, Any]]:
 
 
 def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
-    """The job; one for each task where it is the record of all tasks of an array that wait."""
+    """Records of a job: one, or one for each task where it stands for all waiting tasks of an array."""
     facts = {
         "name": text(job, "name"),
         "comment": text(job, "comment"),
@@ -115,7 +119,7 @@ def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[st
 
 
 def waiting(ranges: str) -> Iterator[int]:
-    """The numbers in `0-3,7,10-18:4`, or in the hexadecimal mask that slurmdbd keeps: bit 0 for task 0."""
+    """Numbers in `0-3,7,10-18:4`, or in slurmdbd's hexadecimal mask: bit 0 for task 0."""
     if ranges.startswith("0x"):
         mask = int(ranges, 16)
         yield from (number for number in range(mask.bit_length()) if mask >> number & 1)
@@ -127,7 +131,7 @@ def waiting(ranges: str) -> Iterator[int]:
 
 
 def text(job: Any, field: str) -> str:
-    """Empty for what is no UTF-8, which nothing of ours is."""
+    """A text field; empty where it is not UTF-8, since all our values are."""
     try:
         return getattr(job, field) or ""
     except UnicodeDecodeError:
@@ -143,7 +147,7 @@ def site() -> dict[str, Any]:
 
 
 def partition(one: Any) -> dict[str, Any]:
-    """No limit is None; pyslurm has the word UNLIMITED for some of them."""
+    """A partition as JSON. No limit is None; pyslurm has the word UNLIMITED for some of them."""
     return {
         "name": one.name,
         "up": one.state == "UP",

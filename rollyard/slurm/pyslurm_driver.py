@@ -1,8 +1,8 @@
 """The driver that reads through pyslurm, in a child process, and acts by Slurm's own commands.
 
-Jobs are submitted by `sbatch` and ended by `scancel`, as the cli driver does it. pyslurm's reader of `#SBATCH` lines drops
-options that it does not know and breaks on values with a space or an `=`, and it cannot cancel a task of an array that waits
-for its turn, which has no job id of its own. What is asked over and over, the queue, costs no process here.
+Jobs are submitted by `sbatch` and ended by `scancel`, as the cli driver does it. pyslurm's reader of `#SBATCH` lines
+drops options that it does not know and breaks on values with a space or an `=`. It cannot cancel a waiting task of an
+array, which has no job id of its own. The frequent query, the queue, starts no process here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYTHON_VARIABLE = "ROLLYARD_PYSLURM_PYTHON"
 
 
 def pyslurm_python() -> Sequence[str]:
-    """The Python that has pyslurm: what the variable says, words of a command line, else the server's own."""
+    """Command line of the Python that has pyslurm: the variable's words, else the server's own Python."""
     return shlex.split(os.environ.get(PYTHON_VARIABLE, "")) or [sys.executable]
 
 
@@ -39,7 +39,7 @@ class PyslurmDriver:
         python: Sequence[str] | None = None,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: what the child and the commands see; this process's own when left out."""
+        """`env`: environment of the child and the commands; this process's own when left out."""
         source = dict(os.environ if env is None else env)
         self._child = PyslurmProcess(python or pyslurm_python(), source, limit_seconds=limit_seconds)
         self._cli = CliDriver(source, limit_seconds=limit_seconds)
@@ -49,7 +49,7 @@ class PyslurmDriver:
         return self._child.pid
 
     async def version(self) -> str:
-        """pyslurm's; asks nothing of Slurm. Raises SlurmUnreachable where there is no pyslurm, saying why."""
+        """pyslurm's version; Slurm is not queried. Raises SlurmUnreachable with the reason where there is no pyslurm."""
         return str(await self._child.ask("version"))
 
     async def snapshot(self) -> Snapshot:
@@ -78,7 +78,7 @@ class PyslurmDriver:
 
 
 async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
-    """Why this pyslurm should be left alone: no answer, or another than Slurm's own commands give. Empty where it fits.
+    """Reason not to use this pyslurm: no answer, or another than Slurm's own commands give. Empty where it fits.
 
     A library that was built for another Slurm reads the controller's answers wrongly, or not at all.
     """
@@ -93,7 +93,7 @@ async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
 
 
 def read_jobs(answer: Any) -> dict[str, Job]:
-    """By id. Raises SlurmUnreachable for what the child cannot have meant."""
+    """Parse the child's jobs, by id. Raises SlurmUnreachable for a malformed answer."""
     try:
         return {job.id: job for job in map(_job, answer)}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -109,7 +109,7 @@ def _job(fields: Mapping[str, Any]) -> Job:
 
 
 def read_site(answer: Any) -> Site:
-    """Raises SlurmUnreachable for what the child cannot have meant."""
+    """Parse the child's site. Raises SlurmUnreachable for a malformed answer."""
     try:
         nodes: dict[str, Node] = {}
         members: dict[str, set[str]] = {}

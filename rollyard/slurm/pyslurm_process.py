@@ -1,6 +1,7 @@
-"""The child in which pyslurm lives: asked one thing at a time, each within a time limit; one that fails is ended.
+"""The child process with pyslurm: it gets one request at a time, each within a time limit, and is killed after a
+failure.
 
-pyslurm holds Python's lock while it waits for Slurm, and Slurm's library ends the process when it likes to. Neither may
+pyslurm holds Python's lock while it waits for Slurm, and Slurm's library may end its process at any call. Neither may
 happen to the server.
 """
 
@@ -21,23 +22,25 @@ from typing import Any
 from rollyard.core.errors import SlurmUnreachable
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
-"""Between the starts of two children, doubled by each failure in a row. It is part of a call's time."""
+"""Pause between the starts of two children, doubled by each failure in a row. It is part of a call's time."""
 MAX_ANSWER_BYTES = 256 << 20
 KILLED_SECONDS = 5.0
-"""What the kernel has to do away with a child."""
+"""Time for the kernel to remove a killed child."""
 LAST_OUTPUT_CHARS = 5
 _SOURCE = Path(__file__).with_name("pyslurm_child.py")
 
 
 class _ChildFailed(Exception):
-    """The child ended, or what it says is no answer."""
+    """The child ended, or its output is no answer."""
 
 
 class PyslurmProcess:
-    """One child at a time, started when it is needed."""
+    """One child at a time, started on demand."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, limit_seconds: float) -> None:
-        """`command`: a Python (3.9 or later) that can import pyslurm; it may see no file of ours, and gets its code along."""
+        """`command`: a Python (3.9 or later) that can import pyslurm. It may see none of our files, so it gets its code
+        as an argument.
+        """
         self._command = (*command, "-c", _SOURCE.read_text())
         self._env, self._limit = env, limit_seconds
         self._lock = asyncio.Lock()
@@ -48,13 +51,14 @@ class PyslurmProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, if there is one."""
+        """The child's pid, if there is a child."""
         return self._child.process.pid if self._child is not None else None
 
     async def ask(self, call: str, **arguments: object) -> Any:
-        """What the child answers. It has the time limit from its turn on, and waits no longer than that for its turn.
+        """Send a request and return its answer. The time limit counts from its turn on, and it waits no longer than
+        that for its turn.
 
-        Raises SlurmUnreachable with the library's words, or with what became of the child.
+        Raises SlurmUnreachable with the library's words, or with the child's end.
         """
         try:
             async with asyncio.timeout(self._limit):
@@ -67,7 +71,7 @@ class PyslurmProcess:
             self._lock.release()
 
     async def close(self) -> None:
-        await self._end()  # a call that is under way fails at once
+        await self._end()  # a running call fails at once
         async with self._lock:
             await self._end()
 
@@ -85,7 +89,7 @@ class PyslurmProcess:
                 self._failures = 0
                 return answer["answer"]
             why = str(answer.get("error"))
-        # Also after an error that it told: the library reads slurm.conf once, and that may have been the reason.
+        # Also after an error that it reported: the library reads slurm.conf once, and that may have been the reason.
         self._failures += 1
         await self._end()
         raise SlurmUnreachable(f"pyslurm: {why}")
@@ -97,7 +101,7 @@ class PyslurmProcess:
         await child.write(request)
         while True:
             answer = await child.read()
-            # id 0: it could not start. A lower one: an answer that nobody waited for, since the call was cancelled.
+            # id 0: it could not start. A lower one: the answer of a call that was cancelled.
             if answer["id"] == request["id"] or (answer["id"] == 0 and "error" in answer):
                 return answer
 
@@ -112,12 +116,12 @@ class PyslurmProcess:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=self._env,
-                cwd="/",  # where Python looks first for what is imported
+                cwd="/",  # where Python looks first for imports
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
                 limit=MAX_ANSWER_BYTES,
-                start_new_session=True,  # ^C is the server's; and whatever wraps the child is ended with it
+                start_new_session=True,  # ^C is the server's; and a wrapper around the child is ended with it
             )
         except OSError as error:
             raise _ChildFailed(f"{self._command[0]} cannot be run: {error.strerror}") from None
@@ -131,7 +135,7 @@ class PyslurmProcess:
 
 
 class _Child:
-    """One that was started; a task reads what it complains about, until it ends."""
+    """A started child; a task reads its stderr until it ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -144,12 +148,12 @@ class _Child:
 
     async def write(self, request: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended: reading tells how
+        with contextlib.suppress(ConnectionError):  # it has ended: the next read has the reason
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
 
     async def read(self) -> dict[str, Any]:
-        """The next answer, or error, with its id. Raises _Broken."""
+        """Read the next answer, or error, with its id. Raises _ChildFailed."""
         assert self.process.stdout is not None
         try:
             line = await self.process.stdout.readline()
@@ -163,7 +167,7 @@ class _Child:
         return answer
 
     async def end(self) -> None:
-        """SIGKILL: it may be stopped, or stuck in the library, and has nothing to lose."""
+        """Kill the child: it may be stopped, or stuck in the library, and has no state to lose."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

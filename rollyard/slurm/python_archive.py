@@ -1,7 +1,8 @@
 """Our own Python packages as one file, which each node unpacks once.
 
-Hundreds of jobs that import some thousand files over a network at the same moment keep its servers busy for minutes. What is
-packed is Rollyard, the task handlers that are installed, and whatever these depend on; a model server's own packages are not.
+Hundreds of jobs that import some thousand files over a network at the same moment keep its servers busy for minutes.
+The archive holds Rollyard, the installed task handlers, and the dependencies of these; a model server's own packages
+are not in it.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from rollyard.server.store.journal_mode import LOCAL, file_system_of
 STAGE = Path(__file__).with_name("stage.sh")
 KEPT_ARCHIVES = 3
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
-"""Archives of earlier releases: jobs that still wait in the queue name them."""
+"""Archives of earlier releases that are kept: jobs that still wait in the queue name them."""
 
 
 class PythonArchive:
-    """The archive in a folder that nodes see."""
+    """Archive in a folder that nodes see."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._archive: Path | None = None
 
     def archive(self, template: AllocationTemplate) -> Path | None:
-        """What jobs of this template are to unpack; None where they import as they are. Blocks when first asked."""
+        """Archive that jobs of this template unpack; None where they import as they are. Blocks at the first call."""
         match template.stage_python:
             case "Never":
                 return None
@@ -67,7 +68,7 @@ class PythonArchive:
 
 
 def _files() -> Iterator[tuple[Path, str]]:
-    """(file, its name below the folder that is imported from); ours are taken from where they lie, installed or not."""
+    """(file, its name below the import folder); Rollyard's own are taken from its source folder, installed or not."""
     for found in _distributions():
         for file in found.files or ():
             path = Path(str(found.locate_file(file)))
@@ -84,7 +85,7 @@ def _own_packages() -> Iterator[tuple[Path, str]]:
 
 
 def _distributions() -> list[Distribution]:
-    """Of Rollyard's dependencies and the plug-ins' of node agents, each once; not Rollyard itself."""
+    """Dependencies of Rollyard and of the node agents' plug-ins, each once; without Rollyard itself."""
     plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
     found: dict[str, Distribution] = {}
     _with_dependencies({"rollyard", *plug_ins}, found)
@@ -99,7 +100,7 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
         try:
             found[plain] = distribution(plain)
         except PackageNotFoundError:
-            continue  # required elsewhere than here, or not needed for what is installed
+            continue  # required elsewhere than here, or not needed for the installed packages
         needs = map(Requirement, found[plain].requires or ())
         _with_dependencies(
             [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})], found
@@ -107,7 +108,7 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
 
 
 def _fingerprint() -> str:
-    """Another one for another Python, another version of a package, another line of ours."""
+    """Digest that changes with Python's version, a package's version, and any line of ours."""
     # RECORD has the hash of each file: a package that is built again may keep its version.
     words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
     words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own_packages()]

@@ -1,7 +1,7 @@
-"""Whether a template can be fulfilled here, before anything is submitted. Pure.
+"""Check whether a template can be fulfilled here, before any job is submitted. Pure.
 
-What can never start is an error. Nodes and partitions that are down count as what they have, for they come back: that a job
-is going to wait for them is a warning, and so is a limit of a partition that a QOS may lift.
+A job that can never start is an error. Nodes and partitions that are down count with their resources, for they come
+back: a job that has to wait for them gets a warning, and so does one above a partition's limit that a QOS may lift.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rollyard.slurm.base import Node, Partition, Site
 
 GIB = 1 << 30
 MOST_NAMES = 12
-"""Of what there is, in one message."""
+"""Available names listed in one message."""
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
-    """What is wrong, by field, with what one can do instead. Nothing, where the site tells nothing of partitions."""
+    """Errors by field, each with a remedy. None where the site publishes no partitions."""
     if not site.partitions or template.within is not None:
         return []
     unknown = [name for name in _template_fields(template) if name not in site.partitions]
@@ -42,7 +42,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
 
 
 def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
-    """Why jobs of a template that is not wrong may be refused, or are going to wait, as things are now."""
+    """Reasons why jobs of a correct template may be refused, or will have to wait, as things are now."""
     partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
     if partitions and not up:
@@ -63,7 +63,7 @@ def _template_fields(template: AllocationTemplate) -> list[str]:
 
 
 def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
-    """Those asked for that there are, or the default."""
+    """Requested partitions that exist, or the default one."""
     asked = _template_fields(template)
     if asked:
         return [site.partitions[name] for name in asked if name in site.partitions]
@@ -80,7 +80,7 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
 
 
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
-    """Slurm refuses an expression with any name that no node has, wherever it stands in it."""
+    """Features that no node has. Slurm refuses an expression with any such name, wherever it stands in it."""
     known = {feature for node in site.nodes.values() for feature in node.features}
     asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
     names = [name for name in asked if name not in known]
@@ -103,7 +103,9 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
-    """Limits that a QOS may lift (its flags PartitionTimeLimit and PartitionMaxNodes), which the site does not tell us."""
+    """Limits that a QOS may lift (its flags PartitionTimeLimit and PartitionMaxNodes, which Slurm does not publish
+    here).
+    """
     name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
         limit = walltime_text(partition.max_seconds)
@@ -113,9 +115,9 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    """Whether enough of its nodes are large enough, each thing by itself."""
+    """Errors where too few nodes are large enough, each resource by itself."""
     if not any(name in site.nodes for name in partition.nodes):
-        return []  # nothing is known of them
+        return []  # its nodes are unknown
     foreign = [n for text in template.nodelist for n in expand(text) if n not in partition.nodes]
     if foreign:
         return [_cause("nodelist", f"{_some_names(foreign)}: not in partition {partition.name}")]
@@ -138,7 +140,7 @@ def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> li
 def _requested_sizes(
     template: AllocationTemplate, nodes: Sequence[Node]
 ) -> list[tuple[str, str, int, list[int], Callable[[int], str]]]:
-    """(field, what of, how much, what each node has, how to write that)"""
+    """(field, resource, amount, amount on each node, formatter of amounts)"""
     memory = "memoryPerCpu" if template.memory_per_cpu is not None else "memory"
     gpus = "gpusPerNode" if template.gpus_per_node else "gres"
     return [
@@ -155,7 +157,7 @@ def _requested_sizes(
 
 
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
-    """Those of a partition that are known and not excluded; only those named, where any are."""
+    """Known nodes of a partition that are not excluded; only the requested ones, where any are."""
     excluded = {name for text in template.exclude for name in expand(text)}
     named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()
     names = (named or partition.nodes) - excluded

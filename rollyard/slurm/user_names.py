@@ -1,4 +1,4 @@
-"""Users as Slurm names them, some by number and some by name."""
+"""User names as Slurm shows them, some by number and some by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pwd
 
 
 def known_user(user: str) -> str:
-    """`uid 0 (root)`, from a uid or a name; what this machine does not know stays as it is, and nothing stays nothing."""
+    """`uid 0 (root)`, from a uid or a name; a user unknown to this machine stays as it is, and an empty text stays
+    empty.
+    """
     if not user:
         return ""
     try:

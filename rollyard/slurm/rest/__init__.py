@@ -1,1 +1,1 @@
-"""The driver that talks to slurmrestd: where no command of Slurm's is installed, or a submit must be quick."""
+"""The slurmrestd driver: for machines without Slurm's commands, or for quick submits."""

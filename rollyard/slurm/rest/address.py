@@ -1,4 +1,4 @@
-"""Where slurmrestd is and who we are to it: a URL, and a token that somebody renews."""
+"""Address of slurmrestd and our credentials: a URL, and a token that may be renewed under a running server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TOKEN_VARIABLE = "SLURM_JWT"
 
 @dataclass(frozen=True, slots=True)
 class SlurmrestdAddress:
-    """`url` is what requests begin with; with a `socket` its host is of no account."""
+    """`url` is the base of all requests; with a `socket` its host does not matter."""
 
     url: str
     socket: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> SlurmrestdAddress:
-        """Of `unix:/path`, `http://host:6820` or `https://host`. Raises Invalid."""
+        """Parse `unix:/path`, `http://host:6820` or `https://host`. Raises Invalid."""
         kind, _, path = text.partition(":")
         if kind == "unix" and path.startswith("/"):
             return cls("http://slurmrestd", path.removeprefix("//"))
@@ -41,7 +41,7 @@ class SlurmrestdAddress:
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> SlurmrestdAddress:
-        """Raises Invalid where it is not said."""
+        """Read the address from the environment. Raises Invalid where it has none."""
         text = env.get(URL_VARIABLE, "")
         if not text:
             raise Invalid(
@@ -56,7 +56,9 @@ class SlurmrestdAddress:
 
 @dataclass(frozen=True, slots=True)
 class SlurmCredentials:
-    """Whose jobs are ours. `token_file` is read again for each request, so that a token can be renewed under a server."""
+    """Credentials of the user that our jobs belong to. `token_file` is read again for each request, so that a token can
+    be renewed under a server.
+    """
 
     token: str | None = None
     token_file: Path | None = None
@@ -67,9 +69,9 @@ class SlurmCredentials:
         return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
 
     def read(self) -> str | None:
-        """The token of this moment; None where there is none, as on a socket that knows its callers.
+        """The current token; None where there is none, as on a socket that knows its callers.
 
-        Raises SlurmUnreachable for a file that cannot be read and for a token whose time is over.
+        Raises SlurmUnreachable for a file that cannot be read and for an expired token.
         """
         token = self.token
         if self.token_file is not None:
@@ -85,7 +87,7 @@ class SlurmCredentials:
         return token
 
     def renewal_advice(self) -> str:
-        """What to do about a token that is no longer good."""
+        """Advice on how to renew an expired token."""
         if self.token_file is not None:
             return f"write a new one to {self.token_file} (scontrol token lifespan=SECONDS prints one); Rollyard reads it again"
         return (
@@ -95,14 +97,14 @@ class SlurmCredentials:
 
     @staticmethod
     def user(token: str | None) -> str:
-        """Slurm's name for us: the token's, else that of this process."""
+        """Our user name for Slurm: the token's, else that of this process."""
         found = claims(token) if token else {}
         name = found.get("sun") or found.get("username")
         return name if isinstance(name, str) else getpass.getuser()
 
 
 def claims(token: str) -> dict[str, object]:
-    """What a JWT says of itself; nothing where it is none. Whether it is genuine is for Slurm to decide."""
+    """Claims of a JWT; empty for other text. Slurm checks its signature."""
     try:
         payload = token.split(".")[1]
         found = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

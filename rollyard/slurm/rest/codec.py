@@ -1,6 +1,6 @@
-"""What all versions of slurmrestd's bodies have in common: records of jobs, tasks of arrays, complaints. Pure.
+"""Common parts of all versions of slurmrestd's bodies: records of jobs, tasks of arrays, errors. Pure.
 
-Anything that is not as it should be raises KeyError, TypeError or ValueError; the driver makes SlurmUnreachable of them.
+A malformed body raises KeyError, TypeError or ValueError; the driver turns them into SlurmUnreachable.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Body = Mapping[str, Any]
 
 
 class NotJson(ValueError):
-    """An answer that is not slurmrestd's."""
+    """The answer is not JSON, so it is not slurmrestd's."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAnswer:
-    """What an answer about jobs comes to."""
+    """Parsed answer about jobs."""
 
     errors: list[tuple[int, str]]
-    """Its complaints; with any, the rest is empty."""
+    """Errors in the answer; with any, the other fields are empty."""
     changed_at: int | None = None
-    """Unix seconds of the last change; 0 where there was none since the time asked for, None if not told."""
+    """Unix seconds of the last change; 0 where there was none since the requested time, None if unknown."""
     jobs: Mapping[str, Job] = field(default_factory=dict)
-    """Ours, by id; empty where nothing changed."""
+    """Our jobs, by id; empty where nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,27 @@ class Codec(ABC):
     """One version of the bodies."""
 
     version: str
-    """As it stands in a path, such as v0.0.38."""
+    """Version in the URL's path, such as v0.0.38."""
     fields: frozenset[str] | None = None
-    """What the server knows of a job that is submitted, where it would pass over the rest; None where it complains itself."""
+    """Fields of a submitted job that the server knows, where it would ignore others; None where it refuses others
+    itself.
+    """
 
     column = 0
-    """Of the table of options."""
+    """Column in the table of options."""
 
     # one by one, as this version writes it
 
     @abstractmethod
     def number(self, value: Any) -> int | None:
-        """None where there is none, or no limit."""
+        """A number; None where it is not set, or unlimited."""
 
     @abstractmethod
     def state(self, value: Any) -> JobState: ...
 
     @abstractmethod
     def exit_code(self, value: Any, state: JobState) -> int | None:
-        """As a shell would say it; None where it is not told."""
+        """Exit code as a shell shows it; None where it is not given."""
 
     @abstractmethod
     def environment(self, variables: Mapping[str, str]) -> object: ...
@@ -80,16 +82,16 @@ class Codec(ABC):
 
     @abstractmethod
     def changed_at(self, body: Body) -> int | None:
-        """Unix seconds of the queue's last change; 0 where there was none since the time asked for, None if not told."""
+        """Unix seconds of the queue's last change; 0 where there was none since the requested time, None if unknown."""
 
     @abstractmethod
     def signal_flags(self) -> Mapping[str, str]:
-        """Of a signal to the script itself, where this version can say so."""
+        """Query that sends a signal to the script itself, where this version has one."""
 
     # whole bodies
 
     def job(self, script: BatchScript, variables: Mapping[str, str]) -> Body:
-        """What is posted to submit it. Raises SubmitRefused for what cannot be said."""
+        """Body that submits a script. Raises SubmitRefused for an option that this version cannot express."""
         fields = job_fields(directives(script.text), self.column, self.version, self.fields)
         own = {"current_working_directory": script.directory, "environment": self.environment(variables)}
         return {"script": script.text, "job": {"standard_input": "/dev/null", **fields, **own}}
@@ -100,7 +102,7 @@ class Codec(ABC):
         return QueueAnswer(wrong, changed_at, {} if wrong or changed_at == 0 else self.jobs(body, user))
 
     def jobs(self, body: Body, user: str) -> dict[str, Job]:
-        """Ours, by id, tasks of arrays one by one."""
+        """Our jobs, by id, tasks of arrays one by one."""
         ours = (r for r in body["jobs"] if r["user_name"] == user and (r["name"] or "").startswith(JOB_PREFIX))
         return {id: self._queued(id, record) for record in ours for id in self._ids(record)}
 
@@ -108,7 +110,7 @@ class Codec(ABC):
         array, tasks = self.number(record["array_job_id"]), record["array_task_string"]
         if not array:
             yield str(record["job_id"])
-        elif tasks:  # one record for all that wait
+        elif tasks:  # one record for all waiting tasks
             yield from (f"{array}_{task}" for task in array_tasks(tasks))
         else:
             yield f"{array}_{self.number(record['array_task_id'])}"
@@ -130,7 +132,7 @@ class Codec(ABC):
         )
 
     def accounting_records(self, body: Body) -> dict[str, Job]:
-        """What slurmdbd holds of jobs, by id; of one that ran several times the last."""
+        """Records of jobs in slurmdbd, by id; the last run of a job that ran several times."""
         found = (self._accounting_record(record) for record in body["jobs"])
         return {job.id: job for job in sorted(found, key=lambda job: job.submit_time or 0.0)}
 
@@ -179,7 +181,7 @@ class Codec(ABC):
 
 
 def parse_json(raw: bytes) -> Body:
-    """Raises NotJson."""
+    """Parse a body. Raises NotJson."""
     try:
         found = json.loads(raw)
     except ValueError:
@@ -190,7 +192,7 @@ def parse_json(raw: bytes) -> Body:
 
 
 def array_tasks(text: str) -> Iterator[int]:
-    """Of `0-3,7,10-20:5%2`. Raises ValueError for a list that slurmrestd cut short."""
+    """Numbers in `0-3,7,10-20:5%2`. Raises ValueError for a list that slurmrestd cut short."""
     for part in text.partition("%")[0].split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
         if found is None:
@@ -200,7 +202,7 @@ def array_tasks(text: str) -> Iterator[int]:
 
 
 def complaints(body: Body) -> list[tuple[int, str]]:
-    """What is wrong by the server's own account, with Slurm's number for it; an answer of status 200 may hold some too."""
+    """Errors in a body, with Slurm's numbers; a body of status 200 may hold some too."""
     found = []
     for entry in body.get("errors") or ():
         words = dict.fromkeys(str(entry[key]) for key in ("error", "description") if entry.get(key))
@@ -214,7 +216,7 @@ def complaints(body: Body) -> list[tuple[int, str]]:
 
 
 def names(text: str | None) -> frozenset[str] | None:
-    """None for all."""
+    """Names in a list separated by commas; None for all."""
     return frozenset(text.split(",")) if text else None
 
 

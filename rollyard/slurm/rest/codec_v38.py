@@ -1,4 +1,4 @@
-"""v0.0.38, of Slurm 22.05 to 23.11: plain numbers, words, and null for what is not there. Pure."""
+"""Codec v0.0.38, for Slurm 22.05 to 23.11: plain numbers, words, and null for missing values. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OldCodec(Codec):
         if value["status"] == "SIGNALED":
             return 128 + int(value["signal"]["signal_id"])
         code = int(value["return_code"] or 0)
-        # 22.05 says 0 and SUCCESS of a job that ended with 7.
+        # 22.05 gives 0 and SUCCESS for a job that ended with 7.
         return None if code == 0 and state is JobState.FAILED else code
 
     def environment(self, variables: Mapping[str, str]) -> object:

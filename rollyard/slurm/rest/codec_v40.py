@@ -1,4 +1,4 @@
-"""v0.0.40 and later, of Slurm 23.11 to 26.05: `{set, infinite, number}`, and lists of words. Pure."""
+"""Codec v0.0.40 and later, for Slurm 23.11 to 26.05: `{set, infinite, number}`, and lists of words. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLAGS = (
     "SIGNALING",
     "POWER_UP_NODE",
 )
-"""What squeue shows in place of the state when a job has it, the first first."""
+"""Flags that squeue shows in place of a job's state; the first that is set counts."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """One HTTP request and its answer, on a connection of its own.
 
-Not aiohttp's client: the slurmrestd of Slurm 26.05 answers twice to whatever it refuses, and what comes behind the first
-answer makes aiohttp throw that away too, with Slurm's words in it. Here the first counts, and the rest is never read.
+It does not use aiohttp's client: the slurmrestd of Slurm 26.05 sends two answers to a refused request, and the bytes
+behind the first make aiohttp discard that too, with Slurm's words in it. Here the first counts, and the rest is never
+read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ PORTS = {"http": 80, "https": 443}
 async def request(
     address: SlurmrestdAddress, method: str, path: str, headers: Mapping[str, str], body: bytes | None
 ) -> tuple[int, bytes]:
-    """The answer's status and body. Raises OSError, EOFError, and ValueError for what is no HTTP; waits for ever."""
+    """Send a request and return the answer's status and body. Raises OSError, EOFError, and ValueError for malformed
+    HTTP; has no time limit.
+    """
     async with _connected(address) as (reader, writer):
         parts = urlsplit(address.url)
         sent = {"Host": parts.netloc, "Accept": "application/json", "Connection": "close", **headers}
@@ -42,7 +45,7 @@ async def _connected(address: SlurmrestdAddress) -> AsyncIterator[Streams]:
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()  # nothing is to come: not even a farewell that a frozen server would not answer
+        writer.transport.abort()  # no orderly close: a frozen server would not answer it
 
 
 async def _connect(address: SlurmrestdAddress) -> Streams:
@@ -54,7 +57,7 @@ async def _connect(address: SlurmrestdAddress) -> Streams:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
-    """The status, and the header's fields by their small names."""
+    """Status, and the header's fields by their names in lower case."""
     version, _, rest = (await _line(reader)).partition(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"{version[:40]!r} is not HTTP")
@@ -66,7 +69,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
-    if "chunked" in headers.get("transfer-encoding", ""):  # by what may stand before slurmrestd
+    if "chunked" in headers.get("transfer-encoding", ""):  # from a proxy that may stand before slurmrestd
         parts = []
         while size := int((await _line(reader)).partition(";")[0], 16):
             parts.append(await reader.readexactly(size))

@@ -1,7 +1,8 @@
-"""sbatch's options as slurmrestd takes them: it does not read the `#SBATCH` lines of a script, so each is said as a field.
+"""sbatch's options as fields of slurmrestd, which does not read a script's `#SBATCH` lines.
 
-Two columns, v0.0.38 and v0.0.40 with all later. v0.0.38 hands the words to sbatch's own parser; later versions have types
-of their own. To add an option, add a row; the test of this module submits each both ways and compares what Slurm holds.
+There are two columns, v0.0.38 and v0.0.40 with all later. v0.0.38 passes the words to sbatch's own parser; later
+versions have types of their own. To add an option, add a row; the test of this module submits each both ways and
+compares Slurm's records.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from rollyard.kinds.values.quantity import walltime_seconds
 
 Fields = dict[str, object]
 Write = Callable[[str], Fields]
-"""Of an option's value, the fields of a job that say it. Raises ValueError with what one can write."""
+"""Function from an option's value to fields of a job. Raises ValueError with the accepted forms."""
 
 GENERATED = {"export", "chdir"}
-"""Said elsewhere: with the environment, and with the working folder."""
+"""Options that are sent otherwise: with the environment, and with the working folder."""
 
 
 def job_fields(directives: Mapping[str, str], column: int, version: str, known: frozenset[str] | None) -> Fields:
-    """The fields of a job for a script's directives; `known`: those that the server has, or None where it has all.
+    """Fields of a job for a script's directives; `known`: fields that the server has, or None where it has all.
 
-    Raises SubmitRefused for a directive that cannot be said so.
+    Raises SubmitRefused for a directive without a field.
     """
     fields: Fields = {}
     for option, value in directives.items():
@@ -41,7 +42,7 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
 
 
 def job_variables(directives: Mapping[str, str]) -> dict[str, str]:
-    """What sbatch itself leaves in a job's environment: `srun` in the script reads it there."""
+    """Variables that sbatch itself sets in a job's environment: `srun` in the script reads them there."""
     return {variable: directives[option] for option, variable in VARIABLES.items() if option in directives}
 
 
@@ -54,20 +55,20 @@ def _fields_of(option: str, value: str, column: int, version: str) -> Fields | N
 
 
 def _joined(first: object, second: object) -> object:
-    """Two options may fill one field: `gres` and `gpus-per-node`, or two flags."""
+    """Merge two options that fill one field: `gres` and `gpus-per-node`, or two flags."""
     if isinstance(first, list) and isinstance(second, list):
         return first + second
     return f"{first},{second}"
 
 
 def _count_tasks(fields: Fields) -> None:
-    """As sbatch does: Slurm would take one task for the whole job, and with it the CPUs of one."""
+    """Count the tasks as sbatch does: Slurm would take one task for the whole job, and with it the CPUs of one."""
     fewest, _, most = str(fields.get("nodes", "")).partition("-")
     if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):
         fields["tasks"] = int(fewest) * int(str(fields.get("tasks_per_node", 1)))
 
 
-# how a value is read
+# parsers of values
 
 
 def text(key: str) -> Write:
@@ -79,7 +80,7 @@ def whole(key: str) -> Write:
 
 
 def number(key: str, read: Callable[[str], int]) -> Write:
-    """As later versions write a number that may be none: zero is a number, and UNLIMITED is infinite."""
+    """An optional number as later versions write it: zero is a number, and UNLIMITED is infinite."""
 
     def write(value: str) -> Fields:
         if value.upper() in ("UNLIMITED", "INFINITE"):
@@ -90,7 +91,7 @@ def number(key: str, read: Callable[[str], int]) -> Write:
 
 
 def flag(**fields: object) -> Write:
-    """An option without a value."""
+    """Fields of an option without a value."""
 
     def write(value: str) -> Fields:
         if value:
@@ -101,7 +102,7 @@ def flag(**fields: object) -> Write:
 
 
 def words(key: str, known: Mapping[str, object]) -> Write:
-    """One of these words."""
+    """One word of a fixed set."""
 
     def write(value: str) -> Fields:
         if value not in known:
@@ -112,7 +113,7 @@ def words(key: str, known: Mapping[str, object]) -> Write:
 
 
 def as_list(key: str) -> Write:
-    """A list, of which Slurm makes one text again."""
+    """A list; Slurm joins it into one text again."""
     return lambda value: {key: [value]}
 
 
@@ -121,18 +122,18 @@ def upper(key: str) -> Write:
 
 
 def gres(key: str, before: str = "gres/") -> Write:
-    """`gpu:2,shard:1`, each with what this option leaves unsaid in front."""
+    """GRES such as `gpu:2,shard:1`, each with the prefix that this option leaves out."""
     return lambda value: {key: ",".join(before + one for one in value.split(","))}
 
 
 def gpus_per_task(value: str) -> Fields:
-    """sbatch binds each task to its own, too."""
+    """GPUs per task; sbatch binds each task to its own, too."""
     count = value.rpartition(":")[2]
     return {"tres_per_task": f"gres/gpu:{value}", "tres_bind": f"gres/gpu:per_task:{count}"}
 
 
 def warning_signal(value: str) -> Fields:
-    """`[R|B:]NAME[@SECONDS]`, or both letters."""
+    """Parse `[R|B:]NAME[@SECONDS]`, or both letters."""
     found = re.fullmatch(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d+))?", value)
     if found is None:
         raise ValueError("write [B:]SIGNAL[@SECONDS], such as B:USR1@120")
@@ -144,7 +145,7 @@ def warning_signal(value: str) -> Fields:
 
 
 def old_warning_signal(value: str) -> Fields:
-    """v0.0.38 takes no letters."""
+    """Parse a warning signal for v0.0.38, which accepts no letters."""
     if ":" in value:
         raise ValueError("slurmrestd sends it only to the job's steps, not to its script; use --cluster cli for that")
     return {"signal": value}
@@ -163,12 +164,12 @@ def _int(value: str) -> int:
 
 
 def _minutes(value: str) -> int:
-    """Slurm's time limits are whole minutes, and it rounds up."""
+    """Time limit in whole minutes, rounded up as Slurm does."""
     return -(-walltime_seconds(value) // 60)
 
 
 def _megabytes(value: str) -> int:
-    """`128G`; without a unit it is MB."""
+    """Size in MB, such as `128G`; a number without a unit is MB."""
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", value.upper())
     if found is None:
         raise ValueError("write a size such as 512M, 8G or 1T")
@@ -278,7 +279,7 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
     "acctg-freq": set_both("account_gather_frequency"),
     "cpu-freq": set_both("cpu_frequency"),
 }
-"""Option of sbatch -> (how v0.0.38 takes it, how v0.0.40 and later do); None where that has no field for it."""
+"""Option of sbatch -> (field in v0.0.38, fields in v0.0.40 and later); None where that version has no field for it."""
 
 VARIABLES = {
     "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
@@ -294,4 +295,4 @@ VARIABLES = {
     "distribution": "SLURM_DISTRIBUTION",
     "threads-per-core": "SLURM_THREADS_PER_CORE",
 }
-"""Of those options that Slurm's daemons do not tell a job themselves."""
+"""Variables of those options that Slurm's daemons do not set in a job themselves."""

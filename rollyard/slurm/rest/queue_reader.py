@@ -1,6 +1,7 @@
-"""Reads queues: a large one in a child, since reading holds Python's lock, and nothing else of the server's ran meanwhile.
+"""Parser of queues: a large one is parsed in a child, since parsing holds Python's lock and would stop the whole
+server.
 
-The child ends when its stdin does, however we ended; it is made when it is needed, and made anew after a failure.
+The child ends when its stdin does, however the server ended. It is started on demand, and again after a failure.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.rest.codec import Codec, QueueAnswer, parse_json
 
 SMALL_BYTES = 256 << 10
-"""Of an answer that is read here: it takes some milliseconds, and a child costs that to ask."""
+"""Size of an answer that is parsed here: it takes some milliseconds, as a call to the child would."""
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8
-"""Before each message, in big-endian."""
+"""Bytes of the length before each message, big-endian."""
 FAULTS = (KeyError, TypeError, ValueError, AttributeError)
-"""What comes of a body that is not as it should be."""
+"""Errors that a malformed body raises."""
 COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")
 
 
 class QueueReader:
-    """One child at most."""
+    """Parser with one child at most."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
@@ -32,7 +33,7 @@ class QueueReader:
         self._child: asyncio.subprocess.Process | None = None
 
     async def queue(self, codec: Codec, raw: bytes, user: str) -> QueueAnswer:
-        """Raises NotJson, one of FAULTS, or SlurmUnreachable with what became of the child."""
+        """Parse a queue. Raises NotJson, one of FAULTS, or SlurmUnreachable with the child's end."""
         if len(raw) <= SMALL_BYTES:
             return codec.queue(parse_json(raw), user)
         async with self._turn:
@@ -48,14 +49,14 @@ class QueueReader:
                     f"the process that reads slurmrestd's jobs has ended: {type(error).__name__}"
                 ) from None
             except asyncio.CancelledError:
-                await self.close()  # half an exchange is of no use to the next
+                await self.close()  # the rest of a broken exchange would be read as the next answer
                 raise
         if isinstance(found, Exception):
             raise found
         return found
 
     async def close(self) -> None:
-        """An exchange that is under way fails."""
+        """End the child; a running exchange fails."""
         child, self._child = self._child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -63,10 +64,10 @@ class QueueReader:
             await child.wait()
             assert child.stdin is not None
             with contextlib.suppress(OSError):
-                await child.stdin.wait_closed()  # what was still to be written: asyncio wants that known
+                await child.stdin.wait_closed()  # asyncio logs an error unless the unsent bytes are awaited
 
     async def _exchange(self, *messages: bytes) -> QueueAnswer | Exception:
-        """What the child made of it."""
+        """Send the messages and return the child's result."""
         child = self._child
         if child is None or child.returncode is not None:
             child = self._child = await self._start()

@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def receive() -> bytes | None:
-    """None when there will be no more."""
+    """Read one message; None at the end of the input."""
     length = sys.stdin.buffer.read(LENGTH_BYTES)
     message = sys.stdin.buffer.read(int.from_bytes(length, "big"))
     return message if len(length) == LENGTH_BYTES and len(message) == int.from_bytes(length, "big") else None

@@ -1,6 +1,6 @@
-"""The driver that asks slurmrestd, in whichever version of its bodies both sides speak.
+"""The slurmrestd driver, in whichever version of the bodies both sides know.
 
-It hands over all jobs of everybody with everything about them, so on a large cluster the commands answer sooner.
+slurmrestd sends every user's jobs with all their fields, so on a large cluster the commands answer sooner.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 T = TypeVar("T")
 LIMIT_SECONDS = 30.0
 OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
-"""Of the environment that jobs see: what would overrule a job's own, and where tokens lie."""
+"""Prefixes of variables that jobs do not get: they would override a job's own, or hold tokens."""
 NOT_FOUND = {2017, 2021}
-"""Slurm's numbers for a job that is not there, and for one that has ended."""
+"""Slurm's numbers for a job that does not exist, and for one that has ended."""
 NOTHING_FOUND = 9003
 
 
 class RestDriver:
-    """As the user that slurmrestd takes us for: its token's, or the one at our end of its socket."""
+    """Driver for the user that slurmrestd sees: the token's, or the one at our end of its socket."""
 
     name = "slurmrestd"
 
@@ -45,7 +45,7 @@ class RestDriver:
         *,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: what jobs see; this process's own when left out."""
+        """`env`: environment of the jobs; this process's own when left out."""
         source = os.environ if env is None else env
         self._env = {k: v for k, v in source.items() if not k.startswith(OMITTED_VARIABLES)}
         self._umask = umask()
@@ -53,7 +53,7 @@ class RestDriver:
         self._reader = QueueReader(limit_seconds)
         self._versions: RestVersions | None = None
         self._last: tuple[int, Mapping[str, Job]] | None = None
-        """slurmctld's own time of its last change, and our jobs as of then."""
+        """slurmctld's own time of its last change, and our jobs at that time."""
 
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
@@ -69,7 +69,7 @@ class RestDriver:
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
-        if last is None:  # an empty list in an answer to no such question is none either
+        if last is None:  # an empty list is no answer to a query for changes that was not made
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 
@@ -78,7 +78,7 @@ class RestDriver:
         job = codec.job(script, self._variables(script))
         body = await self._call("POST", f"/slurm/{codec.version}/job/submit", body=job)
         with _as_unreachable("its answer to a submit"):
-            # Not by its complaints: a job that is there may come with some, "Job is in held state" for one.
+            # The errors do not decide: an existing job may come with some, "Job is in held state" for one.
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
             raise (
@@ -122,7 +122,7 @@ class RestDriver:
         await self._reader.close()
 
     async def _negotiate(self) -> RestVersions:
-        """Once, and again after a silence: it may be another server by then."""
+        """Negotiate the versions once, and again after a missing answer: it may be another server by then."""
         if self._versions is None:
             body = await self._call("GET", "/openapi/v3")
             with _as_unreachable("its description of itself"):
@@ -130,7 +130,7 @@ class RestDriver:
         return self._versions
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Body:
-        """A look-up's answer; with a complaint in it, it is none."""
+        """Send a query and return its answer. Raises SlurmUnreachable for an answer with an error in it."""
         body = await self._call("GET", path, query)
         with _as_unreachable("its answer"):
             wrong = complaints(body)
@@ -151,7 +151,7 @@ class RestDriver:
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
     ) -> T:
-        """What `read` makes of the answer's body."""
+        """Send a request and parse its answer with `read`."""
         try:
             return await self._link.call(method, path, query or {}, body, read)
         except SlurmUnreachable:
@@ -159,33 +159,33 @@ class RestDriver:
             raise
 
     def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
-        """slurmrestd speaks, and what it asked does not: it says next to nothing of why."""
+        """Error for a slurmrestd that answers while slurmctld does not: its own answer has hardly a reason."""
         return SlurmUnreachable(
             f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
         )
 
     def _variables(self, script: BatchScript) -> Mapping[str, str]:
-        """The job's environment, as sbatch would make it. Raises SubmitRefused."""
+        """Environment of the job, as sbatch would make it. Raises SubmitRefused."""
         options = directives(script.text)
         own = {"SLURM_SUBMIT_DIR": script.directory, "SLURM_UMASK": self._umask, **job_variables(options)}
         match options.get("export", "ALL").upper():
             case "ALL":
                 return self._env | own
-            case "NONE":  # as sbatch says it: the user's own, as a login on the node makes it
+            case "NONE":  # sbatch's NONE: the user's own, as a login on the node makes it
                 return {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1", **own}
             case word:
                 raise SubmitRefused(f"--export={word}: write ALL or NONE, and put variables into `env`")
 
 
 def umask() -> str:
-    """This process's; asking the system for it would set it for all threads."""
+    """This process's umask; the system call that reads it would set it for all threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return found[1] if found else "0022"
 
 
 @contextlib.contextmanager
 def _as_unreachable(what: str) -> Iterator[None]:
-    """A body that is not as it should be is no answer."""
+    """Turn the errors of a malformed body into SlurmUnreachable."""
     try:
         yield
     except FAULTS as error:
@@ -197,12 +197,12 @@ async def _parse(raw: bytes) -> Body:
 
 
 def _is_slurmctld_error(wrong: Sequence[tuple[int, str]]) -> bool:
-    """slurmctld itself said no; one in standby has no say."""
+    """Whether slurmctld itself refused; the errors of a standby controller do not count."""
     return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
 
 
 def _is_unread_request(wrong: Sequence[tuple[int, str]]) -> bool:
-    """slurmrestd could not read what it should ask, and has not asked it."""
+    """Whether slurmrestd could not parse the request, and so has not forwarded it."""
     return any(9000 <= number < 9400 for number, _ in wrong)
 
 

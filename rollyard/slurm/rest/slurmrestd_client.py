@@ -1,4 +1,4 @@
-"""Asking slurmrestd as who we are: JSON in, JSON out. Whatever is no JSON answer, in time, is SlurmUnreachable."""
+"""Client of slurmrestd with our credentials: JSON in, JSON out. Anything but JSON in time is SlurmUnreachable."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SlurmrestdClient:
     def __init__(self, address: SlurmrestdAddress, identity: SlurmCredentials, limit_seconds: float) -> None:
         self._address, self._identity, self._limit = address, identity, limit_seconds
         self._presented = ""
-        """Whose token went with the last request; empty where none did."""
+        """User of the last request's token; empty where it had none."""
 
     async def user(self) -> str:
-        """Whose jobs are ours."""
+        """User that our jobs belong to."""
         return self._identity.user(await asyncio.to_thread(self._identity.read))
 
     async def call(
@@ -35,7 +35,7 @@ class SlurmrestdClient:
         body: Body | None,
         read: Callable[[bytes], Awaitable[T]],
     ) -> T:
-        """What `read` makes of the answer's body, of any status; it raises NotJson for what is none.
+        """Send a request and parse the body of its answer, of any status; `read` raises NotJson for other text.
 
         Raises SlurmUnreachable.
         """
@@ -63,7 +63,9 @@ class SlurmrestdClient:
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
     def token_hint(self) -> str:
-        """To add to a complaint that may be about our token: slurmrestd passes it on, and does not say what came of it."""
+        """Text to add to an error that may be about our token: slurmrestd passes the token on and does not report the
+        result.
+        """
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

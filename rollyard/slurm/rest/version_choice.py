@@ -1,4 +1,4 @@
-"""Which version of the bodies to speak with a server, by what it says that it serves. Pure."""
+"""Choice of the body versions for a server, by its own description. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
-"""Slurm 22.05 speaks v0.0.38 and 26.05 v0.0.45. v0.0.39 has neither the one shape nor the other, and is never alone."""
+"""Versions that are supported. Slurm 22.05 has v0.0.38 and 26.05 v0.0.45. v0.0.39 has a third shape, and is never the
+only one.
+"""
 
 
 @dataclass(frozen=True)
 class RestVersions:
     codec: Codec
     accounting: str | None
-    """The version that slurmdbd's part of it speaks; None where the site keeps no accounting, or it is not served."""
+    """Version of slurmdbd's part; None where the site keeps no accounting, or it is not served."""
 
 
 def negotiate(openapi: Body) -> RestVersions:
-    """From the server's own description. Raises SlurmUnreachable where it serves no version of ours."""
+    """Choose from the server's own description. Raises SlurmUnreachable where it serves no version of ours."""
     paths = list(openapi["paths"])
     served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
     version = _best(served)
@@ -47,7 +49,7 @@ def _served(paths: Iterable[str], pattern: str) -> set[int]:
 
 
 def _best(served: Iterable[int]) -> int | None:
-    """The newest that was tried, else the first after it."""
+    """The newest tested version, else the first after it."""
     spoken = {v for v in served if v == OLDEST or v >= FIRST_OF_NOW}
     tried = {v for v in spoken if v <= LAST_TRIED}
     return max(tried) if tried else min(spoken, default=None)
