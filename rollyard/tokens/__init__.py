@@ -1,1 +1,1 @@
-"""The one home of token exactness: ids a model sampled reach the trainer as they were; text is never tokenised back."""
+"""Token exactness lives here: sampled ids reach the trainer unchanged; text is never tokenised back."""

@@ -1,4 +1,4 @@
-"""A model's own tokenizer and chat template, through transformers (which needs no torch for it)."""
+"""A model's own tokenizer and chat template, through transformers (which works without torch here)."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from rollyard.core.errors import TaskError, TemplateUnusable
 from rollyard.tokens.template_roles import ends_turns, in_channels, in_parts, roles_in_parts
 
 Message = dict[str, Any]
-"""`role` and `content`, and what else the template knows."""
+"""A message with `role`, `content`, and further fields that the template knows."""
 
 
 class ChatTemplate:
-    """Turns messages into text and text into ids."""
+    """Renders messages as text and tokenises text."""
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int]) -> None:
-        """`tokenizer` is a transformers tokenizer with a chat template. Raises TemplateUnusable when that will not do."""
+        """`tokenizer` is a transformers tokenizer with a chat template. Raises TemplateUnusable when either cannot be
+        used."""
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        """What a fast tokenizer wraps: the same ids and texts at two thirds of the time."""
-        if self._fast is not None:  # as its file may ask for
+        """The inner part of a fast tokenizer: the same ids and texts in two thirds of the time."""
+        if self._fast is not None:  # the tokenizer's file may enable it
             self._fast.no_truncation()
             self._fast.no_padding()
         self.stop_ids = tuple(stop_ids)
         """Ids that end a turn; the first is the tokenizer's own."""
         added = tokenizer.added_tokens_decoder
         self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
-        """Text that a template writes for each of them."""
+        """The text that a template writes for each of these ids."""
         self._parts = roles_in_parts(self._rendered)
         self._check_end()
 
     @classmethod
     def load(cls, folder: Path, model: Path | None = None) -> ChatTemplate:
-        """From a tokenizer's folder in Hugging Face layout. Takes about a second.
+        """Load from a tokenizer's folder in Hugging Face layout. Takes about a second.
 
-        `model`: the folder with the model's config.json, where that is another. Raises TemplateUnusable when tokenizer or
-        template will not do, whatever the conversation.
+        `model`: the folder with the model's config.json, if it is another one. Raises TemplateUnusable when tokenizer
+        or template cannot be used for any conversation.
         """
         try:
             tokenizer = _tokenizer(folder)
@@ -50,25 +51,26 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template itself."""
+        """The template's source text."""
         template = self._tokenizer.chat_template
         return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
 
     @cached_property
     def exact(self) -> bool:
-        """Whether texts come back from the tokenizer as they went in, behind a token of its own too."""
+        """Whether decoding returns the encoded text unchanged, also after one of the tokenizer's own tokens."""
         text = "".join([*self.ends.values()][:1]) + "a b"
         return self.decode(self.encode(text)) == text
 
     @cached_property
     def in_channels(self) -> bool:
-        """Whether turns are made of messages in channels (gpt-oss)."""
+        """Whether turns consist of messages in channels (gpt-oss)."""
         return in_channels(self._rendered, self._parts)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """Contents are text and go in as the template wants them, which may be as a list of parts.
+        """Render the messages. Contents are text; they are passed as the template requires, which may be a list of
+        parts.
 
-        Raises TaskError when the template refuses the conversation in words of its own, TemplateUnusable when it fails.
+        Raises TaskError when the template itself refuses the conversation, TemplateUnusable when it fails.
         """
         if self._parts:
             messages = [in_parts(m) if m["role"] in self._parts else m for m in messages]
@@ -78,18 +80,19 @@ class ChatTemplate:
             raise TemplateUnusable(f"TemplateUnusable: the model's chat template fails: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text as it stands: nothing is put before or behind it."""
-        if self._fast is not None:  # as a batch: one alone would keep the interpreter's lock
+        """Tokenise exactly this text: no token is added before or after it."""
+        if self._fast is not None:  # as a batch: a single text would keep the interpreter's lock
             ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def encode_behind(self, last: int | None, text: str) -> list[int]:
-        """Ids of a text that stands behind this id, None for no id.
+        """Tokenise a text that follows this id, None for no id.
 
-        The text is tokenised with a token in front that ends turns, and that one is taken off afterwards, so that a
-        tokenizer which treats the start of a text differently, or the space behind a token, sees what it would in the whole.
+        The text is tokenised after a token that ends turns, and that token is removed afterwards. So a tokenizer that
+        treats the start of a text, or the space after a token, in a special way gives the same ids as in the whole
+        text.
         """
         front = last if last in self.stop_ids else next(iter(self.stop_ids), None)
         if text and last is not None and front is not None and (front == last or self._has_start_ids):
@@ -99,7 +102,7 @@ class ChatTemplate:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """For people and parsers. What it gives must never be encoded again."""
+        """Decode ids for people and parsers. The text must never be encoded again."""
         if self._fast is not None:
             text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
         else:
@@ -110,7 +113,7 @@ class ChatTemplate:
 
     @cached_property
     def _has_start_ids(self) -> bool:
-        """Whether a text at the start has other ids than behind a token."""
+        """Whether a text has other ids at the start than after a token."""
         return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
 
     def _rendered(
@@ -124,7 +127,7 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise TemplateUnusable(f"line {error.lineno}: {error.message}") from None
-        # a TypeError: what a template adds up or loops over is of another kind; anything may be anywhere
+        # TypeError: a template may add or iterate over values of a wrong type; messages may contain anything
         except (
             TemplateError,
             TypeError,
@@ -134,7 +137,7 @@ class ChatTemplate:
             AttributeError,
             RecursionError,
         ) as e:
-            if type(e) is TemplateError:  # raise_exception
+            if type(e) is TemplateError:  # raised by raise_exception
                 raise TaskError(f"the model's chat template refuses the conversation: {e}") from None
             raise TemplateUnusable(f"{type(e).__name__}: {e}") from None
         return text
@@ -166,12 +169,12 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _check_size(tokenizer: Any, model: Path) -> None:
-    """Raises TemplateUnusable for ids that the model has no embedding for."""
+    """Raise TemplateUnusable for ids without an embedding in the model."""
     try:
         config = json.loads((model / "config.json").read_text())
         rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     except (OSError, ValueError, AttributeError):
-        return  # the engine says it
+        return  # the engine reports it
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if isinstance(rows, int) and largest >= rows:
         raise TemplateUnusable(
@@ -181,7 +184,7 @@ def _check_size(tokenizer: Any, model: Path) -> None:
 
 
 def _stop_ids(folder: Path, eos: int | None) -> list[int]:
-    """The tokenizer's own end and those that the engine takes from generation_config.json."""
+    """Collect the tokenizer's own end id and those that the engine reads from generation_config.json."""
     file = folder / "generation_config.json"
     try:
         more = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None

@@ -1,8 +1,8 @@
-"""Looks whether a model's tokenizer and chat template will do, and says why not.
+"""Checks whether a model's tokenizer and chat template can be used, and prints the reason if not.
 
     python -m rollyard.tokens.check_template TOKENIZER_FOLDER [MODEL_FOLDER]
 
-Exit status 1 with the reason on the last line, 0 without one. A process of its own for model servers, which need neither
+Exit status 1 with the reason on the last line, else 0. It is a separate process because model servers need neither
 afterwards.
 """
 

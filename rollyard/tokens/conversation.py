@@ -1,9 +1,9 @@
 """A conversation as token ids. Sampled ids are canonical; only the text around them is ever tokenised.
 
-Each time the whole conversation is rendered by the model's template, with what was really said. If the rendering begins
-with the text of all ids so far, only what is new behind it is tokenised and appended. If not, the prefix is broken: a new
-segment opens with the rendering as it now stands, sampled ids in their places where it has their very text, and the
-break is counted. Either way the prompt's ids spell the rendering.
+Each time, the model's template renders the whole conversation with the turns as they were sampled. If the rendering
+begins with the text of all ids so far, only the rest is tokenised and appended. If not, the prefix is broken: a new
+segment opens with the current rendering, with sampled ids where it contains their exact text, and the break is counted.
+In both cases the prompt's ids spell the rendering.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Break", "BreakCause", "Conversation"]
 
 
 class Conversation:
-    """Messages go in as text, turns as ids; what comes out is the next prompt, and in the end the segments."""
+    """One conversation: takes messages as text and turns as ids; returns the next prompt, and at the end the segments."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Conversation:
         tools: Sequence[dict[str, Any]] = (),
         opened_by: Break | None = None,
     ) -> None:
-        """`opened_by`: why this is not the continuation of another conversation; counted in `breaks`."""
+        """`opened_by`: why this does not continue another conversation; counted in `breaks`."""
         self.breaks: list[Break] = [opened_by] if opened_by is not None else []
         self._template = template
         self._renderer = Renderer(template, tools)
@@ -39,11 +39,11 @@ class Conversation:
         self._sampled: list[SampledTurn] = []
         self._builders = [SegmentBuilder(opened_by=opened_by)]
         self._settled_count = 0
-        """So many of the messages end with the last turn; what comes behind it may still be replaced."""
+        """Number of messages up to the last turn; later messages may still be replaced."""
         self._rendered: str | None = None
-        """Text of the next prompt; None where that is not known yet."""
+        """Text of the next prompt; None when it is not known yet."""
         self._pending: list[int] = []
-        """Its last ids: of a segment only once a turn is sampled behind them."""
+        """Last ids of the next prompt; they join a segment only when a turn is sampled after them."""
 
     @property
     def segment_count(self) -> int:
@@ -51,12 +51,14 @@ class Conversation:
 
     @property
     def token_count(self) -> int:
-        """Of all segments together."""
+        """Number of tokens in all segments."""
         return sum(len(track.ids) for track in self._builders)
 
     def prompt_ids(self) -> list[int]:
-        """Ids for the next model call. Raises TaskError when the template refuses the conversation, TemplateUnusable when
-        it fails at it."""
+        """Return the ids for the next model call.
+
+        Raises TaskError when the template refuses the conversation, TemplateUnusable when it fails.
+        """
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)
             track = self._builders[-1]
@@ -74,10 +76,10 @@ class Conversation:
         weights_version: str | Sequence[str | None],
         finish_reason: str,
     ) -> str:
-        """Append what the model answered to `prompt_ids()`; gives its text without the token that ended it. Ids that the
-        caller put at its beginning have no logprob and no version.
+        """Append the model's answer to `prompt_ids()`; return its text without the token that ended it.
 
-        `weights_version` is one for all or one a token. Raises ValueError when the lengths differ.
+        Ids that the caller put at its beginning have no logprob and no version. `weights_version` is one for all ids,
+        or one for each id. Raises ValueError when the lengths differ.
         """
         versions = [weights_version] * len(ids) if isinstance(weights_version, str) else list(weights_version)
         if not len(ids) == len(logprobs) == len(versions):
@@ -102,29 +104,29 @@ class Conversation:
 
     @property
     def last(self) -> SampledMessage:
-        """The turn sampled or recalled last; to be recalled in another conversation. Raises IndexError before any."""
+        """The turn sampled or recalled last, to be recalled in another conversation. Raises IndexError before any."""
         answer = self._messages[self._settled_count - 1] if self._settled_count else None
         if not isinstance(answer, SampledMessage):
             raise IndexError("nothing was sampled yet")
         return answer
 
     def add_recalled(self, answer: SampledMessage) -> None:
-        """A turn that was sampled in another conversation, before any of this one: its ids stand here as context."""
+        """Append a turn that was sampled in another conversation, before any turn of this one: its ids are context here."""
         self._append(answer.turn, answer.calls, answer.content)
         self._invalidate()
 
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
-        """Put these messages behind the last turn, in place of any that are there."""
+        """Put these messages after the last turn, in place of any that are there."""
         self._messages[self._settled_count :] = messages
         self._invalidate()
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """What a user says, or anything else that is no answer to a call."""
+        """Append messages of a user, or any others that do not answer a call."""
         self._messages += messages
         self._invalidate()
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[str], content: str = "") -> None:
-        """One result for each call of the turn sampled last, in the same order; `content`: what it says beside them."""
+        """Append one result for each call of the last sampled turn, in the same order; `content`: text beside them."""
         answer = self._messages[-1]
         if not isinstance(answer, SampledMessage) or len(calls) != len(results):
             raise ValueError("results follow a sampled turn, one for each of its calls")
@@ -138,7 +140,7 @@ class Conversation:
         )
 
     def segments(self) -> list[Segment]:
-        """One for each unbroken sequence, up to its last sampled token."""
+        """Return one segment for each unbroken sequence, up to its last sampled token."""
         return [track.segment(track.prompt_length) for track in self._builders if track.prompt_length is not None]
 
     def _append(self, turn: SampledTurn, calls: Sequence[ToolCall], content: str) -> None:
@@ -147,17 +149,17 @@ class Conversation:
         self._settled_count = len(self._messages)
 
     def _invalidate(self) -> None:
-        """The messages are others: a segment that was opened for a prompt without an answer is none."""
+        """Forget the next prompt after a change of messages, with a segment opened for a prompt that got no answer."""
         self._rendered = None
         if len(self._builders) > 1 and self._builders[-1].prompt_length is None:
             self._builders.pop()
             self.breaks.pop()
 
     def _open_segment(self, rendered: str) -> str:
-        """Begin a segment with the sampled turns of a rendering, by their ids; gives the text behind them all."""
+        """Open a segment with the sampled turns of a rendering, by their ids; return the text after all of them."""
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]
-        if before.prompt_length is None:  # nothing was sampled on it, so nothing breaks
+        if before.prompt_length is None:  # no turn was sampled on it, so no prefix breaks
             track = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
         else:
             broken = Break(len(self._sampled), *before.difference(rendered, marked, self._sampled))
@@ -167,7 +169,7 @@ class Conversation:
         position = 0
         for placed in locate_turns(rendered, marked, self._sampled, self._template) if marked is not None else ():
             turn = self._sampled[placed.number]
-            # these were sampled behind another prefix, where they are trained on; here they are context
+            # they were sampled, and are trained on, after another prefix; here they are context
             track.append_prompt(self._ids(rendered[position : placed.start]))
             track.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])
             track.turns.append(placed)

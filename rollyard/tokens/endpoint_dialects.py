@@ -1,9 +1,9 @@
-"""The ways to ask a model server for tokens: what is sent, and where an answer's chunks have what.
+"""The dialects of model servers: the request of each, and the place of each value in the answer's chunks.
 
-`/v1/completions` is what every engine of ours serves, and its door says there which weights are at work.
-`/inference/v1/generate` (vLLM with --enable-scale-out) is asked of servers that others run, where it is served: it never
-makes text of the ids, names the id beside each logprob, and says itself which weights made which token. `/generate` (SGLang)
-is asked where the server's probe found no token ids in completions.
+Every engine of Rollyard serves `/v1/completions`, and its proxy states the weights version there. Servers of others are
+asked by `/inference/v1/generate` (vLLM with --enable-scale-out) where they serve it: it makes no text of the ids, names
+the id beside each logprob, and states the weights version of each token itself. `/generate` (SGLang) is used where the
+server's probe found no token ids in completions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one event adds."""
+    """The content of one event."""
 
     ids: list[int] | None
     logprobs: list[Any]
     named: list[int] | None
-    """The ids as the logprobs name them, where they do."""
+    """The ids named with the logprobs, if they are named."""
     prompt_ids: list[int] | None
     prompt_tokens: int | None
-    """Their number, where they are not sent back."""
+    """Number of prompt tokens, when the prompt is not sent back."""
     finish_reason: Any
     stop_reason: int | str | None
     weight_versions: list[dict[str, Any]] | None
@@ -44,15 +44,15 @@ class Dialect:
     body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
     chunk: Callable[[dict[str, Any]], StreamChunk]
     reader: Callable[[], Callable[[Any], Any]] = lambda: _unchanged
-    """Makes, for one answer, what tells its events in the words that `chunk` reads."""
+    """Makes, for one answer, the function that converts its events to the shape that `chunk` parses."""
     echoes: bool = True
-    """It sends the prompt's ids back; one that does not says how many there were."""
+    """Whether it sends the prompt's ids back; otherwise it sends only their number."""
 
 
 def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
-    """vLLM's names; what was left out is the engine's to choose, and neutral there.
+    """Build the parameters in vLLM's names; the engine's neutral default applies to omitted ones.
 
-    Where there is room for less than the least tokens, they are lowered with it: engines refuse what cannot be met.
+    If less than the least number of tokens fits, that number is lowered: engines refuse a minimum that cannot be met.
     """
     if sampling.min_tokens is not None:
         sampling = sampling.model_copy(update={"min_tokens": min(sampling.min_tokens, max_tokens)})

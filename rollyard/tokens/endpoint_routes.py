@@ -1,4 +1,4 @@
-"""Which dialect an endpoint is asked in: found out once, and again after a while, for others' servers change."""
+"""Finds the dialect of an endpoint: probed once, and again after a while, because servers of others change."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ MAX_ROUTES = 4096
 class Route:
     dialect: Dialect
     context: int | None
-    """Tokens that fit, as the server says; asked for where the dialect needs it."""
+    """Context in tokens as the server reports it; queried when the dialect needs it."""
     found_at: float
 
 
 class Routes:
-    """The ways of the endpoints met so far."""
+    """The routes of the endpoints used so far."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
         self._ways: OrderedDict[str, Route] = OrderedDict()
 
     async def of(self, endpoint: Endpoint) -> Route:
-        """Never raises: a server that does not answer is asked for completions, and fails at that."""
-        if endpoint.ca:  # ours: its door says the weights' versions on completions alone
+        """Return the endpoint's route; never raises. Without an answer it is completions, and the next request fails
+        instead."""
+        if endpoint.ca:  # our own engine: its proxy states the weights versions only on completions
             return Route(COMPLETIONS, None, 0.0)
         if endpoint.dialect == "sglang":
             return Route(SGLANG, None, 0.0)
@@ -43,7 +44,7 @@ class Routes:
             try:
                 way = self._ways[endpoint.url] = await self._probe(endpoint)
             except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
-                return Route(COMPLETIONS, None, 0.0)  # asked again next time
+                return Route(COMPLETIONS, None, 0.0)  # probed again at the next request
             while len(self._ways) > MAX_ROUTES:
                 self._ways.popitem(last=False)
         return way
@@ -54,10 +55,13 @@ class Routes:
         async with asyncio.timeout(PROBE_SECONDS):
             url = base + GENERATE.path
             async with self._http.post(url, json={}, headers=headers, allow_redirects=False) as answer:
-                served = answer.status in (400, 422)  # it knows the path and misses what an empty body lacks
+                served = answer.status in (
+                    400,
+                    422,
+                )  # the path exists: only the fields missing in an empty body are refused
             if served:
                 context = await self._context(base, endpoint.model, headers)
-        # generate does not end where the context does: without knowing where, completions are safer
+        # generate does not stop at the end of the context: without its length, completions are safer
         return Route(GENERATE if served and context else COMPLETIONS, context, time.monotonic())
 
     async def _context(self, base: str, model: str, headers: dict[str, str]) -> int | None:

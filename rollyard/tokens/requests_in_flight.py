@@ -1,4 +1,4 @@
-"""Requests in flight at model servers. One that has fallen silent can be ended with the ids it has, to go on elsewhere."""
+"""Requests in flight at model servers. A quiet request can be ended with the ids it has, to continue elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from rollyard.tokens.streamed_response import OnProgress
 
 QUIET_SECONDS = 2.0
-"""A request that had ids more recently stays: a server may look dead from elsewhere, and still answer here."""
+"""A request that received ids more recently stays: a server that looks dead from elsewhere may still answer here."""
 
 
 class InFlightRequest:
-    """One request. Call it with the ids of each chunk."""
+    """One request in flight; called with the ids of each chunk."""
 
     def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
         self.endpoint = endpoint
@@ -32,14 +32,14 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """All requests of one policy."""
+    """All requests of one sampler."""
 
     def __init__(self) -> None:
         self._requests: set[InFlightRequest] = set()
 
     @asynccontextmanager
     async def during(self, request: InFlightRequest) -> AsyncIterator[None]:
-        """Raises TimeoutError when the request is ended from outside."""
+        """Register the request for the block. Raises TimeoutError when the request is ended from outside."""
         self._requests.add(request)
         try:
             async with request.limit:
@@ -48,11 +48,11 @@ class InFlightRequests:
             self._requests.discard(request)
 
     def endpoint_ids(self) -> set[str]:
-        """Ids of the endpoints that have some."""
+        """Ids of the endpoints with requests in flight."""
         return {request.endpoint for request in self._requests}
 
     def end_quiet(self, endpoints: Collection[str]) -> int:
-        """End those at these endpoints that have fallen silent; gives their number."""
+        """End the quiet requests at these endpoints; return their number."""
         ended = [r for r in self._requests if r.endpoint in endpoints and r.is_quiet and not r.limit.expired()]
         for request in ended:
             request.limit.reschedule(asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""What a model answered, as ids."""
+"""A model's answer, as ids."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rollyard.core.errors import EndpointLost
 
 @dataclass(frozen=True)
 class Sampled:
-    """The first three lists have one length; the token that ended the turn is among them."""
+    """A sampled answer. The first three lists have equal length; the token that ended the turn is included."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Natural log, of the unscaled distribution."""
+    """Natural logarithms, from the unscaled distribution."""
     weights_versions: list[str] = field(default_factory=list)
     finish_reason: str = "abort"
     """`stop`, `length`, or `abort` for a turn that was cut off."""
 
     def followed_by(self, rest: Sampled) -> Sampled:
-        """What another endpoint went on with."""
+        """Append the continuation by another endpoint."""
         return Sampled(
             self.token_ids + rest.token_ids,
             self.logprobs + rest.logprobs,
@@ -29,7 +29,7 @@ class Sampled:
         )
 
     def ended(self, stop_ids: Sequence[int], max_tokens: int) -> Sampled | None:
-        """The same as a finished turn, if all of it arrived and just its end was not announced."""
+        """Return this as a finished turn if all of it arrived and only the finish reason is missing; else None."""
         if self.token_ids and self.token_ids[-1] in stop_ids:
             return Sampled(self.token_ids, self.logprobs, self.weights_versions, "stop")
         if len(self.token_ids) >= max_tokens:
@@ -38,7 +38,7 @@ class Sampled:
 
 
 class StreamLost(EndpointLost):
-    """The endpoint failed before the end; what it had sent stays good."""
+    """The endpoint failed before the end; the tokens received so far stay valid."""
 
     def __init__(self, message: str, partial: Sampled) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""One sampled turn: its ids, and how they read."""
+"""One sampled turn: its ids, and their text."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ CHANNEL = "<|channel|>"
 ANALYSIS = CHANNEL + "analysis"
 MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
-"""Harmony writes thoughts as a message of their own; what follows this is the answer, its header included."""
+"""Harmony writes thoughts as a separate message; the text after this marker is the answer with its header."""
 MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
 HALF = "\ufffd"
-"""How bytes read that are no whole character."""
+"""Decoded text of bytes that form no whole character."""
 TAIL = 4
-"""Ids of a prompt that a turn is read behind."""
+"""Number of a prompt's last ids that are decoded together with a turn."""
 
 
 @dataclass(frozen=True)
 class SampledTurn:
     ids: list[int]
     text: str
-    """Text of the ids, without the token that ended them: what the message says that the template is given."""
+    """Text of the ids without the token that ended them; this is the message's content for the template."""
     end: str
-    """Text of the token that ended it; empty where a limit did."""
+    """Text of the token that ended it; empty when a limit ended it."""
     spellings: tuple[str, ...]
-    """How the text may read behind a prompt: some tokenizers leave out a space where a text begins. None where its bytes
-    run into the text beside it."""
+    """Possible texts of the turn after a prompt: some tokenizers omit a space where a text begins.
+
+    Empty when its bytes run into the neighbouring text.
+    """
     marker: str = ""
-    """Marker that ends the thoughts in it; empty where there are none, or the template knows of none."""
+    """Marker that ends the turn's thoughts; empty without thoughts, or when the template knows no marker."""
 
     @property
     def content_ids(self) -> list[int]:
@@ -43,15 +45,15 @@ class SampledTurn:
         return bool(self.marker)
 
     def split_thoughts(self) -> tuple[str, str]:
-        """Thoughts with what ends them, and the rest. The first is empty where there are none."""
+        """Split into thoughts with their end marker, and the rest. The first is empty without thoughts."""
         end = self.text.rfind(self.marker) + len(self.marker) if self.marker else 0
         return self.text[:end], self.text[end:]
 
     def possible_remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
-        """Remains of the turn that may be there: from which of the ids on, and how these read.
+        """Yield the parts of the turn that a rendering may contain: index of the first id, and the text.
 
-        All of it, or what stands behind its thoughts, with the white space before that or without as much of it as is
-        tokens of its own.
+        These are the whole turn, or the part after its thoughts, with or without those leading white-space characters
+        that are tokens of their own.
         """
         yield from ((0, text) for text in self.spellings)
         if not self.thinks or not self.spellings:
@@ -68,7 +70,7 @@ class SampledTurn:
 
 
 def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
-    """Read a turn that was sampled behind a prompt; nothing of it is ever tokenised."""
+    """Read a turn that was sampled after a prompt; nothing of it is ever tokenised."""
     ended = bool(ids) and ids[-1] in template.stop_ids
     said = list(ids[:-1] if ended else ids)
     text, end = template.decode(said), template.ends[ids[-1]] if ended else ""
@@ -85,13 +87,13 @@ def _marker(template: ChatTemplate, text: str) -> str:
 
 
 def _is_stable(template: ChatTemplate, said: Sequence[int], text: str) -> bool:
-    """Whether half a character at the end reads the same before another byte; where bytes are tokens it may not."""
+    """Return whether half a character at the end decodes equally before another byte; with byte tokens it may not."""
     byte = "\x01"
     return template.decode([*said, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
 
 
 def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
-    """Behind the prompt's last ids, and by itself where the tokenizer's own texts do not read as they were written."""
+    """Decode the turn after the prompt's last ids, and also alone when the tokenizer does not return texts unchanged."""
     before, together = template.decode(tail), template.decode([*tail, *said])
     if not together.startswith(before):
         return () if template.exact else (text,)
@@ -100,7 +102,7 @@ def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Seq
 
 
 def _ids_up_to_marker(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
-    """Fewest leading ids whose text has the marker so many times."""
+    """Return the smallest number of leading ids whose text contains the marker so many times."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A segment under way, and whether a new rendering of the conversation still continues it."""
+"""A segment that is still growing; decides whether a new rendering of the conversation continues it."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ QUOTED = 40
 
 
 class BreakCause(StrEnum):
-    """Why a prefix broke."""
+    """The reason for a broken prefix."""
 
     TEMPLATE_REWROTE = "TemplateRewrote"
-    """The text before or between sampled turns came out differently."""
+    """The rendering has other text before or between sampled turns."""
     TURN_REWRITTEN = "TurnRewritten"
-    """The template writes a sampled turn, or its end, otherwise than it was sampled."""
+    """The template writes a sampled turn, or its end, differently from the sampled text."""
     TURN_DROPPED = "TurnDropped"
-    """A sampled turn is gone, repeated or elsewhere."""
+    """A sampled turn is missing, repeated or in another place."""
     THOUGHTS_DROPPED = "ThoughtsDropped"
-    """The template leaves out what a turn says before the end of its thoughts."""
+    """The template leaves out the part of a turn up to the end of its thoughts."""
     HISTORY_CHANGED = "HistoryChanged"
-    """An agent of its own came with a history that no call before had: edited, shortened, a sub-agent's, or at once with
-    another call."""
+    """An agent with its own loop sent a history that no earlier call had.
+
+    It was edited or shortened, comes from a sub-agent, or was sent in parallel with another call.
+    """
 
 
 @dataclass(frozen=True)
 class Break:
     turn: int
-    """Number of the turn that the new segment opens for, from 0."""
+    """Number of the turn for which the new segment opens, from 0."""
     cause: BreakCause
     why: str = field(default="", compare=False)
-    """For people: which turn, and where the texts differ."""
+    """Explanation for people: the turn, and the place where the texts differ."""
 
 
 @dataclass(frozen=True)
 class PlacedTurn:
-    """A sampled turn in a segment: by its ids, from the `first` of them on."""
+    """A sampled turn in a segment, by its ids from index `first` on."""
 
     number: int
     first: int
     start: int
-    """In the segment's text; so too `end`."""
+    """Position in the segment's text, as is `end`."""
     end: int
     ended: bool
-    """With the token that ended it."""
+    """Whether the token that ended it is included."""
 
 
 @dataclass
@@ -58,9 +60,9 @@ class SegmentBuilder:
     """Everything up to the last sampled token."""
 
     text: str = ""
-    """Text that the template wrote when the last turn was sampled: what the ids say that stand before it."""
+    """Text of the template before the last sampled turn, which equals the text of the ids there."""
     sampled_text: tuple[str, ...] = ("",)
-    """How that turn reads, with its end."""
+    """Possible texts of that turn, with its end."""
     turns: list[PlacedTurn] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -89,7 +91,7 @@ class SegmentBuilder:
         )
 
     def text_after(self, rendered: str) -> str | None:
-        """Return what a rendering has behind all that stands here already; None where it has something else in its place."""
+        """Return the part of a rendering after this segment's text; None when the rendering does not begin with that text."""
         if rendered.startswith(self.text):
             for said in self.sampled_text:
                 if rendered.startswith(said, len(self.text)):
@@ -99,7 +101,7 @@ class SegmentBuilder:
     def difference(
         self, rendered: str, marked: MarkedRendering | None, sampled: Sequence[SampledTurn]
     ) -> tuple[BreakCause, str]:
-        """Reason that keeps a rendering from continuing this segment: the cause, and for people the turn and the place."""
+        """Return why a rendering does not continue this segment: the cause, and for people the turn and the place."""
         then = self.text + "".join(self.sampled_text[:1])
         pairs = enumerate(zip(then, rendered, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(then), len(rendered)))
@@ -123,9 +125,9 @@ class SegmentBuilder:
 def locate_turns(
     rendered: str, marked: MarkedRendering, sampled: Sequence[SampledTurn], template: ChatTemplate
 ) -> Iterator[PlacedTurn]:
-    """The sampled turns that stand in a rendering word for word, in their order.
+    """Yield the sampled turns that a rendering contains word for word, in their order.
 
-    `marked` says where to look. A turn of which the rendering has another text is left out: it stays text.
+    `marked` gives the places to search. A turn with another text in the rendering is skipped and stays text.
     """
     position, free = 0, 0
     for before, seen in zip(marked.texts, marked.turns, strict=False):
@@ -135,8 +137,8 @@ def locate_turns(
         position = found + len(before)
         turn = sampled[seen.number]
         for first, text in turn.possible_remainders(template):
-            # the turn may have sampled the end of what stands before its placeholder: an opening tag, a header;
-            # never the token that ended the turn before it, which stands there by its id
+            # the turn may have sampled the end of the text before its placeholder (an opening tag, a header), but
+            # never the token that ended the previous turn, which is present by its id
             start = rendered.rfind(text, max(found, free), position + len(text)) if text else -1
             if start >= 0:
                 position = start + len(text)

@@ -1,4 +1,4 @@
-"""Server-sent events out of a byte stream, with a limit on the wait for each."""
+"""Parses server-sent events of a byte stream, with a limit on the wait for each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic_core import from_json
 
 
 async def events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
-    """The JSON of each `data:` line, to the end of the body: a connection whose answer was read whole is used again.
+    """Yield the JSON of each `data:` line up to the end of the body: only a fully read connection can be reused.
 
-    Lines are cut here because aiohttp's readline has a limit of 128 KiB, and the first chunk repeats the prompt's ids.
-    Raises TimeoutError, and ValueError when a line is not JSON.
+    Lines are split here because aiohttp's readline has a limit of 128 KiB, and the first chunk repeats the prompt's
+    ids. Raises TimeoutError, and ValueError when a line is not JSON.
     """
     rest, seconds = b"", first_seconds
     while True:

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`, the route of it that takes and gives token ids, told in the words of `/v1/completions`."""
+"""SGLang's `/generate`, its route with token ids, converted to the shape of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ UNKNOWN = ("allowed_token_ids", "bad_words")
 def body(
     model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
 ) -> dict[str, Any]:
-    """Raises EndpointRefused for what SGLang cannot do. `model`: it serves one alone."""
+    """Build the request. Raises EndpointRefused for parameters that SGLang lacks. `model` is unused: SGLang serves only
+    one."""
     for name in UNKNOWN:
         if getattr(sampling, name) is not None:
             raise EndpointRefused(f"SGLang has no `{name}`; leave it out of `sampling`, or use a pool of vLLM")
@@ -40,15 +41,15 @@ def body(
 
 
 class SglangChunks:
-    """Its events tell all tokens so far, or, as the server was started, only the new ones; here always the new ones."""
+    """Converts its events, which contain all tokens so far or only the new ones (a server option), to the new ones."""
 
     def __init__(self) -> None:
         self._seen = 0
 
     def read(self, event: Any) -> Any:
-        """An event as a chunk of `/v1/completions`. Raises ValueError when the counts do not add up."""
+        """Convert an event to a chunk of `/v1/completions`. Raises ValueError when the counts do not add up."""
         if not isinstance(event, dict) or "meta_info" not in event:
-            return event  # an error has the same shape in both
+            return event  # an error has the same shape in both APIs
         meta = event["meta_info"]
         told, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
         reason = meta.get("finish_reason")

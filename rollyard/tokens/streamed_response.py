@@ -1,6 +1,6 @@
-"""Collects one streamed answer and checks it: what a trainer would learn from must be what was asked for and sampled.
+"""Collects one streamed answer and checks it against its request, because a trainer will learn from it.
 
-No message of an error here holds a token of the endpoint or a header.
+No error message here contains a token of the endpoint or a header.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ TOO_LONG = re.compile(
     r"|max_tokens must be at least 1, got 0",
     re.I,
 )
-"""How vLLM, SGLang, llama.cpp and the embedded engine say that a prompt does not fit. The last is vLLM's word on a prompt
-that fills the context exactly: it lowers max_tokens to what is left, and then finds that too low."""
+"""Patterns by which vLLM, SGLang, llama.cpp and the embedded engine report that a prompt does not fit.
+
+The last is vLLM's error for a prompt that fills the context exactly: it lowers max_tokens to the rest, and then refuses
+that as too low.
+"""
 LIMIT = re.compile(r"(?:context (?:length|size|window)|model length)\D{0,12}(\d+)", re.I)
 LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
-"""What engines call the end for want of room."""
+"""Finish reasons of engines for a reached length limit."""
 ROUNDING = 1e-4
-"""Logprobs are float32 in engines: a certain token may come out a hair above 0."""
+"""Logprobs are float32 in engines: a certain token may have one slightly above 0."""
 UNNAMED_TOKEN = "default"
-"""vLLM's version of weights to which nobody has given a name."""
+"""vLLM's version of weights without a name."""
 MISSING_LOGPROB = -9999.0
-"""What vLLM sends in place of minus infinity, for JSON has none."""
+"""Sent by vLLM in place of minus infinity, which JSON lacks."""
 
 
 @dataclass(frozen=True)
 class SentRequest:
-    """What the answer is checked against."""
+    """The request against which the answer is checked."""
 
     prompt_ids: Sequence[int]
     max_tokens: int
@@ -49,7 +52,7 @@ class SentRequest:
 
 
 class PromptTooLong(ContextExceeded):
-    """An endpoint said so, and perhaps how many fit."""
+    """The endpoint reported it, perhaps with the number of tokens that fit."""
 
     def __init__(self, message: str) -> None:
         limit = LIMIT.search(message)
@@ -57,7 +60,7 @@ class PromptTooLong(ContextExceeded):
 
 
 class StreamedResponse:
-    """One answer on its way."""
+    """One answer while it arrives."""
 
     def __init__(
         self, endpoint: Endpoint, dialect: Dialect, asked: SentRequest, on_progress: OnProgress | None
@@ -77,7 +80,7 @@ class StreamedResponse:
         self._stop_reason: int | str | None = None
 
     def add_event(self, event: Any) -> None:
-        """One event: a chunk, the weights from here on, an error in the middle of the stream, or usage alone."""
+        """Add one event: a chunk, a new weights version, an error in the middle of the stream, or usage alone."""
         event = self._read(event)
         if not isinstance(event, dict):
             return
@@ -97,7 +100,8 @@ class StreamedResponse:
                 "use an engine that supports `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
             )
         for logprob in chunk.logprobs:
-            if not isinstance(logprob, int | float) or not MISSING_LOGPROB < logprob <= ROUNDING:  # NaN compares false
+            # comparisons with NaN are false
+            if not isinstance(logprob, int | float) or not MISSING_LOGPROB < logprob <= ROUNDING:
                 self._refuse_answer(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
         self._ids += ids
         self._logprobs += chunk.logprobs
@@ -147,7 +151,7 @@ class StreamedResponse:
                 )
 
     def fail(self, status: int, text: str) -> NoReturn:
-        """An HTTP status, or the code in an error event."""
+        """Raise the error for an HTTP status, or for the code in an error event."""
         message = self._plain(_error_sentence(text))
         if status in (400, 413, 422) and TOO_LONG.search(message):
             raise PromptTooLong(message)
@@ -163,7 +167,8 @@ class StreamedResponse:
         return self._finish_reason in ("stop", "length")
 
     def result(self) -> Sampled:
-        """Raises StreamLost when the end is missing, AnswerRefused for an answer that cannot be trained on."""
+        """Return the tokens. Raises StreamLost when the end is missing, AnswerRefused for an answer that cannot be
+        trained on."""
         if self._finish_reason is None:
             raise self.lost("the stream ended early")
         if not self.finished:
@@ -194,7 +199,7 @@ class StreamedResponse:
         return Sampled(self._ids, self._logprobs, self._versions, finish_reason)
 
     def _plain(self, text: str) -> str:
-        """A server may echo what it was sent: the token is taken out."""
+        """Remove the access token from a text: a server may echo its request."""
         if self._endpoint.token:
             text = text.replace(self._endpoint.token, "…")
         return " ".join(text.split())[:MAX_MESSAGE]
@@ -209,7 +214,7 @@ def _error_sentence(text: str) -> str:
     match body:
         case {"error": {"message": str(said)}} | {"message": str(said)} | {"detail": str(said)} | {"error": str(said)}:
             return said
-        case {"detail": [{"msg": str()}, *_] as faults}:  # as FastAPI tells which field is wrong
+        case {"detail": [{"msg": str()}, *_] as faults}:  # FastAPI's error for a wrong field
             told = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
             return "; ".join(told)
     return text

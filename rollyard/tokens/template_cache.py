@@ -1,4 +1,4 @@
-"""The chat templates that a process works with, by folder."""
+"""The chat templates of a process, cached by folder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rollyard.core.errors import TemplateUnusable
 from rollyard.tokens.chat_template import ChatTemplate
 
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
-"""Files that a tokenizer and its template are read from."""
+"""Files from which a tokenizer and its template are read."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 class TemplateCache:
-    """Each is loaded once, in a thread: it takes seconds, the import of transformers with it.
+    """Loads each template once, in a thread: that takes seconds, including the import of transformers.
 
-    One that was refused is loaded again only when its files have changed.
+    A refused template is loaded again only when its files have changed.
     """
 
     def __init__(self, threads: Executor | None = None) -> None:
@@ -27,7 +27,7 @@ class TemplateCache:
         self._refused: dict[str, tuple[Stamp, str]] = {}
 
     async def get(self, folder: str) -> ChatTemplate:
-        """Raises TemplateUnusable."""
+        """Return the template. Raises TemplateUnusable."""
         loading = self._loading.get(folder)
         if loading is None:
             loading = asyncio.get_running_loop().run_in_executor(self._threads, self._load, folder)
@@ -56,6 +56,6 @@ class TemplateCache:
 
 
 def files_stamp(folder: Path) -> Stamp:
-    """Changes when somebody writes the tokenizer or the template."""
+    """Return a stamp that changes when the files of tokenizer or template are written."""
     found = sorted({file for pattern in FILES for file in folder.glob(pattern) if file.is_file()})
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)

@@ -1,7 +1,7 @@
-"""The conversation as the template writes it: with the real texts, and with a placeholder for every sampled turn.
+"""The template's renderings of a conversation: with the real texts, and with a placeholder for every sampled turn.
 
-The real rendering is what the model is shown. The other one only helps to find the sampled turns in it, and to say what
-the template did with them: no text of it is ever tokenised.
+The model gets the real rendering. The other one only serves to find the sampled turns in it, and to see how the
+template changed them: its text is never tokenised.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rollyard.tokens.sampled_turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_E
 from rollyard.tokens.tool_calls import ToolCall
 
 THOUGHTS, BODY, CALL = "t", "b", "c"
-"""Parts of a turn. A turn with calls is shown by its text, or by its calls where the template insists on them."""
+"""Parts of a turn. A turn with calls is rendered from its text, or from its calls when the template requires them."""
 MANGLED = 9
-"""Characters of a placeholder that show that one is there, whatever the template made of the others."""
+"""Number of placeholder characters that are recognised even if the template changed the rest."""
 
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -33,12 +33,13 @@ class SampledMessage:
     number: int
     turn: SampledTurn
     calls: tuple[ToolCall, ...] = ()
-    """Known once the turn has been parsed."""
+    """Known after the turn has been parsed."""
     content: str = ""
-    """Text beside its calls."""
+    """Text of the turn beside its calls."""
 
     def call_ids(self) -> list[str]:
-        """The model's own where it fits, else nine digits: Mistral's template takes exactly nine letters or digits."""
+        """Ids of the calls: the model's own if they fit, else nine digits. Mistral's template takes exactly nine
+        letters or digits."""
         made = (f"{self.number % 100_000:05d}{k % 10_000:04d}" for k in range(len(self.calls)))
         said = (call.id if call.id is not None and CALL_ID.fullmatch(call.id) else None for call in self.calls)
         return [its or ours for its, ours in zip(said, made, strict=True)]
@@ -46,7 +47,7 @@ class SampledMessage:
 
 @dataclass(frozen=True)
 class SeenTurn:
-    """A sampled turn as the template shows it."""
+    """A sampled turn as the template renders it."""
 
     number: int
     parts: str
@@ -54,30 +55,31 @@ class SeenTurn:
 
 @dataclass(frozen=True)
 class MarkedRendering:
-    """Rendering with placeholders. `texts[i]` stands before `turns[i]`, `texts[-1]` behind them all."""
+    """Rendering with placeholders. `texts[i]` comes before `turns[i]`, `texts[-1]` after all of them."""
 
     texts: list[str]
     turns: list[SeenTurn]
     mangled: bool
-    """Whether the template cut, wrote otherwise or split some of the placeholders."""
+    """Whether the template cut, changed or split some of the placeholders."""
 
 
 class Renderer:
-    """Renders one conversation, again and again."""
+    """Renders one conversation repeatedly."""
 
     def __init__(self, template: ChatTemplate, tools: Sequence[dict[str, Any]]) -> None:
         self._template = template
         self._tools = list(tools)
         self._harmony = template.in_channels
         self._structured = False
-        """Whether the template refused tool results that follow no structured call; then all calls are shown so."""
-        # letters and digits alone, so that no template trims, escapes or splits it
+        """True when the template refused tool results without a structured call before them; then all calls are
+        structured."""
+        # only letters and digits, so that no template trims, escapes or splits it
         self._nonce = f"{secrets.token_hex(8)}turn"
         self._placeholder = re.compile(rf"{self._nonce}(\d+)([{THOUGHTS}{BODY}{CALL}])end")
         self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
 
     def whole(self, messages: Sequence[Message | SampledMessage]) -> str:
-        """Return the text that the model is to be shown. Raises TaskError and TemplateUnusable as the template does."""
+        """Return the text for the model. Raises TaskError and TemplateUnusable as the template does."""
         try:
             return self._text(messages, real=True)
         except (TaskError, TemplateUnusable):
@@ -91,14 +93,14 @@ class Renderer:
             raise
 
     def marked(self, messages: Sequence[Message | SampledMessage]) -> MarkedRendering | None:
-        """The same with placeholders; None where the template takes none."""
+        """Render with placeholders; None when the template does not accept them."""
         try:
             return self._read(self._text(messages, real=False))
         except (TaskError, TemplateUnusable):
             return None
 
     def ids(self, text: str, behind: int | None) -> list[int]:
-        """Tokenise a piece of the real rendering; the one way by which a template's text becomes ids.
+        """Tokenise a piece of the real rendering; the only way from a template's text to ids.
 
         `behind`: the token before it. Raises ValueError for a text with a placeholder.
         """
@@ -113,14 +115,14 @@ class Renderer:
         )
 
     def _full_message(self, answer: SampledMessage) -> Message:
-        """The turn as any caller of a template would give it."""
+        """Return the turn as an ordinary caller of a template would write it."""
         turn, calls = answer.turn, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
         if not self._harmony:
             message["content"] = answer.content if calls else turn.text
         else:
             thoughts, rest = turn.split_thoughts()
-            if turn.thinks:  # the template writes the channels, and refuses texts that have some
+            if turn.thinks:  # the template writes the channels itself, and refuses texts that contain them
                 message["thinking"] = _without_marks(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
             if not calls:
                 message["content"] = _without_marks(rest.rpartition(MESSAGE)[2])
@@ -167,7 +169,7 @@ class Renderer:
         return MarkedRendering(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
-        """Where each turn begins and ends. Its thoughts and what follows them are one turn, whatever stands between."""
+        """Yield begin and end of each turn. Its thoughts and the part after them are one turn, with any text between."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
         for this, then in pairwise([*marks, (0, 0, -1, "")]):
@@ -178,7 +180,8 @@ class Renderer:
             yield this[0], (then if joined else this)[1], SeenTurn(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """Find the end of the calls. What the template writes of them is the turn's: the rest begins with the turn's end."""
+        """Find the end of the calls. The template's text for them belongs to the turn; the rest begins with the turn's
+        end."""
         end = self._ends.search(text, position)
         return end.start() if end is not None else position
 

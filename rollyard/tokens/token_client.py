@@ -1,6 +1,6 @@
-"""Token ids in, token ids out: a client of model servers in vLLM's shapes that loses nothing it was sent.
+"""Token ids in, token ids out: a client of model servers in vLLM's shapes that keeps everything it received.
 
-Answers are streamed, so that the ids received before a failure are kept and another endpoint goes on from there.
+Answers are streamed, so that the ids received before a failure are kept and another endpoint continues from there.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentReq
 from rollyard.wire.endpoint import Endpoint
 
 Checkout = Callable[[str | None], Awaitable[Endpoint]]
-"""Given the id of the endpoint that failed, or None at first, says which to use. May raise EndpointError."""
+"""Returns the endpoint to use, given the id of the failed one, or None at first. May raise EndpointError."""
 GOLDEN = 0x9E3779B97F4A7C15
 MAX_ERROR_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class StreamTimeouts:
-    """Longest waits, in seconds."""
+    """Timeouts of a stream, in seconds."""
 
     connect: float = 10.0
     first_token: float = 300.0
-    """Queueing and the prompt included."""
+    """Time to the first token, including queueing and the prompt."""
     next_token: float = 60.0
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> StreamTimeouts:
-        """As its pool says."""
+        """Return the timeouts that the endpoint's pool sets."""
         said = endpoint.patience
         return cls(said.connect_seconds, said.first_token_seconds, said.idle_seconds)
 
 
 def seed_after(seed: int, drawn: int) -> int:
-    """The seed with which a request that has had `drawn` tokens goes on elsewhere.
+    """Return the seed with which a request continues elsewhere after `drawn` tokens.
 
-    The same seed would repeat the draws of the first tokens. The stride is that of splitmix64, with which the embedded
-    engine continues exactly as if there had been no break; for another engine it is simply a different seed.
+    The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
+    continues exactly as if there had been no break; another engine simply gets a different seed.
     """
     moved = (seed + drawn * GOLDEN) % 2**64
     return moved - 2**64 if moved >= 2**63 else moved
 
 
 class TokenClient:
-    """Calls model servers. `http` brings the trust in their certificates; it is the caller's to close.
+    """Calls model servers. `http` trusts their certificates; the caller closes it.
 
-    `patience`: with all endpoints alike; each one's own where it is left out.
+    `patience`: timeouts for all endpoints; each endpoint's own apply when it is omitted.
     """
 
     def __init__(self, http: aiohttp.ClientSession, patience: StreamTimeouts | None = None) -> None:
@@ -75,11 +75,11 @@ class TokenClient:
         on_progress: OnProgress | None = None,
         in_flight: InFlightRequests | None = None,
     ) -> Sampled:
-        """One turn from one endpoint. Whoever has `in_flight` may end it, which is a StreamLost.
+        """Sample one turn on one endpoint. A turn ended through `in_flight` raises StreamLost.
 
-        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused for a request that the endpoint does not
-        take, AnswerRefused for an answer that cannot be trained on, and ContextExceeded when the prompt leaves
-        no room for a token.
+        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused when the endpoint refuses the request,
+        AnswerRefused for an answer that cannot be trained on, and ContextExceeded when the prompt leaves no room for a
+        token.
         """
         if sampling.logprobs != endpoint.logprobs:
             raise EndpointRefused(
@@ -96,7 +96,7 @@ class TokenClient:
         try:
             return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
         except PromptTooLong as error:
-            # some engines refuse a prompt that fits when what may be sampled behind it does not
+            # some engines refuse a prompt that fits when max_tokens does not fit after it
             room = error.context - len(prompt_ids) if error.context is not None else 0
             if not 0 < room < max_tokens:
                 raise
@@ -155,9 +155,9 @@ class TokenClient:
         max_moves: int = 4,
         in_flight: InFlightRequests | None = None,
     ) -> Sampled:
-        """One turn, from as many endpoints as it takes; each goes on with the ids sampled so far.
+        """Sample one turn on as many endpoints as needed; each continues with the ids sampled so far.
 
-        Raises StreamLost when the last of `max_moves` moves failed too, with all that was sampled in `.partial`.
+        Raises StreamLost when the last of `max_moves` moves failed too, with all sampled tokens in `.partial`.
         """
         so_far, moves, failed = Sampled(), 0, None
         while True:
@@ -188,7 +188,7 @@ class TokenClient:
 
 
 def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
-    """For the rest of a turn: another seed, and as many fewer of the least tokens."""
+    """Return the sampling for the rest of a turn: another seed, and `min_tokens` lowered by the tokens drawn."""
     if not drawn:
         return sampling
     update: dict[str, Any] = {}

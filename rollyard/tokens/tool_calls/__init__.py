@@ -1,7 +1,7 @@
-"""Reads the tool calls out of a turn's text, in the form of the model's family; one module a family.
+"""Parsers of the tool calls in a turn's text, in the form of the model's family; one module for each family.
 
-What a parser gives never depends on tools being run, and no text makes it raise: a malformed call is the model's doing
-and becomes the turn's `error`, answered in words that show the family's own form.
+A parser's result never depends on tools being run, and no text makes it raise. A malformed call is the model's mistake
+and becomes the turn's `error`, which the answer to the model quotes together with the family's form.
 """
 
 from __future__ import annotations

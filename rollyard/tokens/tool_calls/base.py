@@ -1,4 +1,4 @@
-"""What a parser of tool calls is and gives."""
+"""The interface of a tool-call parser, and its results."""
 
 from __future__ import annotations
 
@@ -12,45 +12,48 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     id: str | None = field(default=None, compare=False)
-    """As the model wrote it, where its family writes one."""
+    """Id that the model wrote, if its family writes one."""
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """What a turn says and does."""
+    """The text and the calls of a turn."""
 
     content: str
     """The text outside the calls."""
     calls: tuple[ToolCall, ...] = ()
-    """In order; those before the first that cannot be read."""
+    """In order, up to the first call that cannot be parsed."""
     error: str | None = None
-    """Why that one cannot be read, in words for the model."""
+    """Why that call cannot be parsed, as a sentence for the model."""
 
 
 class ToolCallParser(Protocol):
-    """One family's form of calls. Any object like this is a parser."""
+    """The form of calls of one family. Any object with these members is a parser."""
 
     form: str
-    """A sentence that tells a model how to write a call; part of the answer to a malformed one."""
+    """A sentence that explains how to write a call; part of the answer to a malformed one."""
     error_role: str
-    """Role of that answer: `tool`, or `user` where a tool's message must follow a well-formed call. Behind calls that were
-    carried out there is such a message: then `user` means that the last of their results ends with the answer."""
+    """Role of that answer: `tool`, or `user` when a tool's message must follow a well-formed call.
+
+    After calls that were run there is already a tool's message: then `user` means that the answer is appended to the
+    last result.
+    """
 
     def parse(self, text: str) -> ParsedTurn:
-        """Never raises. `text` is a turn without the token that ended it, special tokens written out."""
+        """Parse a turn; never raises. `text` excludes the token that ended it, and includes special tokens as text."""
         ...
 
 
 MakeParser = type[Any]
-"""Makes a parser from the schemas of the tools on offer: `Parser(tools)`."""
+"""Makes a parser from the schemas of the offered tools: `Parser(tools)`."""
 
 
 class MalformedCall(Exception):
-    """Inside a parser: what is wrong with a call, in words for the model."""
+    """Raised inside a parser: the fault of a call, as a sentence for the model."""
 
 
 def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """(tool, argument) -> JSON type, of those that are declared with one type. What is declared in no such way has none."""
+    """Return (tool, argument) -> JSON type, for arguments declared with exactly one type."""
     types = {}
     for tool in tools:
         function = _object(tool.get("function", tool))
@@ -63,5 +66,5 @@ def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Schemas come from callers: null, or anything else that is no object, declares nothing."""
+    """Return the object; empty for null or any other value, because schemas come from callers."""
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""JSON as models write it in calls: strict enough to be written down again anywhere a trajectory goes."""
+"""JSON of calls as models write it: checked so strictly that a trajectory can store it anywhere."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from rollyard.tokens.tool_calls.base import MalformedCall, ToolCall
 
 MAX_DEPTH = 32
-"""Deeper nesting would not survive being written down and read again everywhere a trajectory goes."""
+"""Deeper nesting might not survive every later encoding and decoding of a trajectory."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _DECODER = json.JSONDecoder()
 
 
 def load(text: str) -> Any:
-    """Raises Malformed."""
+    """Parse the text. Raises MalformedCall."""
     try:
         return checked(json.loads(text))
     except ValueError as error:
@@ -24,7 +24,7 @@ def load(text: str) -> Any:
 
 
 def load_first(text: str) -> tuple[Any, str]:
-    """The value that the text begins with, and the text behind it. Raises Malformed."""
+    """Parse the value at the start of the text; return it and the rest. Raises MalformedCall."""
     text = text.lstrip()
     try:
         value, end = _DECODER.raw_decode(text)
@@ -36,7 +36,7 @@ def load_first(text: str) -> tuple[Any, str]:
 
 
 def checked(value: Any) -> Any:
-    """The value itself. Raises Malformed, or ValueError: Python reads more than JSON can hold."""
+    """Return the value itself. Raises MalformedCall, or ValueError: Python parses more than JSON can represent."""
     # NaN, 1e999, half of a surrogate pair
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     if _depth([value]) > MAX_DEPTH:
@@ -45,7 +45,7 @@ def checked(value: Any) -> Any:
 
 
 def call_of(value: Any, arguments_key: str = "arguments") -> ToolCall:
-    """A call from `{"name": …, "arguments": {…}}`. Raises Malformed."""
+    """Build a call from `{"name": …, "arguments": {…}}`. Raises MalformedCall."""
     if not isinstance(value, dict):
         raise MalformedCall("it must be a JSON object")
     arguments = value.get(arguments_key)
@@ -66,7 +66,7 @@ def arguments_of(value: Any, key: str = "arguments") -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """How many arrays and objects stand in one another."""
+    """Return the nesting depth of arrays and objects."""
     depth, level = 0, [value]
     while level := [v for v in level if isinstance(v, list | dict)]:
         depth += 1

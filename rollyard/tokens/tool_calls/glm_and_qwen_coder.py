@@ -1,6 +1,6 @@
-"""Calls whose arguments stand one by one in tags, as text: GLM 4.5 and Qwen3-Coder.
+"""Calls with each argument in its own tags, as text: GLM 4.5 and Qwen3-Coder.
 
-A value is text where the tool declares a string, or nothing; else it is JSON if it can be read as such.
+A value is text if the tool declares a string, or no type; else it is JSON if it can be parsed as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Pairs(ABC):
             try:
                 return load(value.strip())
             except MalformedCall:
-                pass  # the tool will say what it wants instead
+                pass  # the tool reports the type that it expects
         try:
             value.encode()
         except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A parser may be anyone's, and what was sampled is there to be recorded, whatever it does."""
+"""Guards calls of parsers, which may be plug-ins: the sampled turn is recorded even if one fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
-    """What it makes of a turn; where it fails, or gives what no trajectory can hold, a turn with a call that cannot be read."""
+    """Parse a turn; if the parser fails, or its result cannot be stored, return a turn with an unreadable call."""
     try:
         turn = parser.parse(text)
         if not isinstance(turn, ParsedTurn):
@@ -25,7 +25,7 @@ def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
 
 
 def _check(call: ToolCall) -> None:
-    """Raises Malformed, TypeError, ValueError."""
+    """Check a parsed call. Raises MalformedCall, TypeError, ValueError."""
     if not isinstance(call.name, str) or not isinstance(call.arguments, dict):
         raise TypeError(f"it gave the call {call!r}")
     checked(call.arguments)

@@ -1,4 +1,4 @@
-"""gpt-oss: a call is a message to `functions.NAME` in the commentary channel; the final channel is what is said."""
+"""gpt-oss: a call is a message to `functions.NAME` in the commentary channel; the final channel is the answer's text."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORM = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'
-"""Policies are trained on these very words."""
+"""Policies are trained on exactly these words."""
 
 
 class Hermes:
@@ -26,7 +26,7 @@ class Hermes:
 
 
 def parse(text: str) -> ParsedTurn:
-    """Never raises: a malformed call is the model's doing and becomes `error`."""
+    """Parse a turn; never raises: a malformed call is the model's mistake and becomes `error`."""
     return parse_tagged(text, OPEN, CLOSE, _read)
 
 

@@ -1,4 +1,4 @@
-"""Llama 3.x: the turn is JSON objects with `name` and `parameters`, or Python code behind a python tag."""
+"""Llama 3.x: the turn is JSON objects with `name` and `parameters`, or Python code after a python tag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.tokens.tool_calls.call_json import call_of, load_first
 
 PYTHON_TAG = "<|python_tag|>"
 BUILT_IN = "ipython"
-"""The tool that the template calls the environment of python tags."""
+"""The tool that runs the code of python tags; the template calls it the environment."""
 
 
 class Llama3:
@@ -52,5 +52,5 @@ class Llama3:
 
 
 def _key(value: Any) -> str:
-    """Llama was taught `parameters`, and often writes `arguments`."""
+    """Return the key of the arguments: Llama was trained on `parameters`, and often writes `arguments`."""
     return "arguments" if isinstance(value, dict) and "parameters" not in value else "parameters"

@@ -1,4 +1,4 @@
-"""Calls between an opening and a closing tag: what is inside them is the family's."""
+"""Calls between an opening and a closing tag; the family defines the text inside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ THINKING_ENDS = "</think>"
 
 
 def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedTurn:
-    """`read` turns what stands between two tags into a call, or raises MalformedCall."""
+    """Parse a turn. `read` turns the text between two tags into a call, or raises MalformedCall."""
     thoughts, text = split_thoughts(text, opening, closing)
     content = [thoughts]
     calls: list[ToolCall] = []
@@ -29,7 +29,7 @@ def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], To
 
 
 def split_thoughts(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """A call that a reasoning model only thinks about is none, unless the end of thinking stands inside a call."""
+    """Split off the thoughts: a call inside them is not a call, unless the end of thinking is inside a call."""
     thoughts, ends, rest = text.partition(THINKING_ENDS)
     if ends and thoughts.rfind(opening) <= thoughts.rfind(closing):
         return thoughts + ends, rest
