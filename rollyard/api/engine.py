@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from urllib.parse import urlsplit
 
 import pydantic
@@ -12,7 +13,7 @@ from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import token_allocation
 from rollyard.api.error_status import validation_error
 from rollyard.api.services import SERVICES
-from rollyard.core.errors import Invalid
+from rollyard.core.errors import Incompatible, Invalid
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus
@@ -20,8 +21,11 @@ from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.routing.endpoint_state import endpoint_id
 from rollyard.server.weights.engine_target import target_for
 from rollyard.trust.bearer_tokens import Role
+from rollyard.wire.base import protocol_refusal
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
+
+log = logging.getLogger(__name__)
 
 
 def routes() -> list[web.RouteDef]:
@@ -31,7 +35,11 @@ def routes() -> list[web.RouteDef]:
 async def _register(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
-        hello = EngineHello.model_validate(await request_bodies.read_message(request))
+        body = await request_bodies.read_message(request)
+        if refusal := protocol_refusal(body):
+            log.warning("an engine was refused: %s", refusal)
+            raise Incompatible(refusal)
+        hello = EngineHello.from_wire(body)
     except pydantic.ValidationError as error:
         raise validation_error(error, EngineHello, "the registration") from None
     identity = hello.identity
@@ -74,7 +82,7 @@ def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh:
 async def _heartbeat(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     try:
-        beat = EngineHeartbeat.model_validate(await request_bodies.read_message(request))
+        beat = EngineHeartbeat.from_wire(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
         raise validation_error(error, EngineHeartbeat, "the heartbeat") from None
     token_allocation(request, beat.identity.uid)

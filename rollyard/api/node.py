@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
+from pydantic_core import from_json
 
 from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
@@ -23,6 +24,7 @@ from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import split_upload
 from rollyard.server.routing.staleness import POLICY_ROLE
 from rollyard.server.store.base import RolloutRecord
+from rollyard.wire.base import protocol_refusal
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import (
     MAX_RESULT_BYTES,
@@ -43,7 +45,7 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
-CLOSE_FENCED, CLOSE_HELLO_EXPECTED = 4409, 4408
+CLOSE_FENCED, CLOSE_HELLO_EXPECTED, CLOSE_INCOMPATIBLE = 4409, 4408, 4426
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
 """One message on the WebSocket: a heartbeat of ten thousand leases."""
@@ -65,7 +67,12 @@ async def _connect(request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse(heartbeat=15.0, max_msg_size=MAX_MESSAGE_BYTES)
     await socket.prepare(request)
     try:
-        hello = from_node(await socket.receive_str(timeout=HELLO_SECONDS))
+        text = await socket.receive_str(timeout=HELLO_SECONDS)
+        if refusal := protocol_refusal(from_json(text)):
+            log.warning("a node agent was refused: %s", refusal)
+            await socket.close(code=CLOSE_INCOMPATIBLE, message=refusal.encode())
+            return socket
+        hello = from_node(text)
     except (TimeoutError, TypeError, ValueError):
         hello = None
     if not isinstance(hello, Hello):
@@ -211,7 +218,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     """
     services = request.app[SERVICES]
     try:
-        wanted = NewEndpoint.model_validate(await request_bodies.read_message(request))
+        wanted = NewEndpoint.from_wire(await request_bodies.read_message(request))
     except ValueError as error:
         raise BadRequest(f"the body is not a NewEndpoint: {error}") from None
     uid = request[CLAIMS].subject

@@ -10,12 +10,12 @@ import aiohttp
 
 from rollyard.client.server_link import Backoff, ServerLink, wait_until_moved
 from rollyard.core.aio import running
-from rollyard.core.errors import Fenced, Unavailable, connection_failure_text
+from rollyard.core.errors import Fenced, Incompatible, Unavailable, connection_failure_text
 from rollyard.wire.node import FromNode, Hello, ToNode, to_node
 
 log = logging.getLogger(__name__)
 
-CLOSE_FENCED = 4409
+CLOSE_FENCED, CLOSE_INCOMPATIBLE = 4409, 4426
 WELCOME_SECONDS = 10.0
 
 
@@ -39,7 +39,11 @@ class NodeConnection:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def run(self) -> None:
-        """For ever. Raises Fenced when another copy of this allocation is the one that counts."""
+        """For ever.
+
+        Raises Fenced when another copy of this allocation is the one that counts, Incompatible when the server is of a
+        release that does not work with this one.
+        """
         backoff = Backoff()
         while True:
             try:
@@ -80,6 +84,8 @@ class NodeConnection:
                         await self._receive(message.data)
             if socket.close_code == CLOSE_FENCED:
                 raise Fenced(f"the server refused this node agent: {first.extra or 'fenced'}")
+            if socket.close_code == CLOSE_INCOMPATIBLE:
+                raise Incompatible(f"the server refused this node agent: {first.extra or 'protocol'}")
             log.warning("the server closed the connection (code %s)", socket.close_code)
 
     async def _close_when_moved(self, socket: aiohttp.ClientWebSocketResponse, url: str) -> None:

@@ -16,6 +16,7 @@ RollyardError
 │   ├── UnsupportedMediaType 415
 │   ├── Invalid              422  names each wrong field and what one can write instead
 │   │   └── TemplateUnusable 422  a model's tokenizer or chat template will not do, whatever the conversation
+│   ├── Incompatible         426  the caller's release and this one do not work together; update the one that it names
 │   ├── TooManyRequests      429
 │   └── Unavailable          503  try again later (a full disk, a server that is stopping)
 │       └── Superseded       503  another server has the data folder now; this one must stop
@@ -126,6 +127,10 @@ class TemplateUnusable(Invalid):
     pass
 
 
+class Incompatible(ApiError):
+    code, reason = 426, "Incompatible"
+
+
 class TooManyRequests(ApiError):
     code, reason = 429, "TooManyRequests"
 
@@ -144,7 +149,7 @@ def error_from_reason(
     """The error that a `Status` body stands for; an unknown reason falls back to its HTTP code."""
     classes = (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, Conflict, AlreadyExists, Fenced,
-        Expired, TooLarge, UnsupportedMediaType, Invalid, TooManyRequests, Unavailable,
+        Expired, TooLarge, UnsupportedMediaType, Invalid, Incompatible, TooManyRequests, Unavailable,
     )  # fmt: skip
     for cls in classes:
         if cls.reason == reason:

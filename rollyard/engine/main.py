@@ -24,7 +24,7 @@ import aiohttp
 
 from rollyard.client.server_link import Backoff, ServerLink, address_towards
 from rollyard.core.aio import running, wait_or_timeout
-from rollyard.core.errors import ApiError, Fenced, Invalid, RollyardError, Unavailable
+from rollyard.core.errors import ApiError, Fenced, Incompatible, Invalid, RollyardError, Unavailable
 from rollyard.core.telemetry import set_up_logging
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.gang.worker import run_worker
@@ -188,13 +188,13 @@ class InferenceServer:
                 await backoff.wait()
 
     async def _register(self, http: aiohttp.ClientSession, url: str, csr: str | None) -> EngineWelcome:
-        """Register; retry until a server answers. Raises Fenced."""
+        """Register; retry until a server answers. Raises Fenced, Incompatible."""
         hello, backoff = EngineHello(identity=self._identity, url=url, csr=csr), Backoff()
         while True:
             try:
                 answer = await self._link.post(http, "/v1/engine/register", hello.model_dump_json())
-                return EngineWelcome.model_validate(answer)
-            except Fenced:
+                return EngineWelcome.from_wire(answer)
+            except (Fenced, Incompatible):
                 raise
             except ApiError as error:
                 log.warning("not registered yet: %s", error)
@@ -262,7 +262,7 @@ class InferenceServer:
                     if orders.drain and not self._stop.is_set():
                         self._end_within(DRAIN_SECONDS)
                     said, due = beat, loop.time() + seconds
-                except Fenced:
+                except (Fenced, Incompatible):
                     raise
                 except ApiError as error:
                     log.warning("the server did not get the heartbeat: %s", error)
@@ -271,7 +271,7 @@ class InferenceServer:
 
     async def _send_heartbeat(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:
         beat = self._heartbeat(url).model_dump_json()
-        return EngineOrders.model_validate(await self._link.post(http, "/v1/engine/heartbeat", beat))
+        return EngineOrders.from_wire(await self._link.post(http, "/v1/engine/heartbeat", beat))
 
     def _heartbeat(self, url: str) -> EngineHeartbeat:
         health, weights = self._health(), self._weights

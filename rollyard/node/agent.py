@@ -84,7 +84,7 @@ class NodeAgent:
         self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set (then hand every lease back) or a drain is done. Raises Fenced."""
+        """Run until `stop` is set (then hand every lease back) or a drain is done. Raises Fenced, Incompatible."""
         parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
         tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:

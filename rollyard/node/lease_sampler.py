@@ -132,7 +132,7 @@ class LeaseSampler:
         except Unavailable as error:
             log.info("staying at endpoint %s: %s", self.endpoint.id, error)
             return self.endpoint
-        return Endpoint.model_validate(answer)
+        return Endpoint.from_wire(answer)
 
     async def _wait_for_another(self, failed: str) -> Endpoint:
         """Wait, parked, until another endpoint is ready. Raises NoEndpoint after PARKED_SECONDS: the rollout is handed
@@ -143,7 +143,7 @@ class LeaseSampler:
             while True:
                 try:
                     answer = await self._link.post(self._http, "/v1/node/endpoint", wanted.model_dump_json())
-                    return Endpoint.model_validate(answer)
+                    return Endpoint.from_wire(answer)
                 except Unavailable as error:
                     log.warning("no other endpoint yet: %s", error)
                 wanted = wanted.model_copy(update={"again": True})

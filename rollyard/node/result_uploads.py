@@ -51,7 +51,8 @@ class ResultUploads:
                 async with self._http.get(url, params=query) as answer:
                     await raise_for_status(answer)
                     frame = await answer.read()
-                return RunResult.model_validate_json(await asyncio.to_thread(zstandard.decompress, frame))
+                found = await asyncio.to_thread(zstandard.decompress, frame)
+                return RunResult.model_validate_json(found, extra="ignore")  # of a node agent that may be newer
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
                 log.warning("the stored run of %s could not be fetched yet: %s", ref.id, error)
             await backoff.wait()

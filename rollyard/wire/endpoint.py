@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import field_validator
 
 from rollyard.kinds.engine_spec import Patience
 from rollyard.wire.base import WireMessage
@@ -27,3 +29,9 @@ class Endpoint(WireMessage):
     """Route that accepts and returns token ids: `/v1/completions`, or SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
     """Kind of logprobs that it returns."""
+
+    @field_validator("patience", mode="before")
+    @classmethod
+    def _ignore_unknown_times(cls, patience: Any) -> Any:
+        """Read from a newer server, which may know more times; elsewhere specs are read strictly."""
+        return Patience.model_validate(patience, extra="ignore")

@@ -135,7 +135,7 @@ class Grant(WireMessage):
         """Parse each lease by itself, so that one with newer fields does not spoil the others."""
         found = data.get("leases")
         if not isinstance(found, list):
-            return cls.model_validate(data)
+            return super().from_wire(data)
         leases: list[Lease] = []
         unread: list[UnreadableLease] = []
         for one in found:

@@ -23,7 +23,7 @@ def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
     if not newline or len(line) > MAX_HEADER_BYTES:
         raise Invalid("a result must be one line of JSON (ResultHeader) followed by a zstd-compressed body")
     try:
-        header = ResultHeader.model_validate_json(line)
+        header = ResultHeader.model_validate_json(line, extra="ignore")
         size = zstandard.get_frame_parameters(frame).content_size
     except (ValueError, zstandard.ZstdError) as error:
         raise Invalid(f"this is not a result: {error}") from None

@@ -1,4 +1,8 @@
-"""The tables, and how an older data folder is brought up to them. Written for SQLite 3.24, which old clusters still have."""
+"""The tables, and how an older data folder is brought up to them. Written for SQLite 3.24, which old clusters still have.
+
+Stored data only grows. A released script is never changed: a new table or column is a new script. A field that is added
+to a stored JSON body has a default, and comes with a new script, which may be empty: an older server must not read it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-_VERSION_1 = """
+_VERSION_3 = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE objects (
@@ -26,7 +30,8 @@ CREATE TABLE rollouts (
     status TEXT NOT NULL, stage TEXT NOT NULL, attempt INTEGER NOT NULL, faults INTEGER NOT NULL,
     losses INTEGER NOT NULL, fence INTEGER NOT NULL, holder TEXT, node TEXT, endpoints TEXT NOT NULL,
     queued_at REAL NOT NULL, not_before REAL NOT NULL, queued_seconds REAL NOT NULL,
-    run TEXT, result TEXT, reward REAL, error TEXT, summary TEXT NOT NULL, finished_at REAL, cursor INTEGER
+    run TEXT, result TEXT, reward REAL, error TEXT, summary TEXT NOT NULL, finished_at REAL, cursor INTEGER,
+    min_weights_version TEXT, weights TEXT, weights_version TEXT, outdated INTEGER NOT NULL DEFAULT 0
 );
 -- Apart from the row that changes with every step: a task may be large and never changes.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
@@ -43,6 +48,7 @@ CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cur
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
     WHERE cursor IS NOT NULL AND "group" IS NOT NULL;
+CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
 
 -- Terminal records counted as they end, so that counting does not read a million of them.
 CREATE TABLE tallies (
@@ -52,29 +58,33 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_2 = """
-ALTER TABLE rollouts ADD COLUMN min_weights_version TEXT;
-ALTER TABLE rollouts ADD COLUMN weights TEXT;
-ALTER TABLE rollouts ADD COLUMN weights_version TEXT;
-ALTER TABLE rollouts ADD COLUMN outdated INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
-"""
-
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
-"""Script n brings a database from version n to n + 1; a released one is never changed."""
+FIRST_SCHEMA = 3
+"""Number of the first script. Data folders of a lower number came before the promise that an old one opens."""
+MIGRATIONS: tuple[str, ...] = (_VERSION_3,)
+"""Scripts in order. The first makes schema FIRST_SCHEMA in an empty database, each later one adds 1."""
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the database to this version, step by step. Raises Unavailable for one that a newer Rollyard wrote."""
+    """Bring the database to this version, step by step.
+
+    Raises Unavailable for one that a newer Rollyard wrote, and for one from before FIRST_SCHEMA.
+    """
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
+    newest = FIRST_SCHEMA + len(MIGRATIONS) - 1
+    if version > newest:
         raise Unavailable(
-            f"the data folder has schema {version}, but this release of Rollyard knows {len(MIGRATIONS)}; "
+            f"the data folder has schema {version}, but this release of Rollyard knows {newest}; "
             "start the newer version that wrote it, or choose another folder"
         )
-    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-        # One transaction a step, its number included: a crash leaves the old version or the new one.
-        db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+    if 0 < version < FIRST_SCHEMA:
+        raise Unavailable(
+            f"the data folder has schema {version}, but this release of Rollyard reads {FIRST_SCHEMA} and newer; "
+            "start with a new folder, and keep this one for the release that wrote it"
+        )
+    for number, script in enumerate(MIGRATIONS, start=FIRST_SCHEMA):
+        if number > version:
+            # One transaction a step, its number included: a crash leaves the old version or the new one.
+            db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 def is_new(db: sqlite3.Connection) -> bool:

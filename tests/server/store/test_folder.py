@@ -9,20 +9,18 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rollyard.core.errors import Superseded, Unavailable
-from rollyard.kinds.rollout import Stage
 from rollyard.server.store import database, journal_mode
 from rollyard.server.store.base import BlobRef
 from rollyard.server.store.blobs import PackWriter, read_blob
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.store.tables import MIGRATIONS
+from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
 from tests.support.store_samples import pool
 
 
@@ -86,30 +84,10 @@ async def test_a_folder_that_cannot_be_used_says_why(tmp_path: Path) -> None:
 async def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     await (await SqliteStore.open(tmp_path)).close()
     with sqlite3.connect(tmp_path / "rollyard.db") as db:
-        db.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+        db.execute(f"PRAGMA user_version={FIRST_SCHEMA + len(MIGRATIONS)}")
     db.close()
     with pytest.raises(Unavailable, match="start the newer version"):
         await SqliteStore.open(tmp_path)
-
-
-async def test_rollouts_of_an_older_schema_go_on(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "rollyard.db") as db:
-        db.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1;")
-        db.execute(
-            "INSERT INTO rollouts (seq, namespace, id, digest, pool, task_kind, sample_index, mode, priority, created_at, "
-            "status, stage, attempt, faults, losses, fence, endpoints, queued_at, not_before, queued_seconds, summary) "
-            "VALUES (1, 'n', 'r', 'd', 'p', 'math', 0, 'train', 0, 1, 'Queued', 'INIT', 1, 0, 0, 0, '{}', 1, 0, 0, '{}')"
-        )
-        db.execute("INSERT INTO requests VALUES (1, '{}')")
-    db.close()
-    store = await SqliteStore.open(tmp_path)
-    (found,) = await store.transact(lambda tx: tx.queued([("n", "p")], [Stage.INIT], 2.0, 5, minima=()))
-    assert (found.min_weights_version, found.weights, found.weights_version, found.outdated) == (None, None, None, 0)
-    await store.transact(lambda tx: tx.put(replace(found, weights_version="v1", outdated=1)))
-    kept = await store.get_rollout("n", "r")
-    assert kept is not None
-    assert (kept.weights_version, kept.outdated) == ("v1", 1)
-    await store.close()
 
 
 async def test_an_object_of_another_version_is_named(tmp_path: Path) -> None:

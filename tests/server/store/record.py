@@ -1,0 +1,170 @@
+"""`python -m tests.server.store.record` records a data folder of the newest schema, if there is none yet.
+
+What is there is never changed: it is what a server of that time left behind. The database is kept as SQL text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from rollyard.core.clock import ManualClock
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import KindObject
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.store.base import BlobRef, RolloutRecord, Transaction
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
+from tests.support.filled import filled
+from tests.support.store_samples import event, record
+from tests.wire.samples import ERROR, LEASE, OUTCOME
+
+FOLDER = Path(__file__).with_name("recorded")
+SCHEMA = FIRST_SCHEMA + len(MIGRATIONS) - 1
+SPECS: dict[type[KindObject], dict[str, Any]] = {
+    InferencePool: {
+        "replicas": 2,
+        "model": {"path": "/models/policy", "servedName": "policy"},
+        "engine": {"vllm": {"extraArgs": ["--seed=1"]}},
+        "allocation": {"partition": "gpu", "gpusPerNode": 1, "memory": "8G", "timeLimit": "1:00:00"},
+    },
+    RolloutPool: {
+        "replicas": 1,
+        "inference": {"policy": "policy"},
+        "sandbox": {"cpus": 1.0},
+        "allocation": {"cpusPerTask": 4},
+    },
+    Allocation: {
+        "pool": {"kind": "InferencePool", "name": "policy", "uid": "u"},
+        "index": 0,
+        "template_hash": "h",
+        "template": {"cpusPerTask": 2},
+        "drain": True,
+        "drain_timeout_seconds": 60,
+        "successor_of": "policy-1",
+        "after_job": "6",
+        "model": "/models/policy",
+    },
+}
+
+
+def objects() -> list[KindObject]:
+    """One of each kind; in every status each field has a value."""
+    made: list[KindObject] = [event("swe-1", count=3)]
+    for kind, spec in SPECS.items():
+        status = filled(kind.model_fields["status"].annotation)  # type: ignore[arg-type]
+        meta = {
+            "name": kind.SINGULAR,
+            "labels": {"a": "b"},
+            "annotations": {"c": "d"},
+            "finalizers": ["rollyard.dev/x"],
+        }
+        made.append(kind.model_validate({"metadata": meta, "spec": spec, "status": status}))
+    return made
+
+
+def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
+    """A record in which every field has a value that a record of this status may have."""
+    ended, running = status.terminal, status is Status.RUNNING
+    request = RolloutRequest(
+        id=status.value,
+        pool="rolloutpool",
+        task=LEASE.task,
+        group="g",
+        agent=LEASE.agent,
+        sampling=LEASE.sampling,
+        budgets=LEASE.budgets,
+        priority=1,
+        mode="eval",
+        min_weights_version="v2",
+        group_version="same",
+        max_staleness=2,
+    )
+    return record(
+        status.value,
+        request=request.model_dump_json(),
+        pool="rolloutpool",
+        group="g",
+        sample_index=1,
+        mode="eval",
+        priority=1,
+        status=status,
+        stage=Stage.EVAL if ended else Stage.RUN if running else Stage.INIT,
+        attempt=2,
+        faults=1,
+        losses=1,
+        fence=3,
+        holder="u/i" if running else None,
+        node="n1",
+        endpoints={"policy": "policy-0"},
+        queued_at=1_700_000_001.0,
+        not_before=1_700_000_002.0,
+        queued_seconds=3.0,
+        run=blob if ended else None,
+        result=blob if ended else None,
+        reward=1.0 if status.scored else None,
+        error=RolloutError(**ERROR.model_dump()) if ended and not status.scored else None,
+        summary={"turns": 1, "tokens": 2},
+        finished_at=1_700_000_009.0 if ended else None,
+        min_weights_version="v2",
+        weights=WeightsConstraint(same=True, max_staleness=2),
+        weights_version="v3",
+        outdated=1,
+    )
+
+
+def as_json(found: RolloutRecord) -> Any:
+    return json.loads(json.dumps({f.name: _plain(getattr(found, f.name)) for f in fields(found)}))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BlobRef):
+        return [value.pack, value.offset, value.length, value.sha256]
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+async def write(folder: Path) -> Any:
+    """A store with one of each kind of record; answers what is in it."""
+    store = await SqliteStore.open(folder, ManualClock())
+    kept = [await store.create(obj) for obj in objects()]
+    frame = zstandard.compress(OUTCOME.model_dump_json().encode(), 3)
+
+    def put(tx: Transaction) -> list[RolloutRecord]:
+        blob = tx.add_blob(frame)
+        return [tx.put(record_of(status, blob)) for status in Status]
+
+    records = await store.transact(put)
+    await store.close()
+    return {"objects": [obj.dump() for obj in kept], "rollouts": [as_json(r) for r in records]}
+
+
+def main() -> None:
+    target = FOLDER / f"schema-{SCHEMA}"
+    if target.exists():
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        told = asyncio.run(write(folder))
+        with closing(sqlite3.connect(folder / "rollyard.db")) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            text = "\n".join([*db.iterdump(), f"PRAGMA user_version={version};"])
+        target.mkdir(parents=True)
+        (target / "rollyard.sql").write_text(text + "\n")
+        (target / "contents.json").write_text(json.dumps(told, indent=1) + "\n")
+        shutil.copytree(folder / "blobs", target / "blobs")
+    print(target.name)
+
+
+if __name__ == "__main__":
+    main()

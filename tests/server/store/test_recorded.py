@@ -1,0 +1,125 @@
+"""A data folder of an earlier schema opens, and everything in it is read in full."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from rollyard.core.errors import Unavailable
+from rollyard.kinds.registry import KINDS
+from rollyard.kinds.rollout import Outcome, RolloutRequest, Status
+from rollyard.server.store import tables
+from rollyard.server.store.base import BlobRef
+from rollyard.server.store.sqlite_store import SqliteStore
+from tests.server.store.record import FOLDER, SCHEMA, as_json, objects, record_of
+from tests.support.recorded import lost_fields
+
+RULE = "stored data only grows: keep every field under its name, and give a new one a default and a schema number"
+BLOB = BlobRef("p", 0, 1, "")
+RECORDED = sorted(FOLDER.iterdir())
+
+
+def restore(recorded: Path, folder: Path) -> Path:
+    """The folder as the server left it."""
+    shutil.copytree(recorded / "blobs", folder / "blobs")
+    with closing(sqlite3.connect(folder / "rollyard.db")) as db:
+        db.executescript((recorded / "rollyard.sql").read_text())
+    return folder
+
+
+def contents(recorded: Path) -> Any:
+    return json.loads((recorded / "contents.json").read_text())
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name)
+async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path: Path) -> None:
+    told = contents(recorded)
+    store = await SqliteStore.open(restore(recorded, tmp_path))
+    found = [obj.dump() for kind in KINDS for obj in (await store.list_objects(kind))[0]]
+    found.sort(key=lambda obj: int(obj["metadata"]["resourceVersion"]))
+    assert lost_fields(told["objects"], found) == [], RULE
+    for one in told["rollouts"]:
+        record = await store.get_rollout(one["namespace"], one["id"])
+        assert record is not None
+        assert lost_fields(one, as_json(record)) == [], RULE
+        request = RolloutRequest.model_validate_json(record.request)
+        assert lost_fields(json.loads(one["request"]), json.loads(request.model_dump_json())) == [], RULE
+        if record.result is not None:
+            blob = zstandard.decompress(await store.read_blob(record.result))
+            outcome = Outcome.model_validate_json(blob)
+            assert lost_fields(json.loads(blob), json.loads(outcome.model_dump_json())) == [], RULE
+    await store.close()
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name)
+async def test_work_goes_on_in_an_older_folder(recorded: Path, tmp_path: Path) -> None:
+    store = await SqliteStore.open(restore(recorded, tmp_path))
+    (running,) = await store.transact(lambda tx: tx.held())
+    await store.transact(lambda tx: tx.put(replace(running, holder=None, status=Status.CANCELLED, finished_at=1.0)))
+    ended = await store.get_rollout("default", "Running")
+    assert ended is not None
+    assert ended.cursor == len(Status) - 1
+    for kind in KINDS:
+        for obj in (await store.list_objects(kind))[0]:
+            await store.delete(obj.key)
+    await store.close()
+
+
+async def test_a_later_schema_is_reached_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next release adds a column and a table; what was there is there."""
+    steps = ("ALTER TABLE rollouts ADD COLUMN some_day TEXT;", "CREATE TABLE later (name TEXT PRIMARY KEY);")
+    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS, *steps))
+    store = await SqliteStore.open(restore(RECORDED[-1], tmp_path))
+    assert await store.get_rollout("default", "Completed") is not None
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA + 2,)
+        assert db.execute("SELECT count(*) FROM rollouts WHERE some_day IS NULL").fetchone() == (len(Status),)
+    monkeypatch.undo()
+    with pytest.raises(Unavailable, match="start the newer version"):
+        await SqliteStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("schema", range(1, tables.FIRST_SCHEMA))
+async def test_a_folder_from_before_the_first_schema_is_refused(tmp_path: Path, schema: int) -> None:
+    with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db:
+        db.executescript(f"CREATE TABLE meta (name TEXT); PRAGMA user_version = {schema};")
+    with pytest.raises(Unavailable, match=rf"has schema {schema}, .*; start with a new folder"):
+        await SqliteStore.open(tmp_path)
+
+
+def test_the_newest_schema_is_recorded_with_every_field() -> None:
+    newest = FOLDER / f"schema-{SCHEMA}"
+    assert newest in RECORDED, "python -m tests.server.store.record"
+    told = contents(newest)
+    later = f"{RULE}: extend tables.MIGRATIONS (by an empty script for a JSON field), run python -m tests.server.store.record"
+    for obj in objects():
+        (there,) = (one for one in told["objects"] if one["kind"] == obj.kind)  # type: ignore[attr-defined]
+        assert lost_fields(_names(obj.dump()), _names(there)) == [], later
+    for status in Status:
+        (there,) = (one for one in told["rollouts"] if one["id"] == status)
+        today = as_json(record_of(status, BLOB))
+        assert lost_fields(_names(today), _names(there)) == [], later
+        assert lost_fields(_names(json.loads(today["request"])), _names(json.loads(there["request"]))) == [], later
+
+
+def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:
+    for recorded in RECORDED:
+        files = [path for path in recorded.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) < 60_000
+        assert not any(b"/root/" in path.read_bytes() or b"/home/" in path.read_bytes() for path in files)
+
+
+def _names(value: Any) -> Any:
+    """The shape alone: names, without values."""
+    if isinstance(value, dict):
+        return {name: _names(inner) for name, inner in value.items()}
+    return [_names(one) for one in value] if isinstance(value, list) else None

@@ -1,0 +1,231 @@
+"""Samples: one of each message with every field set: what `python -m tests.wire.record` writes down."""
+
+from __future__ import annotations
+
+from rollyard.kinds.engine_spec import Patience
+from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.kinds.rollout import (
+    AgentSpec,
+    Budgets,
+    Outcome,
+    RolloutError,
+    RunResult,
+    Sampling,
+    Segment,
+    Stage,
+    Status,
+    Task,
+    Timings,
+    Turn,
+)
+from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
+from rollyard.wire.base import Identity
+from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.engine import (
+    EngineHeartbeat,
+    EngineHello,
+    EngineLoad,
+    EngineOrders,
+    EngineWelcome,
+    WeightsTarget,
+)
+from rollyard.wire.files import AllocationFile, EndpointFile
+from rollyard.wire.node import (
+    Cancel,
+    CapacityRequest,
+    Drain,
+    Grant,
+    HandBack,
+    Heartbeat,
+    Hello,
+    Lease,
+    LeaseRef,
+    NewEndpoint,
+    RechooseEndpoint,
+    Renewed,
+    Resize,
+    ResultHeader,
+    Welcome,
+)
+
+IDENTITY = Identity(
+    allocation="swe-0",
+    namespace="default",
+    uid="5f1c",
+    job_id="7",
+    restart_count=1,
+    instance="a1b2",
+    node="n1",
+    pid=42,
+    protocol=2,
+)
+REF = LeaseRef(namespace="default", id="r.0", fence=3, stage=Stage.RUN)
+ENDPOINT = Endpoint(
+    id="policy-0",
+    url="https://n2:8000",
+    token="shown-to-the-engine",
+    model="policy",
+    weights_version="v3",
+    tokenizer="tokenizer",
+    ca=False,
+    patience=Patience(connect_seconds=5, first_token_seconds=100, idle_seconds=30),
+    dialect="sglang",
+    logprobs="processed",
+)
+LEASE = Lease(
+    namespace="default",
+    id="r.0",
+    fence=3,
+    stage=Stage.INIT,
+    attempt=2,
+    sample_index=1,
+    task=Task.model_validate({"kind": "math", "question": "1 + 1", "answer": "2"}),
+    agent=AgentSpec(
+        type="command",
+        command="agent",
+        env={"A": "b"},
+        sampling="harness",
+        max_turns=3,
+        tool_timeout_seconds=5.0,
+        tool_parser="hermes",
+    ),
+    sampling=Sampling(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        seed=1,
+        max_tokens=64,
+        min_tokens=1,
+        min_p=0.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        logit_bias={3: 1.0},
+        allowed_token_ids=[3, 4],
+        bad_words=["bad"],
+        stop=["END"],
+        stop_token_ids=[2],
+        logprobs="processed",
+        extra={"watermarking": False},
+    ),
+    budgets=Budgets(init_seconds=1.0, run_seconds=2.0, eval_seconds=3.0, context_tokens=512),
+    endpoints={"policy": ENDPOINT},
+)
+TARGET = WeightsTarget(
+    version="v3", mode="Pause", path="weights", adapter="adapter", checksum="sha256:1", attempt=2, transfer=True
+)
+ERROR = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="the sandbox died")
+OUTCOME = Outcome(
+    status=Status.COMPLETED,
+    reward=1.0,
+    metrics={"exact": 1.0},
+    segments=[
+        Segment(
+            token_ids=[1, 2, 3],
+            loss_mask=[0, 1, 1],
+            logprobs=[None, -0.5, -0.25],
+            weights_version=[None, "v3", "v3"],
+            prompt_length=1,
+            extras={"note": 1},
+        )
+    ],
+    turns=[
+        Turn(
+            segment=0,
+            prompt_length=1,
+            response_length=2,
+            text="2",
+            finish_reason="stop",
+            tool_calls=[{"name": "bash"}],
+            tool_results=["ok"],
+            timings={"model": 0.5},
+        )
+    ],
+    timings=Timings(queued=0.5, init=1.0, run=2.0, eval=0.25),
+    breaks={"retokenized": 1},
+    endpoint="policy-0",
+    node="n1",
+    error=ERROR,
+)
+
+SAMPLES = (
+    Hello(identity=IDENTITY, held=[REF], widths={"RUN": 4}, places=8, kinds=["math"], failed_kinds={"code": "missing"}),
+    CapacityRequest(init=2, eval=1, kinds=["math"], grants=5),
+    Heartbeat(held=[REF], widths={"RUN": 4}, sent_at=12.5),
+    HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no"),
+    Welcome(
+        protocol=2,
+        epoch=3,
+        lease_seconds=30.0,
+        sandbox=SandboxTemplate(),
+        stages=Stages(),
+        places=8,
+        lost=[REF],
+    ),
+    Grant(leases=[LEASE]),
+    Renewed(sent_at=12.5, lost=[REF]),
+    Cancel(lease=REF),
+    RechooseEndpoint(lease=REF, role="policy", now=True),
+    Drain(),
+    Resize(widths={"RUN": 4}, places=8),
+    NewEndpoint(lease=REF, role="policy", failed="policy-0", why="refused", again=True),
+    ENDPOINT,
+    ResultHeader(
+        lease=REF,
+        status="Completed",
+        reward=1.0,
+        error=ERROR,
+        metrics={"exact": 1.0},
+        endpoint="policy-0",
+        turns=1,
+        tokens=2,
+        sampled=2,
+        tool_calls=1,
+        timings={"run": 2.0},
+        weights_versions=["v3"],
+    ),
+    RunResult(outcome=OUTCOME, artifact={"answer": "2"}),
+    EngineHello(identity=IDENTITY, url="https://n2:8000", csr="PEM"),
+    EngineWelcome(certificate="PEM", heartbeat_seconds=5.0, token="shown-to-the-engine", weights=TARGET),
+    EngineHeartbeat(
+        identity=IDENTITY,
+        url="https://n2:8000",
+        ready=True,
+        reason="loading",
+        weights_version="v3",
+        weights_checksum="sha256:1",
+        weights_phase="Failed",
+        weights_error="no such folder",
+        weights_attempt=2,
+        weights_note="no transfer here",
+        running=1,
+        waiting=2,
+        kv_usage=0.5,
+        load=EngineLoad(
+            life=1,
+            at=12.5,
+            generated_tokens=10,
+            prompt_tokens=20,
+            prefix_queries=20,
+            prefix_hits=5,
+            preemptions=1,
+            first_tokens=2,
+            first_token_seconds=0.5,
+        ),
+    ),
+    EngineOrders(known=False, drain=True, weights=TARGET),
+    AllocationFile(
+        allocation="policy-0",
+        namespace="default",
+        uid="5f1c",
+        pool_kind="InferencePool",
+        pool="policy",
+        endpoint_file="endpoint.json",
+        ca_file="ca.pem",
+        scratch="scratch",
+        inference=InferencePoolSpec.model_validate(
+            {"replicas": 1, "model": {"path": "/models/policy"}, "engine": {"vllm": {}}}
+        ),
+    ),
+    EndpointFile(url="https://n0:6443", epoch=3, job="7"),
+)
