@@ -69,7 +69,7 @@ class Hello(WireMessage):
 class CapacityRequest(WireMessage):
     """Number of further leases that the node agent can accept now. It replaces the earlier number."""
 
-    type: Literal["want"] = "want"
+    type: Literal["capacity_request"] = "capacity_request"
     init: int = 0
     eval: int = 0
     kinds: list[str] = []
@@ -163,7 +163,7 @@ class RechooseEndpoint(WireMessage):
     It is a hint: the server chooses and records the endpoint when the node agent asks (`NewEndpoint` without `failed`).
     """
 
-    type: Literal["repin"] = "repin"
+    type: Literal["rechoose_endpoint"] = "rechoose_endpoint"
     lease: LeaseRef
     role: str
     now: bool = False
@@ -223,7 +223,7 @@ FromNode = Hello | CapacityRequest | Heartbeat | HandBack
 ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
-    "want": CapacityRequest,
+    "capacity_request": CapacityRequest,
     "heartbeat": Heartbeat,
     "hand_back": HandBack,
 }
@@ -232,7 +232,7 @@ _TO_NODE: dict[str, type[WireMessage]] = {
     "grant": Grant,
     "renewed": Renewed,
     "cancel": Cancel,
-    "repin": RechooseEndpoint,
+    "rechoose_endpoint": RechooseEndpoint,
     "drain": Drain,
     "resize": Resize,
 }

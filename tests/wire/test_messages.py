@@ -22,5 +22,5 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
 
 def test_an_older_node_agent_leaves_out_what_it_does_not_know() -> None:
     assert from_node(json.dumps({"type": "hello", "identity": IDENTITY})) == Hello(identity=Identity(**IDENTITY))
-    want = from_node(json.dumps({"type": "want", "init": 2, "eval": 1, "kinds": ["math"]}))
-    assert want == CapacityRequest(init=2, eval=1, kinds=["math"], grants=None)
+    request = from_node(json.dumps({"type": "capacity_request", "init": 2, "eval": 1, "kinds": ["math"]}))
+    assert request == CapacityRequest(init=2, eval=1, kinds=["math"], grants=None)
