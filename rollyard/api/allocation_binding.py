@@ -1,7 +1,7 @@
-"""An allocation belongs to the first process that registers for it; every other copy is refused and must exit.
+"""Binding of an allocation to the first process that registers for it; every other copy is refused and must exit.
 
-Two copies of one job are real: a node that was lost comes back with its job still running, a submit whose answer was lost
-went through after all. The binding is written once, under optimistic concurrency, and never changes.
+Two copies of one job do occur: a lost node comes back with its job still running, or a submit whose answer was lost was
+accepted after all. The binding is written once, under optimistic concurrency, and never changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRIES = 10
 
 
 async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
-    """The allocation, bound to this process. Raises Fenced."""
+    """Bind the allocation to this process and return it. Raises Fenced."""
     for _ in range(RETRIES):
         allocation = await _allocation(store, identity)
         status = allocation.status

@@ -1,4 +1,4 @@
-"""The application: every route, behind one door that asks for a token and answers errors as `Status`."""
+"""The application: every route, behind middleware that checks tokens and answers errors as `Status`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def build(services: Services) -> web.Application:
-    """An aiohttp application; who runs it brings TLS."""
+    """An aiohttp application; the caller that runs it adds TLS."""
     check = auth.authenticate(services.signer, services.clock)
     app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
     app[SERVICES] = services

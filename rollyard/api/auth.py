@@ -1,4 +1,4 @@
-"""Who may do what: a signed token's role decides by path; a node agent or engine speaks for its own allocation alone."""
+"""Authorization: a signed token's role decides by path; a node agent or engine has access to its own allocation alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
 
 CLAIMS: web.RequestKey[Claims] = web.RequestKey("claims", Claims)
 GATEWAY = "/gateway/"
-"""Below it keys of sessions hold, in the headers of the APIs that it speaks."""
+"""Paths with the keys of sessions as tokens, in the headers of the APIs that the gateway serves."""
 _ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
 
 
 def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
-    """Middleware: 401 without a valid token, 403 where its role does not reach. The gateway has a door of its own."""
+    """Middleware: 401 without a valid token, 403 where its role has no access. The gateway checks its own keys."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -41,7 +41,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
 
 
 def token_allocation(request: web.Request, uid: str) -> str:
-    """The allocation that the token speaks for; Forbidden when the message names another."""
+    """The token's allocation. Raises Forbidden when the message names another."""
     own = request[CLAIMS].subject
     if own != uid:
         raise Forbidden("this token belongs to another allocation")

@@ -1,4 +1,4 @@
-"""What kubectl and Kubernetes client libraries ask before anything else."""
+"""Discovery routes, which kubectl and Kubernetes client libraries call first."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def routes() -> list[web.RouteDef]:
         f"/apis/{GROUP}": {**_group(), "kind": "APIGroup", "apiVersion": "v1"},
         f"/apis/{API_VERSION}": _resources(API_VERSION, _own_group()),
     }
-    # Some client libraries ask with a slash at the end.
+    # Some client libraries add a slash at the end.
     return [web.get(path + slash, _fixed(body)) for path, body in answers.items() for slash in ("", "/")]
 
 
 def _fixed(body: dict[str, Any]) -> Any:
-    @accepts("timeout")  # kubectl's `version` names one
+    @accepts("timeout")  # kubectl's `version` sends one
     async def answer(_: web.Request) -> web.Response:
         """Description of the API, for kubectl and client libraries."""
         return web.json_response(body)

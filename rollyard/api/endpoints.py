@@ -1,7 +1,6 @@
-"""`…/inferencepools/NAME/endpoints`: the model servers that others run, listed, added and removed while the pool works.
+"""`…/inferencepools/NAME/endpoints`: external model servers, listed, added and removed while the pool works.
 
-They are a part of the pool's spec, which stays the one place that says which there are: what is added here is what an
-`apply` would have written, and one that is removed drains.
+The list is a part of the pool's spec: an addition here writes the same as an `apply`, and a removed server drains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where engines register, get their certificate, and say how they are."""
+"""Routes of engines: registration, certificate, heartbeats."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _register(request: web.Request) -> web.Response:
     pool = await services.store.get(key)
     assert isinstance(pool, InferencePool)
     model = pool.spec.model
-    # The same token after each registration: node agents keep what they were given with a lease.
+    # The same token after each registration: node agents keep the one from their lease.
     token = services.signer.issue(Role.ENDPOINT, identity.uid, None)
     endpoint = Endpoint(
         id=endpoint_id(identity),
@@ -66,7 +66,8 @@ async def _register(request: web.Request) -> web.Response:
     pool_key, weights, template = (key.namespace, key.name), pool.status.weights, allocation.spec.template
     capacity = max(1, template.gpus * template.nodes)
     services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
-    # A process that asks for a certificate has just started; one that has it came back, and goes on with what it serves.
+    # A process that asks for a certificate has just started; one with a certificate has reconnected, and keeps its
+    # weights.
     order = _weights_order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
     services.endpoints.note_order(endpoint.id, order)
     certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None
@@ -75,7 +76,7 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Nothing for an engine of an earlier spec: it goes as soon as its successor is ready."""
+    """Order for an engine; none for one of an earlier spec, which ends as soon as its successor is ready."""
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 

@@ -42,7 +42,7 @@ def error_response(error: ApiError) -> web.Response:
 
 
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
-    """A body that its model refuses, field by field, in the words that manifests are refused in."""
+    """Invalid for a body that its model refuses, field by field, with the same texts as for manifests."""
     return rejection(problems_of(model, error), what)
 
 
@@ -53,7 +53,7 @@ def rejection(problems: Sequence[Problem], what: str) -> Invalid:
 
 @web.middleware
 async def errors_as_status(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The outermost boundary of a request: whatever went wrong becomes a Status."""
+    """Outermost boundary of a request: every error becomes a Status."""
     try:
         response = await handler(request)
     except ApiError as error:
@@ -62,7 +62,7 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
         response = error_response(_from_aiohttp(error, request))
     except Exception as error:
         gone = request.transport is None or request.transport.is_closing()
-        if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its answer
+        if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its response
             log.exception("%s %s failed", request.method, request.path)
         response = error_response(ApiError("internal error; the server's log has the details"))
     if response.status >= 400 and not response.prepared and request.can_read_body:
@@ -71,7 +71,7 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _close_after_response(request: web.Request, response: web.StreamResponse) -> None:
-    """A body that nobody wants is not taken, but for a small one that a good client sends in the same breath."""
+    """Close the connection of a refused request instead of reading its body, except a small one that was sent at once."""
     size = request.content_length
     if response.status in (401, 408) or size is None or size > SMALL_BYTES:
         response.force_close()

@@ -1,4 +1,4 @@
-"""The listener: TLS, and limits on what a caller can hold without showing a token."""
+"""The listener: TLS, and limits on what a caller without a token can hold."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
-"""Until a connection has sent the whole header of its first request, and of its next one behind each answer."""
+"""Seconds for the whole header of a connection's first request, and of each next one after a response."""
 LINGER_SECONDS = 1.0
-"""A caller that is refused while it sends is read for so long, that it may see the answer; then it is cut off."""
+"""Seconds for which a refused caller that still sends is read, so that it can receive the response; then it is cut off."""
 MAX_UNTRUSTED = 512
-"""Connections without a token so far. Above that the oldest go, so that there is always room for who has one."""
+"""Most connections without a token so far. Above that the oldest are closed, so that callers with a token always have room."""
 BACKLOG = 1024
 
 
 class _OmitClientErrors(logging.Filter):
-    """Without what callers send that is no HTTP: they get a 400, and could fill the disk with it."""
+    """Drops log records about malformed HTTP: its senders get a 400, and could fill the disk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -33,7 +33,7 @@ _log.addFilter(_OmitClientErrors())
 
 
 class _TrustedConnections(WeakSet[asyncio.BaseTransport]):
-    """Connections that have shown a good token."""
+    """Connections that have sent a valid token."""
 
 
 _TRUSTED_CONNECTIONS = web.AppKey("known", _TrustedConnections)
@@ -44,7 +44,7 @@ def set_up(app: web.Application) -> None:
 
 
 def mark_trusted(request: web.Request) -> None:
-    """The caller has shown a good token: its connection keeps its place."""
+    """Mark the caller's connection as trusted, so that it is not closed to make room."""
     if request.transport is not None:
         request.config_dict[_TRUSTED_CONNECTIONS].add(request.transport)
 
@@ -52,14 +52,14 @@ def mark_trusted(request: web.Request) -> None:
 async def listen(
     app: web.Application, host: str, port: int, tls: ssl.SSLContext, stack: AsyncExitStack, *, stop_seconds: float
 ) -> int:
-    """Serve until the stack is closed; answers the port. Raises OSError."""
+    """Serve until the stack is closed; return the port. Raises OSError."""
     runner = web.AppRunner(
         app,
         shutdown_timeout=stop_seconds,
-        handler_cancellation=True,  # a caller that goes away ends its handler
+        handler_cancellation=True,  # a caller that disconnects ends its handler
         access_log=None,
         logger=_log,
-        auto_decompress=False,  # aiohttp would unpack a body before anybody has looked at the token
+        auto_decompress=False,  # aiohttp would unpack a body before the token is checked
         keepalive_timeout=HEADER_SECONDS,
         lingering_time=LINGER_SECONDS,
     )
@@ -79,7 +79,7 @@ async def listen(
 
 
 class _ConnectionLimiter:
-    """Makes the handler of each new connection; the oldest of too many unknown ones is closed for it."""
+    """Makes the handler of each new connection; closes the oldest of too many untrusted ones."""
 
     def __init__(self, server: web.Server, known: _TrustedConnections) -> None:
         self._server, self._trusted = server, known

@@ -44,7 +44,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     while True:
-        # Asked before the read: what was written until a job's end is read after it.
+        # Checked before the read, so that the read covers all output until a job's end.
         over = not follow or await _is_finished(request)
         while data := await asyncio.to_thread(_read, path, position):
             await response.write(data)
@@ -55,7 +55,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
 
 
 async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
-    """Until there is output. Raises NotFound, saying why, where there is none and none is waited for."""
+    """Wait until there is output. Raises NotFound with the reason where there is none and the caller does not wait."""
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)
         if not follow or allocation.status.is_ended:
@@ -94,7 +94,7 @@ def _number(request: web.Request, name: str) -> int | None:
 
 
 def _read(path: Path, position: int) -> bytes:
-    """Empty at its end, and when the folder is gone."""
+    """Read a piece; empty at the file's end, and when the folder is gone."""
     try:
         with path.open("rb") as file:
             file.seek(position)
@@ -104,7 +104,7 @@ def _read(path: Path, position: int) -> bytes:
 
 
 def _tail_start(path: Path, lines: int) -> int:
-    """Where the last `lines` lines begin, looking back a bounded way."""
+    """Position of the last `lines` lines, from a bounded part of the file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - MAX_TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Answers that last: when the server stops they end at once, and who listened goes on at the next one."""
+"""Long responses: when the server stops they end at once, and their clients reconnect to the next server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 
 
 class _LongLivedTasks(WeakSet[asyncio.Task[object]]):
-    """The tasks of such answers."""
+    """Tasks of such responses."""
 
 
 _LONG_LIVED = web.AppKey("open", _LongLivedTasks)
@@ -21,7 +21,7 @@ def set_up(app: web.Application) -> None:
 
 
 def mark_long_lived(request: web.Request) -> None:
-    """Called by a handler that waits for something to happen."""
+    """Mark the request's task as long-lived; called by a handler that waits for an event."""
     task = asyncio.current_task()
     assert task is not None
     request.app[_LONG_LIVED].add(task)

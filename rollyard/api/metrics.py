@@ -1,8 +1,8 @@
-"""`GET /metrics`: what the server counts, and what its model servers say of themselves.
+"""`GET /metrics`: counters of the server, and metrics of its model servers.
 
-The latter are made from the registry of endpoints at each scrape: what is gone from there is gone from here. Figures are
-those of `top`; totals begin anew with each start of an engine, which is what Prometheus expects of a counter. The text is
-written here, and not by prometheus_client, which takes seven times as long.
+Metrics of model servers are made from the registry of endpoints at each scrape, so removed endpoints disappear. The
+values are those of `top`; totals start at zero with each start of an engine, as Prometheus expects of a counter. The
+text is written here, and not by prometheus_client, which takes seven times as long.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float | None]]] = {
 @dataclass(frozen=True, slots=True)
 class _EndpointRow:
     labels: str
-    """As they stand between the braces."""
+    """Labels as text between the braces."""
     shown: EndpointStatus
     load: EngineLoad | None
 
@@ -78,7 +78,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int]) -> str:
-    """In Prometheus's text format, 0.0.4."""
+    """Metrics in Prometheus's text format, 0.0.4."""
     rows = [_row(state, sessions) for state in states]
     return "".join(_families(rows))
 
@@ -101,7 +101,7 @@ def _families(rows: Sequence[_EndpointRow]) -> Iterator[str]:
 
 
 def _family(name: str, type: str, text: str, samples: Iterator[tuple[str, float | None]]) -> Iterator[str]:
-    """What is not known is left out."""
+    """Lines of one metric, without unknown values."""
     full = f"rollyard_endpoint_{name}"
     yield f"# HELP {full} {text}\n# TYPE {full} {type}\n"
     for labels, value in samples:

@@ -48,7 +48,7 @@ HELLO_SECONDS = 10.0
 CLOSE_FENCED, CLOSE_HELLO_EXPECTED, CLOSE_INCOMPATIBLE = 4409, 4408, 4426
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
-"""One message on the WebSocket: a heartbeat of ten thousand leases."""
+"""Size of one message on the WebSocket: a heartbeat of ten thousand leases."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -124,10 +124,12 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
-    """By the sandbox that it works with: its first Welcome's, whatever the pool says by now."""
+    """Sandboxes that fit, by the sandbox that the node agent works with: from its first Welcome, whatever the pool's
+    spec is now.
+    """
     if hello.places:
         return hello.places
-    if hello.widths:  # of a node agent that does not say it no more than the present widths is sure to fit
+    if hello.widths:  # an older node agent sends no capacity; only its present widths are sure to fit
         return sum(hello.widths.values())
     return sandbox_capacity(pool.spec.sandbox, allocation.spec.template)
 
@@ -138,7 +140,7 @@ async def _send_messages(socket: web.WebSocketResponse, outbox: asyncio.Queue[To
         try:
             await socket.send_str(message.model_dump_json())
         except ConnectionError:
-            return  # the reader sees the end too, and what was under way is settled at the next hello
+            return  # the reader sees the end too, and unfinished messages are settled at the next hello
 
 
 async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:
@@ -161,18 +163,18 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:  # it is known which rollout that was
+                if message.reason == NODE_AGENT_ERROR:  # the rollout that caused it is known
                     limit = await _max_attempts(services, message.lease)
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    unread = message.reason == UNREADABLE_LEASE_REASON  # it would go round for ever
+                    unread = message.reason == UNREADABLE_LEASE_REASON  # another grant of it would end in the same way
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # its expiry will do the same, later
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case _:
-            pass  # a word of a newer version
+            pass  # a message of a newer version
 
 
 async def _put_run(request: web.Request) -> web.Response:
@@ -191,7 +193,7 @@ async def _put_result(request: web.Request) -> web.Response:
 
 
 async def _max_attempts(services: Services, lease: LeaseRef) -> int:
-    """The pool's limit; a pool that is gone meanwhile has the default."""
+    """The pool's limit; the default for a pool that is gone."""
     try:
         record = await services.rollouts.get(lease.namespace, lease.id)
         return (await pool_of(services, record.namespace, record.pool)).spec.max_attempts
@@ -212,7 +214,7 @@ async def _get_run(request: web.Request) -> web.Response:
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:
-    """The endpoint in use failed, or may not be the best any more: choose, and write it down where it is another.
+    """Choose an endpoint after a failure, or when there may be a better one, and record a change.
 
     Raises Unavailable when none is ready.
     """
@@ -235,7 +237,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     allow = _allowed_versions(services, record, wanted.role, key)
     endpoint = services.endpoints.choose_again(key, current, wanted.failed, node, allow)
     if endpoint is None:
-        if wanted.failed:  # else it goes on at the one it has
+        if wanted.failed:  # else it continues at its present one
             services.rollouts.leases.park(wanted.lease)
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
     services.rollouts.leases.unpark(wanted.lease)
@@ -247,7 +249,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
 def _allowed_versions(
     services: Services, record: RolloutRecord, role: str, pool: tuple[str, str]
 ) -> Callable[[Endpoint], bool] | None:
-    """A rollout under way goes on with weights that it may begin with: those of its group, or none that are too old."""
+    """Check of versions for a rollout under way: it may use those that it could begin with, by its group and its age limit."""
     least, version = record.min_weights_version, record.weights_version
     if role != POLICY_ROLE:
         return None

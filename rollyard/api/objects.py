@@ -35,11 +35,11 @@ BASE = f"/apis/{API_VERSION}"
 DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
 WRITE_RETRIES = 5
 MAX_BODY_BYTES = 3 << 20
-"""As Kubernetes' API server has it."""
+"""Limit of Kubernetes' API server."""
 MAX_OBJECT_BYTES = 3 << 19
-"""As etcd has it."""
+"""Limit of etcd."""
 WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
-"""What the caller should know though nothing is refused."""
+"""Warnings for the caller of a request that is not refused."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -89,7 +89,7 @@ def _store(request: web.Request) -> Store:
 
 
 def _as_json(request: web.Request, obj: KindObject) -> dict[str, Any]:
-    """As JSON; under /api/v1 events are core/v1's, for that is where and as what kubectl looks for them."""
+    """The object as JSON; under /api/v1 events have core/v1's form, which kubectl reads there."""
     core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
     return obj.dump() | core
 
@@ -101,7 +101,7 @@ def _respond_object(request: web.Request, obj: KindObject, status: int = 200) ->
 
 
 def respond(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
-    """JSON, with what the request was warned of as headers, which kubectl prints (RFC 9110, 5.6.4 and RFC 7234, 5.5)."""
+    """JSON, with the request's warnings as headers, which kubectl prints (RFC 9110, 5.6.4 and RFC 7234, 5.5)."""
     response = web.json_response(body, status=status)
     for text in request.get(WARNINGS, ()):
         response.headers.add("Warning", f'299 - "{_quoted(text)}"')
@@ -113,7 +113,9 @@ def _quoted(text: str) -> str:
 
 
 async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
-    """A JSON object; `empty`: or nothing. Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType."""
+    """Read a JSON object; `empty`: no body is accepted too. Raises BadRequest, TooLarge, RequestTimeout,
+    UnsupportedMediaType.
+    """
     data = await request_bodies.read(request, MAX_BODY_BYTES)
     body = await request_bodies.run_in_parser_thread(request_bodies.parse, data) if data or not empty else {}
     if not isinstance(body, dict):
@@ -134,7 +136,7 @@ def _is_dry_run(request: web.Request) -> bool:
 
 
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """A user's object for this path; `status` is ours and left out. Takes a while for a large one.
+    """Parse a user's object for this path, without `status`. Takes a while for a large one.
 
     Raises Invalid, BadRequest, TooLarge.
     """
@@ -209,7 +211,7 @@ async def _watch(
                 await tell(event)
     except TimeoutError:
         pass
-    except ApiError as error:  # kubectl wants the end of a watch as an event
+    except ApiError as error:  # kubectl expects the end of a watch as an event
         await send("ERROR", status_body(error))
     return response
 
@@ -241,7 +243,7 @@ async def _replace(request: web.Request) -> web.Response:
 
 
 async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
-    """The user's spec, labels and annotations over what is ours of the metadata."""
+    """Write the user's spec, labels and annotations; the rest of the metadata stays."""
     meta = wanted.metadata
     if meta.uid and meta.uid != current.metadata.uid:
         raise Conflict("metadata.uid differs: the object was deleted and created again; read it again")
@@ -255,7 +257,7 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
 
 
 def check_site(request: web.Request, pool: Pool) -> None:
-    """Refused is what no partition of this site could ever start; what else is known goes out as warnings. Raises Invalid."""
+    """Refuse a pool that no partition of this site could ever start; other doubts become warnings. Raises Invalid."""
     causes, request[WARNINGS] = request.app[SERVICES].check_allocation(pool)
     if causes:
         words = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
@@ -284,7 +286,7 @@ async def _patch(request: web.Request) -> web.Response:
 async def retry_write(
     request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES
 ) -> KindObject:
-    """Write what `wanted` makes of the current object, again when somebody wrote in between. Raises Conflict at last."""
+    """Write the result of `wanted` on the current object, again after another write in between. Raises Conflict at last."""
     while True:
         tries -= 1
         current = await _store(request).get(object_key(request))
@@ -296,7 +298,7 @@ async def retry_write(
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7396: objects merge, null removes, anything else replaces."""
+    """Merge by RFC 7396: objects merge, null removes, any other value replaces."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}

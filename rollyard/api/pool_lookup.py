@@ -1,4 +1,4 @@
-"""The pool that a request names: there, and not on its way out."""
+"""Look-up of the pool that a request names; one that is being deleted does not count."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rollyard.kinds.rollout_pool import RolloutPool
 
 
 async def inference_pool(services: Services, namespace: str, name: str) -> InferencePool:
-    """Raises Invalid."""
+    """The InferencePool. Raises Invalid."""
     found = await _named(services, "InferencePool", namespace, name)
     assert isinstance(found, InferencePool)
     return found
 
 
 async def rollout_pool(services: Services, namespace: str, name: str) -> RolloutPool:
-    """Raises Invalid."""
+    """The RolloutPool. Raises Invalid."""
     found = await _named(services, "RolloutPool", namespace, name)
     assert isinstance(found, RolloutPool)
     return found

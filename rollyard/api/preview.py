@@ -1,7 +1,7 @@
-"""`GET .../rolloutpools/NAME/script`: the batch script that a pool's next allocation would be submitted with, and how many.
+"""`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and the number of allocations.
 
-`POST` answers the same for the pool in the body, as a create or a replace would take it, and stores nothing: for dry runs
-and diffs. (What the API answers to `dryRun=All` is the object alone, as Kubernetes does.)
+`POST` answers the same for the pool in the body, as a create or a replace would take it, and stores nothing: for dry
+runs and diffs. (With `dryRun=All` the API returns the object alone, as Kubernetes does.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Query parameters: each route says which it takes. An unknown one is refused, and so is a value that it cannot have."""
+"""Query parameters: each route declares its own. Unknown ones and impossible values are refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rollyard.kinds.schema.validation import did_you_mean
 
 H = TypeVar("H", bound=Callable[..., object])
 MAX_INTEGER = 2**63 - 1
-"""The largest whole number that a database or a file offset has."""
+"""Largest integer in the database and in file offsets."""
 ANY = "*"
-"""Taken by a route that hands its parameters on."""
+"""Parameters of a route that passes all of them on."""
 _ACCEPTED = "query_parameters"
 _TRUE, _FALSE = ("1", "t", "T", "true", "True", "TRUE"), ("0", "f", "F", "false", "False", "FALSE")
 
@@ -34,14 +34,14 @@ def accepts(*names: str) -> Callable[[H], H]:
 
 
 def parameters(handler: object) -> tuple[str, ...]:
-    """Query parameters that a handler's route takes."""
+    """Query parameters that a handler's route accepts."""
     names: tuple[str, ...] = getattr(handler, _ACCEPTED, ())
     return names
 
 
 @web.middleware
 async def known_parameters(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """400 for a parameter that the route does not take. The gateway's APIs are others' and have their own."""
+    """Middleware: 400 for an unknown parameter. The gateway's APIs are not ours and have their own parameters."""
     if request.query and request.match_info.http_exception is None and not request.path.startswith(GATEWAY):
         _check(request)
     return await handler(request)
@@ -68,7 +68,7 @@ def _check(request: web.Request) -> None:
 
 
 def integer(request: web.Request, name: str, default: int, *, least: int = 0, most: int = MAX_INTEGER) -> int:
-    """Raises BadRequest."""
+    """An integer parameter. Raises BadRequest."""
     return _integer(name, request.query.get(name, str(default)), least, most)
 
 
@@ -84,7 +84,7 @@ def _integer(name: str, text: str, least: int = 0, most: int = MAX_INTEGER) -> i
 
 
 def seconds(request: web.Request, name: str, default: float) -> float:
-    """Raises BadRequest."""
+    """A time in seconds. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -98,7 +98,7 @@ def seconds(request: web.Request, name: str, default: float) -> float:
 
 
 def flag(request: web.Request, name: str) -> bool:
-    """Raises BadRequest."""
+    """A boolean parameter. Raises BadRequest."""
     text = request.query.get(name, "false")
     _boolean(name, text)
     return text in _TRUE
@@ -136,7 +136,7 @@ def _no_continue(name: str, text: str) -> None:
 def _no_initial_events(name: str, text: str) -> None:
     _boolean(name, text)
     if text in _TRUE:
-        # In the words that make client-go go back to a list and a watch.
+        # With this text client-go falls back to a list and a watch.
         raise Invalid(
             "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is "
             "enabled"
@@ -164,4 +164,4 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "timeoutSeconds": _integer,
     "watch": _boolean,
 }
-"""Parameters that Kubernetes clients send on any path below /apis and /api, with the check of its value."""
+"""Parameters that Kubernetes clients send on any path below /apis and /api, each with the check of its value."""

@@ -1,5 +1,4 @@
-"""The facts that `server.rollouts.waiting_reason` explains from: a pool's queue, put together from the store and
-from who is connected."""
+"""Input of `server.rollouts.waiting_reason`: a pool's queue, from the store and the connected node agents."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
-    """For these records, which are queued in this pool."""
+    """Queue of this pool as these queued records need it."""
     now = services.clock.time()
     pool = await _find(services, "RolloutPool", namespace, name)
     if not isinstance(pool, RolloutPool):

@@ -1,4 +1,6 @@
-"""Bodies of requests: read once the caller is known, within limits of time and size; what takes long runs beside the loop."""
+"""Bodies of requests: read after the caller's token was checked, within limits of time and size; long parsing runs
+beside the loop.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,20 @@ from rollyard.core.http_body import encoding_of, inflate, send_continue
 
 T = TypeVar("T")
 IDLE_SECONDS = 30.0
-"""A body that stops arriving for so long is given up; one that is slow and steady may take its time."""
+"""Seconds without a byte after which a body is given up; a slow and steady one may take its time."""
 MAX_MESSAGE_BYTES = 256 << 10
-"""Messages of our own processes, and requests of a few fields."""
+"""Size of messages of our own processes, and of requests with a few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Values in one body, counted by commas and opening brackets, those in texts too. A list takes two bytes to write and
-eighty in memory, and Python parses in one go, with every other thread waiting."""
+"""Values in one body, counted by commas and opening brackets, including those within texts. A list takes two bytes to
+write and eighty in memory, and Python parses in one go, with every other thread waiting.
+"""
 # One thread: more of them would only keep the event loop from the interpreter.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 
 
 async def read(request: web.Request, most: int) -> bytearray:
-    """The body as it was before compression.
+    """Read and decompress the body.
 
     Raises TooLarge above `most` bytes, RequestTimeout, BadRequest, UnsupportedMediaType.
     """
@@ -41,7 +44,7 @@ async def read(request: web.Request, most: int) -> bytearray:
 
 
 async def read_message(request: web.Request) -> Any:
-    """A short body as JSON. Raises what `read` and `parse` raise."""
+    """Read a short body as JSON. Raises the errors of `read` and `parse`."""
     return parse(await read(request, MAX_MESSAGE_BYTES))
 
 
@@ -67,7 +70,7 @@ def _too_large_error(most: int) -> TooLarge:
 
 
 def parse(data: bytearray) -> Any:
-    """JSON within bounds: no deeper than 200 levels, no half of a surrogate pair, no NaN. Raises BadRequest, TooLarge."""
+    """Parse JSON within bounds: no deeper than 200 levels, no half of a surrogate pair, no NaN. Raises BadRequest, TooLarge."""
     if not has_few_values(data):
         raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
     try:
@@ -82,11 +85,11 @@ def has_few_values(data: bytes | bytearray) -> bool:
 
 
 def is_short(request: web.Request) -> bool:
-    """Whether its body takes no longer to read and check than a thread takes to begin with it."""
+    """Whether its body takes less time to read and check than a thread takes to start."""
     size = request.content_length
     return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 
 
 async def run_in_parser_thread(work: Callable[..., T], *args: Any) -> T:
-    """The result of `run_background(*args)`, made in the one thread for what would keep the loop."""
+    """Run `work(*args)` in the one thread for work that would block the loop, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_PARSER_THREAD, partial(work, *args))

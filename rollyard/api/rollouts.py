@@ -1,4 +1,4 @@
-"""What trainers call: submit, look, wait, stream, cancel."""
+"""Routes of trainers: submit, get, wait, stream, cancel."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def _check_pools(
 
 
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
-    """Only of engines that Rollyard starts is it known which weights they serve."""
+    """Check the versions in a request; they are known only for engines that Rollyard starts."""
     inference = pool.spec.inference[POLICY_ROLE]
     asked = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
@@ -122,7 +122,7 @@ def _check_tasks(requests: Sequence[RolloutRequest]) -> None:
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """All node agents that the pool has, where that is certain: none is on its way, drains, or is to be replaced."""
+    """All node agents of the pool, where that is certain: none is starting, draining, or to be replaced."""
     status, agents = pool.status, services.agents.of_pool((pool.metadata.namespace, pool.metadata.name))
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
@@ -167,7 +167,7 @@ async def _get(request: web.Request) -> web.Response:
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:
-    """Written in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
+    """JSON response, written in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
     return web.Response(text=await asyncio.to_thread(json.dumps, body), content_type="application/json")
 
 
@@ -189,7 +189,7 @@ async def _counts(request: web.Request) -> web.Response:
         word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
         counts[word] += count
     live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
-    if query.get("group") is None:  # the holders' own word is fresher than the durable stage, but knows no groups
+    if query.get("group") is None:  # the holders' reports are fresher than the durable stage, but have no groups
         counts |= {stage.value: n for stage, n in live.items()}
     counts["reward_mean"] = await services.store.reward_mean(*scope)
     return web.json_response(counts)

@@ -23,13 +23,13 @@ _SET = re.compile(r"^(?P<key>[^\s!=]+)\s+(?P<op>in|notin)\s+\((?P<values>[^)]*)\
 
 
 def selector(labels: str, fields: str) -> Predicate:
-    """An object passes when every term does. Raises BadRequest for a term that cannot be read."""
+    """Predicate that is true when every term is. Raises BadRequest for a malformed term."""
     terms = [_label(t) for t in _split(labels)] + [_field(t) for t in _split(fields)]
     return lambda o: all(term(o) for term in terms)
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside parentheses."""
+    """Split at commas outside parentheses."""
     return [t.strip() for t in re.split(r",(?![^(]*\))", text) if t.strip()]
 
 

@@ -1,4 +1,4 @@
-"""What the handlers work on; put together by `server.main`."""
+"""Parts that the handlers work on; `server.wiring` joins them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Services:
     log_file: Callable[[str, str], Path]
     """(namespace, allocation name) -> the file with the job's output."""
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
-    """(what of its template this site can never fulfil, what else one should know), as far as that can be read just now."""
+    """(errors of its template that this site can never fulfil, warnings), by the last known state of the site."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
-    """What would be submitted for a pool that has these allocations. Blocks for a moment; raises Invalid."""
+    """Preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
     task_kinds: frozenset[str]
     """Task kinds that have a handler installed here."""
 

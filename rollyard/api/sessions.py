@@ -1,4 +1,4 @@
-"""Sessions for agents outside of sandboxes: opened and closed here, called below `/gateway`."""
+"""Sessions for external agents: opened and closed here, called below `/gateway`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def set_up(app: web.Application, services: Services) -> None:
-    """The gateway itself; its calls end when the server stops."""
+    """Mount the gateway; its calls end when the server stops."""
 
     async def find(request: web.Request, named: str | None) -> GatewaySession:
         return _session_for_call(services, request, named)
@@ -63,13 +63,13 @@ async def _open(request: web.Request) -> web.Response:
 
 
 def _opened_response(request: web.Request, found: ExternalSession, key: str) -> SessionOpened:
-    # by the name that the caller has reached us by
+    # with the host by which the caller has reached us
     base = f"{request.url.origin()}{GATEWAY}s/{found.session.id}"
     return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
 
 
 async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> InferencePool:
-    """Raises Invalid where there is no such pool, or soon none, or one that cannot be what is wanted."""
+    """The pool for a session. Raises Invalid where it does not exist, is being deleted, or cannot meet the request."""
     pool = await inference_pool(services, namespace, wanted.pool)
     if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
         message = (
@@ -81,7 +81,7 @@ async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> I
 
 
 def _retry_advice(pool: InferencePool) -> str:
-    """What becomes of a session that cannot be opened now."""
+    """Advice for a session that cannot be opened now."""
     spec = pool.spec
     if spec.suspend:
         return "spec.suspend is true, so the pool starts none; resume it"
@@ -131,7 +131,7 @@ async def _record(request: web.Request, id: str) -> web.Response:
 
 
 def _id(request: web.Request) -> str:
-    """Of the session that the path names. Raises NotFound where the namespace that is named is not its own."""
+    """Id of the session in the path. Raises NotFound where the session is in another namespace."""
     id, namespace = request.match_info["id"], request.query.get("namespace")
     if namespace is not None:
         own = request.app[SERVICES].sessions.get(id).pool[0]
@@ -143,7 +143,7 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """The session of a model call, by its key, or by name for who may do everything. Raises Refusal."""
+    """The session of a model call: by its key, or by name for an admin's token. Raises GatewayError."""
     claims = _claims(services, request)
     mark_trusted(request)
     if claims.role is Role.ADMIN:

@@ -1,4 +1,4 @@
-"""The body of a submit: read beside the event loop when it is small, in a process of its own when it is large.
+"""The body of a submit: parsed beside the event loop when it is small, in a process of its own when it is large.
 
 Python parses JSON in one go, with the interpreter to itself: a body of 250 MB, half of which are brackets, would keep
 every lease waiting for a minute and take 20 GB. The process has limits of memory and time, and may die of them.
@@ -32,7 +32,7 @@ LARGE_MEMORY = 4 << 30
 """Address space of the process; a list of numbers takes ten times its text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
 _LARGE_SLOTS = web.AppKey("room", ByteBudget)
-"""For large bodies, of all callers."""
+"""Slots for large bodies, of all callers."""
 
 
 def set_up(app: web.Application) -> None:
@@ -59,7 +59,7 @@ async def _read(data: bytearray) -> list[RolloutRequest]:
 
 
 def parse(data: bytes | bytearray) -> list[RolloutRequest]:
-    """The requests of a body, here and now."""
+    """Parse the requests of a body in this process."""
     try:
         body = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -94,7 +94,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
 
 
 def _parse_in_process(data: bytearray) -> list[RolloutRequest]:
-    """Blocks."""
+    """Parse in a child process. Blocks."""
     command = [sys.executable, "-m", __name__]
     try:
         done = subprocess.run(command, input=data, stdout=subprocess.PIPE, timeout=LARGE_SECONDS)

@@ -1,4 +1,4 @@
-"""`GET .../namespaces/NAMESPACE/top`, or `.../top` for all: the pools with their figures of this moment, stored nowhere."""
+"""`GET .../namespaces/NAMESPACE/top`, or `.../top` for all: pools with their present metrics, which are not stored."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`POST …/inferencepools/NAME/weights`: one durable operation on the pool, accepted when it is on disk. `GET` shows it.
 
-The pool's controller carries it out from the status alone. Both write the status on the resourceVersion that they have
-read, so neither loses what the other wrote.
+The pool's controller carries it out from the status alone. Both write the status with the resourceVersion that they
+have read, so neither overwrites the other's change.
 """
 
 from __future__ import annotations

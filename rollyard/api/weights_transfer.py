@@ -1,7 +1,8 @@
-"""`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's way into an engine that waits for its weights.
+"""`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's access to an engine that waits for its weights.
 
-It goes through here so that a trainer needs no more than it has for the order itself: the doors' addresses, certificates and
-tokens stay inside. What is large goes over NCCL or CUDA IPC beside it; the tensors of the embedded engine stream through.
+Calls pass through the server, so a trainer needs no more than it has for the order itself: the proxies' addresses,
+certificates and tokens stay inside. Large data goes over NCCL or CUDA IPC beside it; the tensors of the embedded engine
+stream through.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def routes() -> list[web.RouteDef]:
 
 
 def set_up(app: web.Application) -> None:
-    """A session towards the doors, as long as the application runs."""
+    """Open a client session to the engines' proxies, for as long as the application runs."""
     app.cleanup_ctx.append(_session)
 
 
 async def _session(app: web.Application) -> AsyncIterator[None]:
     trust = client_ssl_context(app[SERVICES].authority.ca_pem)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)  # the engine says how long a call may last
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)  # the engine decides how long a call may last
     connector = aiohttp.TCPConnector(ssl=trust, limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as app[HTTP]:
         yield
@@ -76,7 +77,7 @@ def _state(request: web.Request) -> EndpointState:
 
 
 def _error_response(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
-    """What the door or the engine says, in our form."""
+    """Error of the proxy or the engine, as an ApiError."""
     try:
         message = str(json.loads(said)["error"]["message"])
     except (ValueError, KeyError, TypeError):

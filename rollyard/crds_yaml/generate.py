@@ -1,4 +1,6 @@
-"""Writes the CRD of each kind: structural schema, printer columns, subresources. `python -m rollyard.crds_yaml.generate`."""
+"""Generator of the CRD of each kind: structural schema, printer columns, subresources. `python -m
+rollyard.crds_yaml.generate`.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
 
 
 def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Without references and unions: what Kubernetes calls a structural schema. `null` in a union becomes `nullable`."""
+    """The schema without references and unions, which Kubernetes calls structural. `null` in a union becomes `nullable`."""
     if "$ref" in schema:
         target = definitions[schema["$ref"].rpartition("/")[2]]
         return structural({**target, **{k: v for k, v in schema.items() if k != "$ref"}}, definitions)

@@ -1,1 +1,1 @@
-"""The shapes of everything that crosses a boundary: kinds, rollouts, wire messages. No I/O."""
+"""Models of everything that crosses the API: kinds, rollouts, sessions. No I/O."""

@@ -119,12 +119,12 @@ class AllocationTemplate(KindModel):
 
     @property
     def gpus(self) -> int:
-        """On each node, however they are asked for."""
+        """GPUs on each node, by whichever field requests them."""
         return self.gpus_per_node or (gpus_in(self.gres) if self.gres is not None else 0)
 
     @property
     def memory_bytes(self) -> int:
-        """On each node, as far as it is asked for; 0 for whatever there is."""
+        """Requested memory on each node; 0 if none is requested, or all."""
         if self.memory_per_cpu is not None:
             return size_bytes(self.memory_per_cpu) * self.cpus_per_task
         return size_bytes(self.memory) if self.memory is not None else 0
@@ -196,12 +196,12 @@ class AllocationStatus(StatusModel):
 
     @property
     def waiting_reason(self) -> str:
-        """Why its job waits, in Slurm's word and in ours; else how it ended."""
+        """Reason why its job waits, in Slurm's word and a sentence; after the end, how it ended."""
         return reason_with_text(self.reason) if self.job_state == "PENDING" else self.reason
 
     @property
     def is_ended(self) -> bool:
-        """Its job is over as far as Slurm, or a submit that was refused, can tell."""
+        """Whether its job is over, by Slurm or by a refused submit."""
         return self.job_state is not None and self.job_state not in LIVE_STATES
 
 

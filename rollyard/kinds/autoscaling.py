@@ -1,4 +1,4 @@
-"""How a pool's size follows its demand: the user's bounds and rules, and what the autoscaler has to know after a restart.
+"""Autoscaling of a pool: the user's bounds and rules, and the autoscaler's state that survives a restart.
 
 Words and defaults are those of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with `Count` for `Pods`.
 """

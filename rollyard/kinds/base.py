@@ -44,7 +44,7 @@ class OwnerReference(KindModel):
 
 
 class ObjectMeta(KindModel):
-    # Foreign metadata (managedFields, generateName, ...) is kept out without being an error: kubectl sends it.
+    # Foreign metadata (managedFields, generateName, ...) is dropped without an error: kubectl sends it.
     model_config = ConfigDict(extra="ignore")
 
     name: str = Field(pattern=NAME_PATTERN, max_length=63)
@@ -120,7 +120,7 @@ def set_condition(
     generation: int,
     now: datetime,
 ) -> list[Condition]:
-    """A new list with this condition in it; its transition time is kept unless its status changed."""
+    """Add a condition to a copy of the list; its transition time is kept unless its status changed."""
     word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"
     before = next((c for c in conditions if c.type == type), None)
     since = before.last_transition_time if before and before.status == word else now

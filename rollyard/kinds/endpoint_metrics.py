@@ -1,4 +1,4 @@
-"""How busy model servers are: the figures that status, metrics and `top` share. What nobody says is left out, never 0."""
+"""Metrics of model servers for status, Prometheus and `top`. An unknown value is left out, never 0."""
 
 from __future__ import annotations
 

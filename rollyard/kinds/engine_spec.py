@@ -69,7 +69,7 @@ class ExternalEndpoint(KindModel):
 
     @property
     def base(self) -> str:
-        """The URL below which its routes hang; what tells endpoints apart."""
+        """Base of its routes; distinguishes endpoints."""
         return base_url(self.url)
 
 
@@ -115,7 +115,7 @@ class EngineSpec(KindModel):
 
     @property
     def logprobs(self) -> Literal["raw", "processed"]:
-        """What our own engines give."""
+        """Kind of logprobs that engines started by Rollyard return."""
         return self.vllm.logprobs_mode if self.vllm is not None else "raw"
 
 

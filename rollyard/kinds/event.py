@@ -1,4 +1,4 @@
-"""`Event`: something that happened to an object, told once and counted."""
+"""`Event`: something that happened to an object, recorded once and counted."""
 
 from __future__ import annotations
 

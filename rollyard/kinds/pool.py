@@ -1,4 +1,4 @@
-"""What the two kinds of pool share: size, renewal, and what is seen of their allocations."""
+"""Common parts of the two kinds of pool: size, renewal, and the status of their allocations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling, GpuLedger, Sca
 from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 
 MAX_NAME = 48
-"""Allocations are called after their pool, with a suffix."""
+"""Longest name of a pool; its allocations have the name with a suffix."""
 
 STANDSTILL = frozenset({"CrashLoop", "SubmitRefused", "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
 """Reasons of Ready and Updated that hold until somebody changes something; other reasons may pass by themselves."""

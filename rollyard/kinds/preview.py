@@ -1,4 +1,4 @@
-"""What would be submitted for a pool: shown by dry runs and by `diff`, stored nowhere."""
+"""Preview of a pool's next submit: shown by dry runs and by `diff`, stored nowhere."""
 
 from __future__ import annotations
 

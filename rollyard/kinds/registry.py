@@ -1,4 +1,4 @@
-"""Which kinds there are, by the names people and URLs use."""
+"""Kinds by the names in commands and URLs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 
 Pool = InferencePool | RolloutPool
-"""What has allocations."""
+"""Kinds with allocations."""
 
 KINDS: dict[str, type[KindObject]] = {
     k.model_fields["kind"].default: k for k in (InferencePool, RolloutPool, Allocation, Event)
@@ -26,7 +26,7 @@ def find_kind(word: str) -> type[KindObject] | None:
 
 
 def parse_object(data: dict[str, Any]) -> KindObject:
-    """An object that a server sent, as its model; a newer one may know fields that we do not.
+    """Parse an object from a server into its model; a newer server may send fields that we do not know.
 
     Raises pydantic.ValidationError, KeyError for an unknown kind.
     """

@@ -1,4 +1,4 @@
-"""Rollouts as trainers see them: request, record, trajectory. snake_case, because trainers are Python.
+"""Rollouts for trainers: request, record, trajectory. snake_case, because trainers are Python.
 
 A rollout is one accepted request for one trajectory of one task. It may take several attempts and ends in exactly one
 terminal record.
@@ -47,7 +47,7 @@ class Status(StrEnum):
 
     @property
     def scored(self) -> bool:
-        """Only these carry a reward; every other terminal status has `reward: null`."""
+        """Whether it has a reward; every other terminal status has `reward: null`."""
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
@@ -67,7 +67,7 @@ RESERVED_SAMPLING_FIELDS = frozenset(
         *("detokenize", "output_kind", "output_mode", "sampling_params"),
     ]
 )
-"""Parameters of engines that a turn's exactness hangs on."""
+"""Parameters of engines that would break the exactness of a turn's tokens."""
 
 
 class Sampling(WireModel):
@@ -221,7 +221,7 @@ class RolloutRequest(WireModel):
 
     @property
     def weights(self) -> WeightsConstraint | None:
-        """What it asks of the weights once it has begun; None for nothing."""
+        """Constraint on the weights once it has begun; None for none."""
         demand = WeightsConstraint(same=self.group_version == "same", max_staleness=self.max_staleness)
         return demand if demand != WeightsConstraint() else None
 
@@ -243,7 +243,9 @@ class RolloutError(WireModel):
     @field_validator("message")
     @classmethod
     def _storable(cls, message: str) -> str:
-        """Others' words stand in it: of any length, and with halves of surrogate pairs, which no JSON can hold."""
+        """Cut and clean the message: texts of others may be long, and hold halves of surrogate pairs, which no JSON can
+        hold.
+        """
         return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 
@@ -284,7 +286,7 @@ class Segment(WireModel):
 
 
 def sampled_tokens(segments: Sequence[Segment]) -> int:
-    """Count the sampled tokens, which are what there is to learn from."""
+    """Number of sampled tokens, the ones to learn from."""
     return sum(sum(segment.loss_mask) for segment in segments)
 
 

@@ -78,7 +78,7 @@ class SandboxTemplate(KindModel):
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
-    """Sandboxes that fit into one allocation: by its cores, and by its memory where that is asked for by number."""
+    """Sandboxes that fit into one allocation: by its cores, and by its memory where a number is requested."""
     by_cores, by_memory = _sandbox_capacities(sandbox, allocation)
     return by_cores if by_memory is None else min(by_cores, by_memory)
 
@@ -149,7 +149,7 @@ class RolloutPoolSpec(KindModel):
 
     @property
     def budget_seconds(self) -> int:
-        """What one rollout may take from INIT to EVAL."""
+        """Longest time of one rollout from INIT to EVAL."""
         return self.stages.init.timeout_seconds + self.stages.run.timeout_seconds + self.stages.eval.timeout_seconds
 
 
@@ -172,7 +172,7 @@ class StageStatus(StatusModel):
 
     @property
     def text(self) -> str:
-        """`8/8 +20`: busy stage workers, of all of them, and rollouts in line for one."""
+        """`8/8 +20`: busy stage workers, all of them, and rollouts that wait for one."""
         return f"{self.busy}/{self.width}" + (f" +{self.waiting}" if self.waiting else "")
 
 

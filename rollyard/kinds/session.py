@@ -1,6 +1,6 @@
-"""Sessions of agents outside of sandboxes: what opens one, how it stands, what it comes to.
+"""Sessions of external agents: request, view, trajectory.
 
-A session lives in the server's memory alone; `durable` says so wherever one is shown.
+A session lives in the server's memory alone; every view has a field `durable`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of the built-in task kinds; checked when a rollout is submitted, so that a bad task is refused at once."""
+"""Fields of the built-in task kinds; checked when a rollout is submitted, so that a bad task is refused at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BUILT_IN = frozenset(_MODELS)
 
 
 def check_task(task: Task) -> None:
-    """Raises Invalid with each wrong field of a built-in kind; what plug-ins take is for them to check."""
+    """Check a task. Raises Invalid with each wrong field of a built-in kind; plug-ins check their own tasks."""
     model = _MODELS.get(task.kind)
     if model is None:
         return

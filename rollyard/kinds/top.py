@@ -1,4 +1,4 @@
-"""What goes on right now, as the API's `top` says it: from memory, stored nowhere."""
+"""Present state of pools for the API's `top`: from memory, stored nowhere."""
 
 from __future__ import annotations
 

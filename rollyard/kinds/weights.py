@@ -1,4 +1,4 @@
-"""Weights of an InferencePool: what one asks for, and the durable state of it in the pool's status."""
+"""Weights of an InferencePool: the update request, and its durable state in the pool's status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollyard.kinds.values.paths import AbsolutePath
 
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$"
 KEPT_VERSIONS = 100
-"""Versions in a pool's history."""
+"""Most versions in a pool's history."""
 
 Mode = Literal["Drain", "Pause", "Abort"]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN, max_length=64)]
@@ -145,7 +145,7 @@ class WeightsStatus(StatusModel):
         return found is not None and least is not None and found.number >= least.number
 
     def behind(self, version: str) -> int:
-        """By how many versions it is older than the current one; 0 for one that is not known, or newer."""
+        """Number of versions by which it is older than the current one; 0 for an unknown or newer one."""
         found = self.record(version)
         if self.current is None or found is None:
             return 0

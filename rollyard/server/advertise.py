@@ -1,4 +1,4 @@
-"""By which name or address others reach this machine."""
+"""Name or address by which others reach this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ANY = ("0.0.0.0", "::", "*")
 
 
 def advertised(address_or_interface: str | None, listen: str) -> str:
-    """`asked` as it is or, where it names an interface such as ib0, that interface's address on this very machine.
+    """`address_or_interface` as it is or, for an interface such as ib0, that interface's address on this machine.
 
-    Left out: the address that is listened on, or this machine's own name where that is all of them. Raises BadRequest.
+    Left out: the address listened on, or this machine's own name for a listener on all addresses. Raises BadRequest.
     """
     if address_or_interface is None:
         return listen if listen not in ANY else os.uname().nodename

@@ -1,7 +1,7 @@
-"""The server: opened, running, closed. Its parts are put together in `wiring`.
+"""The server: opened, running, closed. `wiring` joins its parts.
 
 Everything here but the store is disposable. A start is a recovery: open the store, take the folder's lock and the next
-epoch, adopt what runs, and only then say where we are.
+epoch, adopt running jobs, and only then publish the address.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `rollyard serve` was told."""
+    """Options of `rollyard serve`."""
 
     data: Path
     listen: str = "127.0.0.1:0"
@@ -58,10 +58,10 @@ class ServeOptions:
     cluster: str = "auto"
     lease_seconds: float = LEASE_SECONDS
     in_job: bool = False
-    """We run in the job that `serve --in-slurm` submitted."""
+    """This process runs in the job that `serve --in-slurm` submitted."""
 
     def job_run(self) -> JobRun | None:
-        """Which run of which job we are. Blocks; raises BadRequest outside of a job."""
+        """Run of the Slurm job that this process is in. Blocks; raises BadRequest outside of a job."""
         if not self.in_job:
             return None
         id = os.environ.get("SLURM_JOB_ID")
@@ -71,10 +71,14 @@ class ServeOptions:
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT; allocations stay, the next start adopts them. 3 when a newer server took over."""
+    """Serve until SIGTERM or SIGINT; allocations stay, and the next start adopts them. Returns 3 when a newer server
+    took over.
+    """
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    os.environ.setdefault(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    )  # it reports a missing PyTorch, which nothing here needs
     os.umask(0o077)
     try:
         asyncio.run(_serve(options))
@@ -98,7 +102,7 @@ async def _serve(options: ServeOptions) -> None:
             if replaced.done():
                 replaced.result()
             if work.done():
-                work.result()  # a part of the server that ends is a bug: end loudly, the next start recovers
+                work.result()  # a part of the server that ends is a bug: exit with its error, the next start recovers
         finally:
             for task in (work, stopped, replaced):
                 task.cancel()
@@ -114,7 +118,7 @@ class RollyardServer:
 
     @classmethod
     async def start(cls, options: ServeOptions, stack: contextlib.AsyncExitStack) -> RollyardServer:
-        """Open, recover, listen, and only then say where we are."""
+        """Open, recover, listen, and only then publish the address."""
         host, port = _address(options.listen)
         data = options.data.resolve()
         told = read_endpoint(data / "endpoint.json")
@@ -137,7 +141,7 @@ class RollyardServer:
         return server
 
     def publish_address(self, url: str) -> None:
-        """`endpoint.json` for our own processes, a kubeconfig for people, one line of JSON for scripts."""
+        """Write `endpoint.json` for our own processes and a kubeconfig for people; print one line of JSON for scripts."""
         write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch, job=self._job()))
         kubeconfig = self.data / "admin.kubeconfig"
         write_kubeconfig(kubeconfig, url, self.parts.authority.ca_pem, self.parts.signer.issue(Role.ADMIN, "admin"))
@@ -145,7 +149,7 @@ class RollyardServer:
         print(json.dumps({"event": "serving", "url": url, "kubeconfig": str(kubeconfig)}), flush=True)  # noqa: T201
 
     async def run_background(self) -> None:
-        """Everything that runs beside the listener, until cancelled."""
+        """Run all background tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             p = self.parts
             for part in (p.manager, p.dispatcher, p.resizer, p.weights_watch, p.prober, p.repinner, p.sessions):
@@ -158,7 +162,7 @@ class RollyardServer:
                 tasks.create_task(keeper.run())
 
     async def wait_until_superseded(self) -> None:
-        """Ends by raising Superseded, soon after another server has taken the data folder over."""
+        """Wait for ever; raise Superseded soon after another server has taken the data folder over."""
         while True:
             await asyncio.sleep(EPOCH_CHECK_SECONDS)
             try:
@@ -186,7 +190,7 @@ class RollyardServer:
 
 
 def _link_newest(kubeconfig: Path) -> None:
-    """`~/.rollyard/config` is the newest server's, so that the CLI finds it; a home that cannot be written is no error."""
+    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI; a home that cannot be written is no error."""
     link = Path.home() / ".rollyard" / "config"
     with contextlib.suppress(OSError):
         link.parent.mkdir(mode=0o700, exist_ok=True)

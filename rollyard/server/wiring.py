@@ -1,7 +1,8 @@
-"""The parts of a server and their wiring: who answers which question, and which event wakes whom.
+"""The parts of a server and their wiring: which part answers which query, and which event wakes which part.
 
-Answers to a part's questions are arguments of its constructor, so a forgotten one is a TypeError. Events are signals
-(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches build the parts of a server here too.
+Sources of answers are arguments of a part's constructor, so a forgotten one is a TypeError. Events are signals
+(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches build the parts of a server
+here too.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ P = ParamSpec("P")
 
 LEASE_SECONDS = 15.0
 SCALE_SECONDS = 0.2
-"""What is submitted in one go is scaled for in one go."""
+"""Seconds to gather changes, so that one submit scales once."""
 SHOWN_SECONDS = 1.0
-"""Widths in a status are at most so old while they change."""
+"""Greatest age of widths in a status while they change."""
 
 
 class Routing:
-    """The parts that choose endpoints for sessions and move them. All in memory, so a simulation runs them on its own clock."""
+    """Parts that choose endpoints for sessions and move them. All in memory, so a simulation runs them on its own clock."""
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
         self.agents, self.open_sessions = ConnectedAgents(clock), OpenSessions()
@@ -92,7 +93,7 @@ class Parts:
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.repinner, self.open_sessions = routing.repinner, routing.open_sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
-        # Questions and who answers them: the arguments that are passed by name.
+        # Queries and their sources: the arguments that are passed by name.
         rollouts = RolloutService(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
         self.rollouts = rollouts
         self.sessions = ExternalSessions(connector, SessionPlacement(endpoints), self.open_sessions)
@@ -128,12 +129,12 @@ class Parts:
         )
 
     async def close(self) -> None:
-        """Close what a part holds open: the sessions of outside agents and their connections."""
+        """Close the parts that hold anything open: the sessions of external agents and their connections."""
         await self.sessions.shut_down()
 
 
 class _Wakes:
-    """Event -> who is woken. Each method takes what the event brings, and wakes a part or has keys reconciled."""
+    """Event -> part to wake. Each method takes the event's arguments, and wakes a part or queues keys."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -161,7 +162,7 @@ class _Wakes:
         self.dispatch_near(state.pool)
 
     def dispatch_near(self, pool: PoolKey) -> None:
-        """Every RolloutPool beside this InferencePool may use it."""
+        """Wake dispatch for every RolloutPool of the namespace: each may use this InferencePool."""
         for agent in self._parts.agents.all():
             if agent.pool[0] == pool[0]:
                 self._dispatcher.wake(agent.pool)
@@ -203,7 +204,7 @@ class StoredPools:
         self._store = store
 
     async def rollout_pool(self, key: PoolKey) -> RolloutPool:
-        """Raises NotFound."""
+        """The pool. Raises NotFound."""
         found = await self._store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
         assert isinstance(found, RolloutPool)
         return found
@@ -217,7 +218,7 @@ class StoredPools:
         return [p for p in found if isinstance(p, InferencePool)]
 
     async def stages(self, key: PoolKey) -> Stages:
-        """Raises NotFound."""
+        """Its stages. Raises NotFound."""
         return (await self.rollout_pool(key)).spec.stages
 
 

@@ -1,1 +1,1 @@
-"""Strict reading of kinds, and how they are shown: YAML, validation, columns."""
+"""Strict parsing of kinds, and their display: YAML, validation, columns."""

@@ -1,4 +1,4 @@
-"""The columns of each kind, in one place: what `rollyard get` prints and what the API's Table serves. NAME first, AGE last."""
+"""Columns of each kind, in one place: for `rollyard get` and for the API's Table. NAME first, AGE last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Column:
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """As kubectl writes it: 5s, 12m, 3h, 4d."""
+    """Age as kubectl writes it: 5s, 12m, 3h, 4d."""
     if since is None:
         return "<unknown>"
     seconds = max(0, int((now - since).total_seconds()))

@@ -1,4 +1,4 @@
-"""The fields of a kind as a user writes them: walked by validation messages and by `explain`."""
+"""Fields of a kind by their names in manifests, for validation messages and `explain`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _WORDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 @dataclass(frozen=True)
 class FieldShape:
-    """One field: `word` is its type such as `integer`, `[]string`, `map[string]string`, `Workers`."""
+    """One field: `type_name` is its type such as `integer`, `[]string`, `map[string]string`, `Workers`."""
 
     name: str
     type_name: str
     description: str
     required: bool
     default: Any
-    """As JSON; None where there is none."""
+    """Default as JSON; None where there is none."""
     choices: tuple[str, ...]
     model: type[BaseModel] | None
-    """The model of the value, or of the values in a list or mapping."""
+    """Model of the value, or of the values in a list or mapping."""
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldShape]:
-    """By the name on the wire."""
+    """Fields of a model, by the name on the wire."""
     return {shape.name: shape for shape in (_shape(name, field) for name, field in model.model_fields.items())}
 
 
 def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model that is found at `path` (list indexes and mapping keys included); None where there is none."""
+    """Model at `path`, which may hold list indexes and mapping keys; None where there is none."""
     annotation: Any = model
     for part in path:
         annotation = _descend(_unwrapped(annotation), part)
@@ -44,7 +44,7 @@ def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseMode
 
 
 def find_field(model: type[BaseModel], path: Sequence[str]) -> FieldShape | None:
-    """The field at a path of names such as `spec.engine.external.endpoints.url`, lists and mappings seen through."""
+    """Field at a path of names such as `spec.engine.external.endpoints.url`, through lists and mappings."""
     shape: FieldShape | None = None
     holder: type[BaseModel] | None = model
     for name in path:
@@ -89,7 +89,7 @@ def _shape(name: str, field: FieldInfo) -> FieldShape:
 
 
 def _unwrapped(annotation: Any) -> Any:
-    """Without `Annotated[...]` and `| None`."""
+    """The type without `Annotated[...]` and `| None`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _unwrapped(get_args(annotation)[0])

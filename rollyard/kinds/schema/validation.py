@@ -1,6 +1,6 @@
-"""Strict reading of objects: whatever is refused comes with its path and with what one can write instead.
+"""Strict parsing of objects: every error has its path and a remedy.
 
-The YAML loader and the API share it, so that a mistake reads the same wherever it is found.
+The YAML loader and the API share it, so that a mistake has the same text in both.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rollyard.kinds.schema.fields import Path, dotted, fields_of, find_field, mo
 from rollyard.kinds.schema.object_names import annotation_problems, label_problems, name_problems
 
 FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "deletionGracePeriodSeconds"})
-"""Kubernetes's own, which its clients send; kept out without being an error."""
+"""Kubernetes's own fields, which its clients send; they are dropped without an error."""
 MAX_REPORTED = 20
 MAX_LISTED = 1000
-"""Mistakes; to write down each of more would take seconds."""
+"""Most mistakes in one answer; the texts of more would take seconds."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
-"""Told in Kubernetes' words where they are texts, by `_out_of_bounds`."""
+"""Fields that `_out_of_bounds` checks with Kubernetes' texts, where they are texts."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -48,7 +48,7 @@ _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at mos
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `at_key` tells that the key itself is wrong and not its value."""
+    """One mistake. `at_key`: the key itself is wrong and not its value."""
 
     path: Path
     message: str
@@ -63,7 +63,7 @@ class Problem:
 
 
 def validate_object(data: Any) -> KindObject:
-    """A JSON object as its kind. Raises Invalid with one cause a mistake, `field` a dotted camelCase path."""
+    """Parse a JSON object into its kind. Raises Invalid with one cause a mistake, `field` a dotted camelCase path."""
     obj, problems = parse(data)
     if obj is None:
         listed = "; ".join(str(p) for p in problems)
@@ -72,7 +72,7 @@ def validate_object(data: Any) -> KindObject:
 
 
 def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
-    """The object, or every mistake that can be told."""
+    """Parse an object; return it, or every mistake that can be found."""
     if not isinstance(data, dict):
         return None, [
             Problem((), f"must be a mapping with apiVersion, kind, metadata and spec, not {_given_text(data)}")
@@ -84,7 +84,7 @@ def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
     obj, found = _read(kind, data)
     problems += found
     unknown = [p for p in problems if p.at_key]
-    if unknown:  # contradictions show only once every field is known: look again at what was probably meant
+    if unknown:  # contradictions show only once every field is known: parse again with the probable names
         seen = {p.path for p in problems}
         problems += [p for p in _read(kind, _repair(kind, data, unknown))[1] if p.path not in seen]
     return (None if problems else obj), problems
@@ -125,7 +125,9 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
 
 
 def _metadata(metadata: Any) -> list[Problem]:
-    """ObjectMeta ignores what it does not know, for Kubernetes's sake; a misspelt field is still a mistake."""
+    """Mistakes in metadata: ObjectMeta ignores unknown fields, for Kubernetes's sake, but a misspelt field is still a
+    mistake.
+    """
     if not isinstance(metadata, dict):
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
@@ -135,7 +137,7 @@ def _metadata(metadata: Any) -> list[Problem]:
 
 
 def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
-    """As Kubernetes finds it, at the paths that it gives; what has the wrong type is told by the model."""
+    """Mistakes in metadata by Kubernetes' bounds, at its paths; the model reports wrong types."""
     for field in ("name", "namespace"):
         if isinstance(text := metadata.get(field), str):
             yield from (Problem(("metadata", field), f"{_given_text(text)}: {words}") for words in name_problems(text))
@@ -146,7 +148,7 @@ def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
 
 def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | None, list[Problem]]:
     try:
-        # As JSON, because only then does strict mode take a time written as text.
+        # As JSON, because only then strict mode accepts a time written as text.
         return kind.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False), []
     except pydantic.ValidationError as error:
         return None, [p for p in problems_of(kind, error) if not (p.path in _BOUNDED and p.reason == Problem.reason)]
@@ -165,7 +167,7 @@ def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list
 
 
 def _repair(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Problem]) -> dict[str, Any]:
-    """Unknown fields under the name they were probably meant to have, or gone."""
+    """The data with unknown fields renamed to the probable ones, or removed."""
     repaired = copy.deepcopy(data)
     for problem in unknown:
         holder: Any = repaired
@@ -277,7 +279,7 @@ def _names(model: type[BaseModel] | None) -> list[str]:
 
 
 def did_you_mean(word: Any, choices: Sequence[str]) -> str:
-    """A half sentence; empty where nothing comes close."""
+    """Suggestion of the closest choice, as half a sentence; empty where no choice is close."""
     closest = _closest_word(str(word), choices)
     return f"; did you mean `{closest}`?" if closest else ""
 

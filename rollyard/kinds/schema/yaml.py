@@ -1,7 +1,7 @@
-"""Manifests as people write them, read without YAML's traps.
+"""YAML loader of manifests, without YAML's traps.
 
 `12:00:00` stays that string (plain PyYAML reads 43200), so do `010`, `on` and `yes`; a key given twice is an error. All
-mistakes of a text are told together, each as `file:line:column: path: message`.
+mistakes of a text are reported together, each as `file:line:column: path: message`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rollyard.kinds.schema.validation import Problem, parse
 from rollyard.kinds.values.paths import make_absolute
 
 MAX_NODES = 100_000
-"""Against a text whose aliases blow up."""
+"""Limit against a text whose aliases multiply."""
 _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves what YAML 1.2's core schema does, less octal, hexadecimal, infinity and not-a-number."""
+    """Loader with the types of YAML 1.2's core schema, less octal, hexadecimal, infinity and not-a-number."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -43,7 +43,7 @@ for _name, _pattern, _first in (
 
 @dataclass
 class _Document:
-    """One document as plain data, and where each of its parts stands."""
+    """One document as plain data, with the position of each of its parts."""
 
     data: Any = None
     keys: dict[Path, yaml.Mark] = field(default_factory=dict)
@@ -99,11 +99,11 @@ class _Document:
         return None
 
     def _add_problem(self, path: Path, mark: yaml.Mark, message: str) -> None:
-        # Several mistakes may share a path: they are told apart by where they stand.
+        # Several mistakes may share a path; their positions distinguish them.
         self.problems.append(_LocatedProblem(path, message, mark=mark))
 
     def locate(self, problem: Problem) -> yaml.Mark:
-        """Where to look: the key for an unknown field or a whole mapping, the value otherwise."""
+        """Position of a problem: the key for an unknown field or a whole mapping, the value otherwise."""
         if isinstance(problem, _LocatedProblem):
             return problem.mark
         path = problem.path
@@ -120,10 +120,10 @@ class _LocatedProblem(Problem):
 
 
 def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
-    """The objects of a YAML (or JSON) text of one or more documents; a `List` of kind v1 stands for its items.
+    """Load the objects of a YAML (or JSON) text of one or more documents; a `List` of kind v1 stands for its items.
 
-    Relative paths are taken from the folder `base`, where one is given. `source` is what mistakes are reported under.
-    Raises Invalid: its text has one line a mistake, its causes the fields.
+    Relative paths are taken from the folder `base`, where one is given. `source` is the file name in reports of
+    mistakes. Raises Invalid: its text has one line a mistake, its causes the fields.
     """
     objects: list[KindObject] = []
     lines: list[str] = []
@@ -145,7 +145,7 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
 
 
 def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
-    """Each document that is not empty. Where the text is no YAML, says so in `lines` and ends."""
+    """Each document that is not empty. A text that is no YAML adds its error to `lines` and ends the iteration."""
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = _Document()

@@ -1,1 +1,1 @@
-"""The forms of single values in a spec: sizes, walltimes, lists of nodes, paths, `#SBATCH` words."""
+"""Formats of single values in a spec: sizes, walltimes, lists of nodes, paths, `#SBATCH` options."""

@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes, `n[01-04,7],gpu1`, written out. Pure."""
+"""Parser of Slurm's lists of nodes, `n[01-04,7],gpu1`. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HINT = "write names of nodes, or ranges such as n[1-4,7]"
 
 
 def expand(text: str) -> list[str]:
-    """Names in order, each once. Raises ValueError, saying what one can write, for what is no such list."""
+    """Names in order, each once. Raises ValueError with the accepted form for a malformed list."""
     names: dict[str, None] = {}
     for item in re.split(r",(?![^\[]*\])", text):
         if not _ITEM.fullmatch(item):

@@ -1,4 +1,6 @@
-"""Paths in a spec are those of the allocation's node, so they must be absolute. In a YAML file they may be relative to it."""
+"""Paths in a spec. They are paths on the allocation's node, so they must be absolute; a YAML file may have them
+relative to it.
+"""
 
 from __future__ import annotations
 

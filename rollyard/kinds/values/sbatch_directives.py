@@ -1,6 +1,6 @@
-"""What may stand in a batch script's `#SBATCH` lines: values that stay on their line, options that replace none of ours.
+"""Values in a batch script's `#SBATCH` lines: they stay on their line, and replace no option of ours.
 
-sbatch takes an option's name also when it is cut short (`--arra` is `--array`), so what is refused is refused cut short too.
+sbatch accepts shortened option names (`--arra` is `--array`), so shortened names are refused too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ OWN_OPTIONS = {
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
 }  # fmt: skip
-"""Options that say what a job is, where it is and how it is found again: set by us, or never.
+"""Options that set what a job is, where it runs and how it is found again: set by Rollyard, or never.
 
-Those of an allocation; of the server's job there are two more.
+These are for an allocation; the server's job has two more.
 """
 FIELDS = {
     "partition": "partition",
@@ -46,12 +46,12 @@ FIELDS = {
     "exclusive": "exclusive",
     "nice": "nice",
 }
-"""sbatch's option -> the field of the template that says it."""
+"""sbatch's option -> field of the template that sets it."""
 IDENTITY = {
     "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURMD_NODENAME",
 }  # fmt: skip
-"""What a job knows itself by."""
+"""Variables that identify a job to itself."""
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 """Variables that bash refuses to set."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,7 +60,9 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Raises ValueError for an option that is none, that we set, or that has a field; and for a value of several lines."""
+    """Check options. Raises ValueError for an unknown option, one that Rollyard sets or that has a field, and for a
+    value of several lines.
+    """
     for option, value in options.items():
         check_option(option, OWN_OPTIONS)
         if meant := _did_you_mean(option, FIELDS):
@@ -71,7 +73,7 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_option(option: str, ours: Iterable[str]) -> None:
-    """Raises ValueError for an option that is none, or that is one of ours."""
+    """Check one option. Raises ValueError for an unknown one, and for one of ours."""
     if not OPTION.fullmatch(option):
         raise ValueError(f"{option!r} is not an option of sbatch; write a long option without dashes, such as begin")
     if meant := _did_you_mean(option, ours):
@@ -83,7 +85,9 @@ def _did_you_mean(option: str, known: Iterable[str]) -> str | None:
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Raises ValueError for a name that bash cannot set or that a job is known by, and for a value sbatch refuses."""
+    """Check variables. Raises ValueError for a name that bash cannot set or that identifies a job, and for a value that
+    sbatch refuses.
+    """
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name):
             raise ValueError(
@@ -98,7 +102,7 @@ def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_shell(text: str) -> str:
-    """Lines of a script. Raises ValueError for what sbatch refuses anywhere in one."""
+    """Check the lines of a script. Raises ValueError for text that sbatch refuses anywhere in one."""
     if "\0" in text or "\r\n" in text:
         raise ValueError("write it without NUL characters and with Unix line ends; sbatch accepts nothing else")
     return text
@@ -167,11 +171,11 @@ def _folder(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""Anything that stays on its line."""
+"""Text that stays on its line."""
 Word = Annotated[str, AfterValidator(_one_word)]
 Name = Annotated[str, AfterValidator(_one_name)]
 Names = Annotated[str, AfterValidator(_names)]
-"""Several with commas between them, as Slurm writes them."""
+"""Several names with commas between them, as Slurm writes them."""
 Gres = Annotated[str, AfterValidator(_gres)]
 Hosts = Annotated[str, AfterValidator(_hosts)]
 Memory = Annotated[Size, AfterValidator(_memory)]

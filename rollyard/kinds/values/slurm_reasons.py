@@ -36,7 +36,7 @@ _MEANINGS = {
     "launch failed requeued held": "its start on a node failed and Slurm holds it; `scontrol release` lets it continue",
 }
 _SENTENCES = {"Nodes required for job are DOWN": "ReqNodeNotAvail"}
-"""Where Slurm says a sentence in place of a word."""
+"""Sentence that Slurm shows in place of a word -> the word."""
 _LIMIT = re.compile(
     r"(QOS(?!NotAllowed)|Assoc|Max)\w*|PartitionTimeLimit|PartitionNodeLimit|Licenses|JobArrayTaskLimit"
 )
@@ -63,24 +63,24 @@ _LIMITED_BY = (
 
 
 def reason_word(reason: str) -> str:
-    """Of `ReqNodeNotAvail, UnavailableNodes:n[1-4]` the first word, which is from a fixed set; of nothing, `None`."""
+    """First word of `ReqNodeNotAvail, UnavailableNodes:n[1-4]`, which is from a fixed set; `None` for an empty text."""
     first = reason.strip("() ").partition(",")[0]
     spaced = first.replace("_", " ")
     return _SENTENCES.get(spaced, spaced if spaced in _MEANINGS else first) or UNKNOWN
 
 
 def is_limit(reason: str) -> bool:
-    """Whether it is a limit that stands in the way, and not merely the order of the queue."""
+    """Whether a limit holds the job, and not merely the order of the queue."""
     return _LIMIT.fullmatch(reason_word(reason)) is not None
 
 
 def is_transient(reason: str) -> bool:
-    """Whether most jobs wait for it for a while; any other reason keeps a job until somebody does something."""
+    """Whether most jobs wait for it for a while; any other reason keeps a job until somebody changes something."""
     return reason_word(reason) in _TRANSIENT
 
 
 def reason_text(reason: str) -> str:
-    """Half a sentence for people; empty where Slurm's word says it all."""
+    """Half a sentence for people; empty where Slurm's word is clear."""
     name = reason_word(reason)
     return _MEANINGS.get(name) or (_limit_text(name) if is_limit(name) else "")
 

@@ -1,1 +1,1 @@
-"""The server as a Slurm job: one runs at a time, the next ones wait in the queue behind it."""
+"""The server as a Slurm job: one runs at a time, its successors wait in the queue."""

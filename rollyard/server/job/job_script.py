@@ -11,14 +11,14 @@ from rollyard.kinds.values import sbatch_directives
 from rollyard.slurm.batch_script import directive
 
 WARNING_SECONDS = 120
-"""Before the walltime ends; Slurm may warn up to half a minute early, and kills up to half a minute late."""
+"""Seconds before the end of the walltime; Slurm may warn up to half a minute early, and kills up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
-"""What else has a field in a pool's template is the person's to set here."""
+"""Options that Rollyard sets itself. Those with a field in a pool's template are for the user to set here."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What the person asked for; what is left out is the site's default."""
+    """Options that the user set; the others have the site's defaults."""
 
     directives: Mapping[str, str] = field(default_factory=dict)
     """sbatch's long options without dashes: partition, account, qos, time, constraint, cpus-per-task, mem, ..."""
@@ -27,7 +27,9 @@ class JobOptions:
 
 
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
-    """Raises BadRequest for an option that is ours to set, Invalid for a value that does not stand on one line."""
+    """The script. Raises BadRequest for an option that Rollyard sets itself, Invalid for a value that does not stand on
+    one line.
+    """
     for option in options.directives:
         try:
             sbatch_directives.check_option(option, OWN_OPTIONS)
@@ -41,9 +43,9 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
         "open-mode": "append",
         "nodes": "1",
         "ntasks": "1",
-        # One at a time, by Slurm's own account of it; the next in line waits with its age growing.
+        # Slurm itself runs one at a time; the next in line waits while its age grows.
         "dependency": "singleton",
-        # A requeued job waits two minutes and blocks the one behind it meanwhile: the successor takes over instead.
+        # A requeued job waits two minutes and blocks its successor meanwhile: the successor takes over instead.
         "no-requeue": "",
         "signal": f"B:USR1@{WARNING_SECONDS}",
     }

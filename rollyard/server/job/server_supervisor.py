@@ -1,7 +1,7 @@
-"""What the job runs: the server as a child that is started again when it dies, and stopped before Slurm would.
+"""Supervisor inside the server's job: it restarts the server when it dies, and stops it before Slurm would.
 
-Exit status: 0 when it was stopped, 3 when a newer server has the folder. Either way the job is over, and whatever waits
-behind it starts.
+Exit status: 0 when it was stopped, 3 when a newer server has the folder. Either way the job ends, and the next one in
+the queue starts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
-"""A server that lived so long does not count as one that cannot start."""
+"""Seconds of running after which an exit is no failed start."""
 STOP_SECONDS = 20.0
 SUPERSEDED_EXIT = 3
 
 
 def run(place: ServerJobFolder, command: Sequence[str]) -> int:
-    """Until it is told to stop (TERM, or USR1 before the walltime ends), or there is nothing more to do."""
+    """Run until a stop signal (TERM, or USR1 before the walltime ends), or until the server is superseded or cannot start."""
     set_up_logging()
     os.umask(0o077)
     if place.desired_script() is None:
@@ -54,7 +54,7 @@ async def _supervise(command: Sequence[str]) -> int:
 
 
 async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:
-    """The status that it ended with; negative for a signal."""
+    """Run the server once; return its exit status, negative for a signal."""
     child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
     ended = asyncio.create_task(child.wait())
     async with running(stop.wait()) as stopped:

@@ -21,9 +21,9 @@ from rollyard.wire.files import EndpointFile
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 STOP_SECONDS = 120.0
-"""For jobs to end; Slurm kills what has not within its KillWait."""
+"""Seconds for jobs to end; Slurm kills the rest after its KillWait."""
 Print = Callable[[str], None]
-"""Hears what a person who waits would want to know."""
+"""Function that prints progress for the waiting user."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class RunningServer:
 class ServerJobRequest:
     data: Path
     cluster: str
-    """As for `serve --cluster`; local is refused."""
+    """The value of `serve --cluster`; local is refused."""
     arguments: Sequence[str]
-    """Of `serve` in the job, besides --data and --cluster."""
+    """Arguments of `serve` in the job, besides --data and --cluster."""
     options: JobOptions
     wait_seconds: float
 
 
 async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
-    """Raises RollyardError: refused, ended, or not there within the time."""
+    """Start a server, or find the running one. Raises RollyardError: refused, ended, or not up within the time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)
@@ -54,7 +54,7 @@ async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
             tell(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
-            ):  # a --stop was interrupted: nobody would succeed it
+            ):  # a --stop was interrupted: this job would have no successor
                 await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)
@@ -72,11 +72,11 @@ async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
 
 
 async def stop(request: ServerJobRequest) -> list[str]:
-    """Ends the server and what waits behind it; the ids of their jobs. Allocations stay. Raises RollyardError."""
+    """Stop the server and its queued successors; return their job ids. Allocations stay. Raises RollyardError."""
     place, driver = await _open(request)
     ended: dict[str, None] = {}
     try:
-        # First the wish, then the jobs: a server that is still there would queue another.
+        # First the script, then the jobs: a running server would otherwise queue another.
         await asyncio.to_thread(place.remove_script)
         async with asyncio.timeout(STOP_SECONDS):
             while live := await _live_jobs(place, driver):
@@ -111,9 +111,9 @@ def _script(place: ServerJobFolder, request: ServerJobRequest) -> str:
 
 
 def _check_free(place: ServerJobFolder) -> None:
-    """Raises Unavailable when a server that is none of our jobs has the folder.
+    """Raise Unavailable when a server that is none of our jobs has the folder.
 
-    One of our jobs on a node that was given up may have it: Slurm has just said that none lives, so the next takes it over.
+    A job of ours on a lost node may have it: Slurm has just reported that none lives, so the next takes it over.
     """
     lock = FolderLock(place.data)
     try:
@@ -163,7 +163,7 @@ def _endpoint(data: Path) -> EndpointFile | None:
 
 
 async def _why_unreachable(url: str, ca: Path) -> str:
-    """Why the server is not reached, with its certificate checked; empty when it is."""
+    """Reason why the server is not reached, with its certificate checked; empty when it is."""
     parts = urlsplit(url)
     try:
         context = ssl.create_default_context(cafile=ca)

@@ -1,6 +1,6 @@
 """Keeps successors queued behind the server's job: the first starts when this one ends, for whatever reason.
 
-Two, since a successor that lands on a node that is broken ends at once and queues nobody; Slurm starts them in order.
+There are two, since a successor on a broken node ends at once and queues none; Slurm starts them in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 
 
 class SuccessorKeeper:
-    """Level-triggered, from the snapshot that everybody shares; `latest` gives it, None while Slurm cannot be read."""
+    """Level-triggered, from the shared snapshot; `latest` returns it, None while Slurm cannot be read."""
 
     def __init__(
         self, place: ServerJobFolder, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock
@@ -48,7 +48,7 @@ class SuccessorKeeper:
     async def submit_missing(self) -> None:
         """Submit as many as are missing. Raises SlurmUnreachable, SubmitRefused."""
         snapshot = self._latest()
-        # A look-up that began before the last submit, or a submit whose answer was lost, decides nothing.
+        # A snapshot begun before the last submit decides nothing, also where that submit's answer was lost.
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
         waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))

@@ -1,1 +1,1 @@
-"""Rollouts: the pure `step`, the queue, leases with fences, results. Everything durable goes through `step`."""
+"""Rollouts: the pure `step`, the queue, leases with fences, results. Every durable change goes through `step`."""

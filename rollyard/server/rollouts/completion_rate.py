@@ -1,4 +1,4 @@
-"""How many rollouts ended within the last minute, by pool and status. In memory: after a restart it counts from then on."""
+"""Rollouts that ended within the last minute, by pool and status. In memory: after a restart the count starts anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollyard.kinds.rollout import Status
 
 WINDOW_SECONDS = 60
 LEAST_SECONDS = 5.0
-"""Of a shorter time nothing is concluded."""
+"""Shortest time that gives a rate."""
 Key = tuple[str, str]
 """(namespace, pool)."""
 
@@ -24,7 +24,7 @@ class _SecondCount:
 
 @dataclass(slots=True)
 class _EndCounts:
-    """Those of one pool and status, by the second, the oldest first."""
+    """Ends of one pool and status, by the second, the oldest first."""
 
     seconds: deque[_SecondCount] = field(default_factory=deque)
 
@@ -35,7 +35,7 @@ class _EndCounts:
         self.count(_window(now))
 
     def count(self, since: int) -> int:
-        """Those from then on; what is older is dropped."""
+        """Count from `since` on; drop the older ones."""
         while self.seconds and self.seconds[0].at < since:
             self.seconds.popleft()
         return sum(second.ended for second in self.seconds)
@@ -51,7 +51,7 @@ class CompletionRate:
         self._counts.setdefault(pool, {}).setdefault(status, _EndCounts()).add(self._clock.monotonic())
 
     def per_minute(self, pool: Key) -> Mapping[Status, float] | None:
-        """By status, those that did not occur left out; None until there is something to conclude from."""
+        """Ends per minute by status, without those that did not occur; None until enough time has passed."""
         now = self._clock.monotonic()
         since = _window(now)
         seconds = now - max(since, self._began)
@@ -64,5 +64,5 @@ class CompletionRate:
 
 
 def _window(now: float) -> int:
-    """Where it begins: with a whole second, as these are what is counted."""
+    """Start of the window: a whole second, since ends are counted by second."""
     return int(now) - WINDOW_SECONDS + 1

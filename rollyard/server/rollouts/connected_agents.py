@@ -1,4 +1,4 @@
-"""The node agents that are connected right now, what they have room for, and how to reach them."""
+"""Node agents that are connected now, with their free capacity and their connections."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class ConnectedAgent:
     free_init: int = 0
     free_eval: int = 0
     kinds: frozenset[str] = frozenset()
-    """Task kinds that it has handlers for; empty until it has said so."""
+    """Task kinds that it has handlers for; empty until it has sent them."""
     failed_kinds: Mapping[str, str] = field(default_factory=dict)
-    """Task kind -> why its handler cannot be loaded there."""
+    """Task kind -> reason why its handler cannot be loaded there."""
     capacity: int = 0
-    """Sandboxes that fit into its allocation; its widths are left alone where that is not known."""
+    """Sandboxes that fit into its allocation; 0 if unknown, then its widths are never changed."""
     widths: dict[Stage, int] = field(default_factory=dict)
-    """As it said last; empty until then."""
+    """Last reported widths; empty until the first report."""
     in_hand: Mapping[Stage, int] = field(default_factory=dict)
-    """Rollouts that it holds, by stage, as it said last."""
+    """Rollouts that it holds, by stage, as last reported."""
     grants: int = 0
     """Grants sent on this connection."""
     draining: bool = False
     walltime_ends: float | None = None
-    """When its walltime is over (Unix seconds), once that is known."""
+    """End of its walltime (Unix seconds), once known."""
     heard_at: float | None = None
-    """When its last heartbeat came (monotonic seconds)."""
+    """Monotonic seconds of its last heartbeat."""
 
     @property
     def holder(self) -> str:
-        """How records name it: the allocation's uid, so that its token can be checked, and the process."""
+        """Its name in records: the allocation's uid, so that its token can be checked, and the process."""
         return f"{self.identity.uid}/{self.identity.instance}"
 
 
@@ -62,9 +62,9 @@ class ConnectedAgents:
         self._draining: set[str] = set()
         self._walltime_ends: dict[str, float] = {}
         self.agent_changed = Signal[ConnectedAgent]()
-        """A node agent came, went, or drains."""
+        """A node agent connected, disconnected, or drains."""
         self.room_offered = Signal[PoolKey]()
-        """A node agent of this pool may have room for more."""
+        """A node agent of this pool may have more free capacity."""
         self.work_moved = Signal[ConnectedAgent]()
         """Work of a node agent moved between stages."""
         self.widths_changed = Signal[ConnectedAgent]()
@@ -86,7 +86,7 @@ class ConnectedAgents:
             self.agent_changed.emit(agent)
 
     def heartbeat(self, agent: ConnectedAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
-        """What it has in hand, and how wide its stages are."""
+        """Take over the leases and the widths that it reports."""
         agent.heard_at = self._clock.monotonic()
         in_hand = Counter(ref.stage for ref in held)
         known = {stage: widths[stage] for stage in Stage if stage in widths}
@@ -98,7 +98,9 @@ class ConnectedAgents:
             self.widths_changed.emit(agent)
 
     def request_capacity(self, agent: ConnectedAgent, want: CapacityRequest) -> None:
-        """What it has room for; said before our last grant arrived, it does not count that, and is said again after."""
+        """Set its free capacity. A request sent before our last grant arrived lacks that grant and is ignored; another
+        follows.
+        """
         if want.grants is None or want.grants == agent.grants:
             agent.free_init, agent.free_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
             self.room_offered.emit(agent.pool)
@@ -108,7 +110,7 @@ class ConnectedAgents:
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
     def drain(self, uid: str) -> None:
-        """Give this allocation nothing more and tell its node agent; also when it connects later."""
+        """Grant this allocation no more leases and order its node agent to drain; also when it connects later."""
         if uid in self._draining:
             return
         self._draining.add(uid)
@@ -119,19 +121,21 @@ class ConnectedAgents:
             self.agent_changed.emit(agent)
 
     def set_walltime_end(self, uid: str, at: float) -> None:
-        """The walltime of this allocation's job is over then."""
+        """Set the end of the walltime of this allocation's job."""
         if self._walltime_ends.get(uid) != at:
             self._walltime_ends[uid] = at
             if (agent := self.of_allocation(uid)) is not None:
                 agent.walltime_ends = at
 
     def expel(self, uid: str) -> None:
-        """Its job has ended as far as Slurm can tell: a copy that is still connected lives on a lost node, and must go."""
+        """Close its connection for good: Slurm reports the job as ended, so a connected copy lives on a lost node and
+        must exit.
+        """
         for agent in [a for a in self._by_holder.values() if a.identity.uid == uid]:
             agent.expel()
 
     def forget(self, uid: str) -> None:
-        """The allocation has ended."""
+        """Drop all state of an ended allocation."""
         self._draining.discard(uid)
         self._walltime_ends.pop(uid, None)
 

@@ -1,4 +1,4 @@
-"""Hands queued rollouts to node agents: one pool at a time, the emptiest node agent first, endpoints with the lease."""
+"""Grants of queued rollouts to node agents: one pool at a time, the emptiest node agent first, endpoints with the lease."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
 MAX_QUEUE_PAGES = 4
-"""Of the queue, in one look: so far does it go past what nobody takes."""
+"""Pages of the queue that one round reads past rollouts that no node agent can take."""
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
@@ -40,19 +40,19 @@ class EndpointCheckout(Protocol):
 
 
 class EndpointSource(Protocol):
-    """Where the endpoints come from; `inference.EndpointRegistry` is one."""
+    """Source of the endpoints; `routing.endpoint_registry.EndpointRegistry` is one."""
 
     def index_snapshot(self, pool: tuple[str, str]) -> EndpointCheckout: ...
 
     def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
 
     def versions(self, pool: tuple[str, str], *, ready: bool) -> dict[str, str]:
-        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        """Endpoint id -> its verified weights; of endpoints that take new work, or of all."""
         ...
 
 
 def served_versions(placement: EndpointSource, pool: RolloutPool) -> ServedVersions:
-    """The weights that the agents of a RolloutPool sample from."""
+    """Weights that the agents of a RolloutPool sample from."""
     name = pool.spec.inference.get(POLICY_ROLE)
     if name is None:
         return ServedVersions()
@@ -70,22 +70,24 @@ class _GrantedLease:
 
 @dataclass(slots=True)
 class _AgentCapacity:
-    """What a node agent asked for when the round began; taken from in the writer, so no state of the loop is touched."""
+    """A node agent's free capacity at the start of the round. The writer's thread changes it, so it is a copy of the
+    loop's state.
+    """
 
     agent: ConnectedAgent
     free: dict[Stage, int]
-    """By the stage that a lease begins with."""
+    """Free capacity by the stage that a lease begins with."""
     held: int
     """Leases that it has, those of this round included."""
     reserved: bool = False
-    """It gets nothing more now, so that it is empty soon: a rollout waits for a node agent for itself."""
+    """It gets no more leases now, so that it is empty soon: a rollout waits for an exclusive node agent."""
 
     def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether it has room, and nothing else in hand where the rollout has to be alone."""
+        """Whether it has capacity, and no other lease where the rollout needs it exclusively."""
         return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
 
     def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether it has room, knows this kind of task, and what is left of its walltime covers the stages to come."""
+        """Whether it has capacity, a handler for this kind of task, and enough walltime left for the remaining stages."""
         if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
             return False
         if self.agent.walltime_ends is None:
@@ -98,14 +100,14 @@ class _AgentCapacity:
 
 
 def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
-    """Budgets of the stages to come: the pool's, or the rollout's own where they are tighter."""
+    """Budgets of the remaining stages: the pool's, or the rollout's own where they are tighter."""
     own = RolloutRequest.model_validate_json(record.request).budgets
     pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
     return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
 
 
 class Dispatcher:
-    """Wakes for a pool when work, room, or an endpoint appears."""
+    """One round for a pool whenever work, capacity, or an endpoint appears."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Dispatcher:
         self._waker = Waker()
 
     def wake(self, pool: PoolKey, at: float = 0.0) -> None:
-        """Look at this pool now, or at `at` (Unix seconds) when that is later."""
+        """Start a round for this pool now, or at `at` (Unix seconds) when that is later."""
         delay = at - self._clock.time()
         if delay > 0:
             asyncio.get_running_loop().call_later(delay + 0.001, self.wake, pool)
@@ -135,13 +137,13 @@ class Dispatcher:
         self._waker.wake()
 
     async def run(self) -> None:
-        """For ever."""
+        """Dispatch for ever."""
         loop = asyncio.get_running_loop()
         whole_round = loop.time()
         while True:
             await self._waker.pause(whole_round - loop.time())
             due, self._due = self._due, set()
-            if loop.time() >= whole_round:  # a safety net: whatever wake was missed, nothing waits longer than this
+            if loop.time() >= whole_round:  # a safety net: after a missed wake nothing waits longer than this
                 due |= {a.pool for a in self._agents.all()}
                 whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
@@ -186,7 +188,7 @@ class Dispatcher:
         heaps: Mapping[str, EndpointCheckout],
         served: ServedVersions,
     ) -> list[_GrantedLease]:
-        """In the writer: pick, step, put. `heaps`: by InferencePool."""
+        """Run in the writer: pick, step, put. `heaps`: by InferencePool."""
         now = self._clock.time()
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
@@ -197,11 +199,11 @@ class Dispatcher:
                 allow = _allowed_versions(tx, record, served)
                 endpoints = _endpoints(pool, record, room.agent, heaps, mates.get(record.group, {}), allow)
                 if endpoints is None and allow is None:
-                    break  # a role has no endpoint that is ready and not full; its pool's conditions say why
+                    break  # a role has no endpoint that is ready and not full; its pool's conditions have the reason
                 if endpoints is None:
                     room.free[Stage.INIT] += 1
                     room.held -= 1
-                    continue  # those with the weights that it may have are full; what is behind it may have others
+                    continue  # those with the weights that it may have are full; later records may allow others
                 if record.group is not None:
                     mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
@@ -225,9 +227,9 @@ def _endpoints(
     mate: Mapping[str, Endpoint],
     allow: Callable[[Endpoint], bool] | None,
 ) -> dict[str, Endpoint] | None:
-    """One for each role, of those allowed; None where a role finds none.
+    """One allowed endpoint for each role; None where a role has none.
 
-    `mate`: what the last of its group got, for the rollouts of a group begin with the same prompt.
+    `mate`: endpoints of the last rollout of its group, since the rollouts of a group begin with the same prompt.
     """
     chosen: dict[str, Endpoint] = {}
     for role, name in pool.spec.inference.items():
@@ -263,7 +265,7 @@ def _match_queue(
     served: ServedVersions,
     stage: Stage,
 ) -> Iterator[tuple[RolloutRecord, _AgentCapacity]]:
-    """What waits for this stage and who takes it, in the order of the queue; past what nobody takes for so many PAGES."""
+    """Pairs of a queued record and a node agent for it, in the order of the queue; reads MAX_QUEUE_PAGES pages at most."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]

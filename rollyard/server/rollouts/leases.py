@@ -1,7 +1,7 @@
-"""When each lease runs out. In memory: after a server's restart every lease in the store gets one full period to be renewed.
+"""Expiry times of leases, in memory: after a server's restart every lease in the store gets one full period to be renewed.
 
-The holder stops by itself earlier, by its own clock, and the fence makes a late word void; this table only decides when a
-silent holder's work is given to another.
+The holder stops by itself earlier, by its own clock, and the fence voids its late messages; this table only decides
+when a silent holder's work is given to another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.node import LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0
-"""After its last word a holder that asked for an endpoint counts as one that has some; it asks every 2 s."""
+"""Seconds after its last request at which a holder that asked for an endpoint no longer counts as parked; it asks every 2 s."""
 Key = tuple[str, str]
 """(namespace, rollout id)."""
 
@@ -30,21 +30,21 @@ class LiveLease:
     pool: Key
     expires: float
     stage: Stage
-    """As the holder last said; the durable stage moves only when RUN is stored."""
+    """Stage that the holder last reported; the durable stage moves only when RUN is stored."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
-    """Its holder gets nothing else."""
+    """Its holder gets no other lease."""
     reported_at: float = float("-inf")
-    """When its holder was last told to ask for another endpoint."""
+    """Time at which its holder last got a hint to ask for another endpoint."""
     parked_since: float = 0.0
-    """Since when its holder asks for an endpoint to go on at and there is none (Unix seconds)."""
+    """Unix seconds since which its holder asks for an endpoint to continue at and there is none."""
     parked_at: float = float("-inf")
-    """When it asked last."""
+    """Time of its last request."""
 
     @property
     def endpoint_ids(self) -> frozenset[str]:
-        """The endpoints that it is a live session of: who is being scored samples nothing."""
+        """Endpoints that it is a live session of; a rollout in EVAL samples nothing."""
         return frozenset() if self.stage is Stage.EVAL else frozenset(self.endpoints.values())
 
 
@@ -56,10 +56,10 @@ class Leases:
         self.seconds = seconds
         self._live: dict[Key, LiveLease] = {}
         self._by_endpoint: dict[str, dict[Key, None]] = {}
-        """Endpoint id -> its leases, in the order in which they came there: the same set, seen from the other side."""
+        """Endpoint id -> its leases, in the order in which they came there; an index of the same leases."""
         self._held: Counter[str] = Counter()
         self._exclusive: Counter[str] = Counter()
-        """Holder -> its leases, and those of them that are to be alone there."""
+        """Holder -> number of its exclusive leases."""
         self.sessions_changed = Signal[str]()
         """The number of sessions on this endpoint changed."""
 
@@ -86,15 +86,15 @@ class Leases:
                 del self._held[lease.holder], self._exclusive[lease.holder]
 
     def held_by(self, holder: str) -> int:
-        """Leases of one node agent."""
+        """Number of leases of one node agent."""
         return self._held[holder]
 
     def has_exclusive(self, holder: str) -> bool:
-        """Whether it has one that is to be alone there."""
+        """Whether it has an exclusive lease."""
         return self._exclusive[holder] > 0
 
     def lease_changed(self, record: RolloutRecord) -> None:
-        """The durable stage or an endpoint moved under the same lease."""
+        """Update the index after a change of the durable stage or an endpoint under the same lease."""
         lease = self._live.get((record.namespace, record.id))
         if lease is not None and lease.fence == record.fence:
             before = lease.endpoint_ids
@@ -102,7 +102,7 @@ class Leases:
             self._update_index((record.namespace, record.id), before, lease)
 
     def park(self, ref: LeaseRef) -> None:
-        """Its holder asked for an endpoint to go on at, and there is none."""
+        """Note that its holder asked for an endpoint to continue at, and there is none."""
         lease, now = self._live.get((ref.namespace, ref.id)), self._clock.monotonic()
         if lease is not None and lease.fence == ref.fence:
             if now - lease.parked_at >= PARKED_REPORT_SECONDS:
@@ -110,20 +110,20 @@ class Leases:
             lease.parked_at = now
 
     def unpark(self, ref: LeaseRef) -> None:
-        """It has an endpoint again."""
+        """Note that it has an endpoint again."""
         lease = self._live.get((ref.namespace, ref.id))
         if lease is not None and lease.fence == ref.fence:
             lease.parked_at = float("-inf")
 
     def parked_since(self, namespace: str, id: str, fence: int) -> float | None:
-        """Since when it has no endpoint to go on at (Unix seconds); None where it has one, or has not asked for long."""
+        """Unix seconds since which it has no endpoint to continue at; None where it has one, or has not asked for long."""
         lease = self._live.get((namespace, id))
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
         return lease.parked_since
 
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
-        """Renew what is named and still the holder's; answers what is not."""
+        """Renew the named leases that are still the holder's; return the others."""
         expires, lost = self._clock.monotonic() + self.seconds, []
         for ref in held:
             lease = self._live.get((ref.namespace, ref.id))
@@ -137,11 +137,11 @@ class Leases:
         return lost
 
     def sessions(self, endpoint: str) -> int:
-        """Live rollouts on an endpoint: leased, in INIT or RUN."""
+        """Number of live rollouts on an endpoint: leased, in INIT or RUN."""
         return len(self._by_endpoint.get(endpoint, ()))
 
     def sessions_on(self, endpoint: str) -> list[tuple[Key, LiveLease]]:
-        """The leases that are live sessions of an endpoint, the youngest there first."""
+        """Leases that are live sessions of an endpoint, the youngest there first."""
         return [(key, self._live[key]) for key in reversed(self._by_endpoint.get(endpoint, {}))]
 
     def _update_index(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
@@ -172,7 +172,7 @@ class Leases:
         return [(k, v) for k, v in self._live.items() if v.expires <= now]
 
     def in_flight(self, namespace: str, pool: str | None) -> dict[Stage, int]:
-        """Leases of a pool, or of a whole namespace, by stage, as their holders last said."""
+        """Leases of a pool, or of a whole namespace, by stage, as their holders last reported."""
         counts = dict.fromkeys(Stage, 0)
         for lease in self._live.values():
             if lease.pool[0] == namespace and pool in (None, lease.pool[1]):
@@ -180,7 +180,7 @@ class Leases:
         return counts
 
     def by_allocation(self) -> Counter[str]:
-        """How many each allocation holds, by its uid."""
+        """Number of leases of each allocation, by its uid."""
         return Counter(lease.holder.partition("/")[0] for lease in self._live.values())
 
     def of_allocation(self, uid: str) -> list[tuple[Key, LiveLease]]:

@@ -1,4 +1,4 @@
-"""From requests to records: ids, groups, and the digest that tells the same body from another."""
+"""Requests to records: ids, groups, and the digest that distinguishes bodies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TASK_BYTES = 1 << 20
 
 
 def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
-    """The n records of one request, ids given. Raises Invalid when the task is too large."""
+    """The n records of one request, with ids. Raises Invalid when the task is too large."""
     name = request.id or f"r-{secrets.token_hex(8)}"
     group = request.group or (name if request.n > 1 else None)
     single = request.model_copy(update={"n": 1, "id": None, "group": group})
@@ -55,7 +55,7 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert what is new, attach to what is there already; all of it or nothing. Raises Conflict for another body.
+    """Insert new records, attach to existing ones; all of them or none. Raises Conflict for another body.
 
     Each record comes with the n of its request.
     """
@@ -74,7 +74,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Of one that an earlier release accepted: its digest is of the whole body that was stored, defaults included."""
+    """Compare with a record of an earlier release: its digest covers the whole stored body, defaults included."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False
     stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))

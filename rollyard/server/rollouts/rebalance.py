@@ -1,7 +1,7 @@
-"""Tells node agents which live sessions should go on at another endpoint: those of one that is out, drains, or has too many.
+"""Hints to node agents to move live sessions to another endpoint: from one that is out, drains, or has too many.
 
-A hint alone. The rollout asks between two turns, or at once where its endpoint is out; the server chooses then and writes it
-down. So nothing is counted before it is true, and a node agent that does not know the word stays where it is.
+The rollout asks between two turns, or at once where its endpoint is out; only then the server chooses and records the
+endpoint. So nothing is counted before it is true, and a node agent that does not know the message stays where it is.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rollyard.wire.node import LeaseRef, RechooseEndpoint
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS, HURRY_SECONDS = 5.0, 1.0
-"""Between two looks; while an endpoint with sessions is out, the shorter one."""
+"""Seconds between two rounds; while an endpoint with sessions is out, the shorter time."""
 REPEAT_SECONDS = 2.0
-"""Between two words to a lease on an endpoint that is out: it may not have begun to sample when it was told."""
+"""Seconds between two hints to a lease on an endpoint that is out: at the first it may not have begun to sample."""
 SETTLED_SECONDS = 60.0
-"""Between two hints to one lease: a session that moved has paid for it, and one that drains has been told."""
+"""Seconds between two hints to one lease: a moved session has paid for its move, and one that drains has its hint."""
 
 
 class MovesSource(Protocol):
-    """Who knows what is too much; `inference.EndpointRegistry` does."""
+    """Source of the sessions that should move; `routing.endpoint_registry.EndpointRegistry` is one."""
 
     def to_move(self) -> dict[str, int]: ...
 
@@ -36,7 +36,7 @@ class MovesSource(Protocol):
 
 
 class Rebalancer:
-    """Looks from time to time, and at once when an endpoint has moved."""
+    """Sends hints from time to time, and at once when an endpoint has changed."""
 
     def __init__(self, clock: Clock, agents: ConnectedAgents, leases: Leases, skew: MovesSource) -> None:
         self._clock = clock
@@ -51,11 +51,11 @@ class Rebalancer:
         self._waker.wake()
 
     async def run(self) -> None:
-        """For ever."""
+        """Send hints for ever."""
         while True:
             await self._waker.pause(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS)
             self.send_hints()
-            await asyncio.sleep(0.1)  # endpoints that move together are looked at together
+            await asyncio.sleep(0.1)  # endpoints that change together are handled together
 
     def send_hints(self) -> None:
         """One round of hints."""

@@ -1,4 +1,4 @@
-"""From a record and its stored outcome to what a trainer gets."""
+"""Trajectories for trainers, made from a record and its stored outcome."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
 EMPTY_OUTCOME = Outcome(status=Status.CANCELLED).model_dump(mode="json")
-"""What stands in a trajectory when no outcome was stored."""
+"""Outcome in a trajectory when none was stored."""
 
 
 def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
-    """An uploaded result: one line of JSON, then a zstd frame. Raises Invalid, TooLarge."""
+    """Split an uploaded result: one line of JSON, then a zstd frame. Raises Invalid, TooLarge."""
     line, newline, frame = body.partition(b"\n")
     if not newline or len(line) > MAX_HEADER_BYTES:
         raise Invalid("a result must be one line of JSON (ResultHeader) followed by a zstd-compressed body")
@@ -48,7 +48,7 @@ def decompress(frame: bytes) -> bytes:
 
 
 def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
-    """The record as listed; `stage` is what its holder last said, where that is fresher; `waiting`: what it waits for."""
+    """The record as listed; `stage` is its holder's last report, where that is fresher; `waiting`: why it waits."""
     return RolloutView(
         id=record.id,
         namespace=record.namespace,
@@ -77,7 +77,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
     """The trajectory contract as JSON; the stored outcome was validated by the node agent that wrote it.
 
-    Identity, status, reward and error are the record's: it alone says how the rollout ended.
+    Identity, status, reward and error are the record's: it alone decides how the rollout ended.
     """
     found = json.loads(outcome) if outcome is not None else EMPTY_OUTCOME
     timings = {**Timings().model_dump(), **found["timings"], "queued": round(record.queued_seconds, 6)}

@@ -1,4 +1,4 @@
-"""The rollouts service: accepts, hands out, takes back, ends. It owns no state but expiry times and who waits."""
+"""The rollouts service: accepts, grants, takes back, ends. Its only own state is expiry times and waiting callers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.5
 SMALL_SWEEP = 8
-"""Rollouts of a submit that are written down at once; more take a while, in a thread."""
+"""Rollouts of a submit that are written at once; more take a while, in a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
@@ -55,7 +55,7 @@ class RolloutService:
         leases: Leases,
         outside_sessions: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`outside_sessions`: endpoint id -> open sessions of agents outside of sandboxes."""
+        """`outside_sessions`: endpoint id -> open sessions of external agents."""
         self._store = store
         self._clock = clock
         self._agents = agents
@@ -63,12 +63,12 @@ class RolloutService:
         self.completion_rate = CompletionRate(clock)
         self._outside_sessions = outside_sessions
         self.rollout_queued = Signal[[Key, float]]()
-        """This pool has work to hand out from this time on (Unix seconds)."""
+        """This pool has work to grant from this time on (Unix seconds)."""
         self._ended = asyncio.Event()
         self._waiting: dict[Key, set[asyncio.Event]] = {}
 
     async def recover(self) -> None:
-        """After a restart: every lease in the store gets one full period to be renewed by its holder."""
+        """Give every lease in the store one full period to be renewed, after a restart."""
         for record in await self._store.transact(lambda tx: tx.held()):
             self.leases.add(record)
 
@@ -87,7 +87,7 @@ class RolloutService:
     # clients
 
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
-        """All of them or none; answered once they are on disk. Each comes with whether it is new. Raises Conflict."""
+        """Accept all of them or none; return once they are on disk. Each comes with whether it is new. Raises Conflict."""
         now = self._clock.time()
 
         def expanded() -> list[tuple[RolloutRecord, int]]:
@@ -107,10 +107,10 @@ class RolloutService:
         return record
 
     async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
-        """The record, as soon as it is terminal or the time is up. Raises NotFound."""
+        """Wait until the record is terminal or the time is up, and return it. Raises NotFound."""
         event = asyncio.Event()
         waiting = self._waiting.setdefault((namespace, id), set())
-        waiting.add(event)  # before the look, so that no ending slips between
+        waiting.add(event)  # before the read, so that no end is missed
         try:
             record = await self.get(namespace, id)
             if record.status.terminal or seconds <= 0:
@@ -149,13 +149,13 @@ class RolloutService:
     async def cancel(
         self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None
     ) -> RolloutRecord:
-        """Terminal at once, whatever it was doing; what had ended stays as it was. Raises NotFound."""
+        """End it at once, in whatever stage; an ended one stays as it was. Raises NotFound."""
         event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
         await self._apply_events([((namespace, id), event)])
         return await self.get(namespace, id)
 
     async def cancel_queued(self, pool: Key, reason: str, message: str) -> int:
-        """End what waits in a pool's queue, a portion at a time; answers how many ended."""
+        """End all rollouts in a pool's queue, a portion at a time; return how many ended."""
         now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -172,7 +172,7 @@ class RolloutService:
     async def run_stored(
         self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
     ) -> None:
-        """RUN is done. `versions`: the weights it was sampled from. Raises Fenced; the same word said twice is no error."""
+        """Record that RUN is done. `versions`: weights it was sampled from. Raises Fenced; a repeated call is no error."""
         now = self._clock.time()
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -184,11 +184,11 @@ class RolloutService:
         await self._step_records(change)
 
     async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
-        """The holder's verdict, with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
+        """Record the holder's verdict with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
         ref, now = header.lease, self._clock.time()
         summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
         status, sampled = Status(header.status), header.sampled
-        if sampled is None:  # an older node agent does not say it
+        if sampled is None:  # from an older node agent
             sampled = await asyncio.to_thread(count_sampled, blob) if status.scored else 0
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -204,7 +204,7 @@ class RolloutService:
         await self._step_records(change)
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
-        """The rollout broke its node agent's code: a fault, which is counted. Raises Fenced."""
+        """Record a fault: the rollout caused an error in the node agent's code. It counts as an attempt. Raises Fenced."""
         error = RolloutError(
             stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
         )
@@ -212,7 +212,7 @@ class RolloutService:
         await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
-        """The lease came back undone; a void lease is nobody's loss."""
+        """Take back a lease without a result; a void lease changes nothing."""
         event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
             await self._apply_events([((ref.namespace, ref.id), event)])
@@ -221,7 +221,7 @@ class RolloutService:
             self._stop_void_holder(ref)
 
     async def judge_weights(self, pool: Key, judge: JudgeWeights) -> int:
-        """Begin anew, or end, what `judge` says of all that asks something of the weights; answers how many."""
+        """Requeue or end the rollouts that depend on versions of the weights, as `judge` decides; return how many."""
         now = self._clock.time()
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -241,7 +241,7 @@ class RolloutService:
         return len(changed)
 
     async def lose_allocation(self, uid: str) -> None:
-        """Its job has certainly ended: take its leases back without waiting for them to run out."""
+        """Take back the leases of an allocation whose job has certainly ended, before they expire."""
         for (namespace, id), lease in self.leases.of_allocation(uid):
             await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
 
@@ -252,16 +252,16 @@ class RolloutService:
         )
 
     async def queued(self, namespace: str, pool: str) -> dict[Stage, int]:
-        """What waits in a pool's queue, by the stage it waits for."""
+        """Queued rollouts of a pool, by the stage they wait for."""
         counts = await self._store.counts(namespace, pool)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
     async def sessions(self) -> dict[str, int]:
-        """Endpoint id -> what is live there: rollouts, and sessions of outside agents."""
+        """Endpoint id -> live sessions: of rollouts, and of external agents."""
         rollouts = await self._store.transact(lambda tx: tx.sessions())
         return dict(Counter(rollouts) + Counter(self._outside_sessions()))
 
-    # the one way in
+    # the only way to change records
 
     async def _apply_events(self, events: Sequence[tuple[Key, Event]]) -> None:
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -276,7 +276,7 @@ class RolloutService:
         await self._step_records(change)
 
     async def _step_records(self, pick: Change) -> list[RolloutRecord]:
-        """Step the records that `pick` names, write them in one transaction, then act on the effects."""
+        """Step the records that `pick` names, write them in one transaction, then carry out the effects."""
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]]:
             done: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = []
@@ -333,7 +333,7 @@ def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Even
 
 
 def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
-    """The record that a holder speaks of; its own, or Fenced."""
+    """The record of a holder's lease. Raises Fenced where the lease is void or another's."""
     record = tx.get(ref.namespace, ref.id)
     if record is None:
         raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")

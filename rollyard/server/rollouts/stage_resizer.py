@@ -1,4 +1,4 @@
-"""Tells connected node agents how wide their stages should be; `stage_widths` decides, here is who asks it, and when."""
+"""Sends connected node agents the desired widths of their stages; `stage_widths` decides them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from rollyard.wire.node import Resize
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.2
-"""Between two looks: what moves together is answered together."""
+"""Seconds between two rounds: changes that come together are handled together."""
 IDLE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class _AgentWidths:
-    """One connection."""
+    """Widths of one connection."""
 
     history: History
     requested: dict[Stage, int] | None = None
-    """What it was told last; one that does not know the word is not told again and again."""
+    """Widths last sent. An old node agent that ignores the message does not get it again and again."""
 
 
 class StageResizer:
-    """Wakes for a pool when work comes, or moves from one stage to the next."""
+    """One round for a pool when work arrives, or moves from one stage to the next."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class StageResizer:
         self._waker.wake()
 
     async def run(self) -> None:
-        """For ever."""
+        """Resize for ever."""
         while True:
             await self._waker.pause(IDLE_SECONDS)
-            # The idle round is a safety net, for a look that failed.
+            # The idle round is a safety net after a failed one.
             due = self._due or {a.pool for a in self._agents.all()}
             self._due = set()
             for pool in due:

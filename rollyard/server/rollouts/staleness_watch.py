@@ -1,4 +1,4 @@
-"""Looks at what asks something of the weights whenever they move, and now and then besides: for what came back meanwhile."""
+"""Check of rollouts that depend on versions of the weights: at each change of the weights, and now and then for the rest."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0
-"""A version that nobody serves any more may come back so long: engines register again after a server's start, and one that
-fell silent or was ejected may be healthy in a moment. What ends for it does not come back."""
+"""Seconds for which a version without endpoints may come back: engines register again after a server's start, and a
+silent or ejected one may be healthy in a moment. A rollout ended for its version does not come back.
+"""
 MAX_PASSES = 3
-"""What begins anew in one may end in the next."""
+"""Passes of one check: a rollout that is requeued in one may end in the next."""
 
 
 @dataclass(slots=True)
 class _PoolVersions:
-    """What was seen of one pool's weights; in monotonic seconds."""
+    """Versions seen in one pool, in monotonic seconds."""
 
     since: float
     seen: dict[str, float] = field(default_factory=dict)
-    """Version -> when it was last seen to be served."""
+    """Version -> time at which it was last seen to be served."""
 
 
 class StalenessWatch:
-    """Decides from the store and from what endpoints say now; a restart forgets only since when a version is missed."""
+    """Decides from the store and from the endpoints' reports; a restart loses only the time since which a version is
+    missing.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class StalenessWatch:
         self._waker.wake()
 
     async def run(self) -> None:
-        """For ever."""
+        """Check for ever."""
         while True:
             pools = await self._pools()
             there = {_key(pool) for pool in pools}
@@ -70,7 +73,7 @@ class StalenessWatch:
             await self._waker.pause(POLL_SECONDS)
 
     async def check_pool(self, pool: RolloutPool) -> int:
-        """Answers how many were begun anew or ended."""
+        """Check one pool; return how many rollouts were requeued or ended."""
         key, changed = _key(pool), 0
         for _ in range(MAX_PASSES):
             found = await self._rollouts.judge_weights(key, partial(check, served=self._served(pool)))

@@ -28,12 +28,13 @@ from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
-"""Leases lost in a row after which a rollout may be what ends its node agents. From then on it gets one for itself: its
-neighbours are not lost with it again, and what is lost there is lost by its doing, or by nobody's."""
+"""Leases lost in a row after which a rollout may be the cause of its node agents' ends. From then on it gets a node
+agent for itself: other rollouts are not lost with it again, and a loss there is its own doing or nobody's.
+"""
 MAX_LOSSES = 6
 """Leases lost in a row after which it counts as the cause."""
 MAX_OUTDATED = 10
-"""Attempts given up for their weights before a rollout counts as one that is too slow for what it asks."""
+"""Attempts given up for their weights before a rollout counts as too slow for the versions that it allows."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -46,12 +47,12 @@ class Granted:
     node: str
     endpoints: Mapping[str, str]
     weights_version: str | None = None
-    """Of the policy's endpoint."""
+    """Version of the policy's endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointMoved:
-    """The model server in use failed, drains or has too much to do; the rollout goes on at another."""
+    """The model server in use failed, drains or has too much to do; the rollout continues at another."""
 
     at: float
     fence: int
@@ -61,18 +62,18 @@ class EndpointMoved:
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """RUN is done: its result and artifact lie in the store, so EVAL may happen anywhere, again if need be."""
+    """RUN is done: its result and artifact lie in the store, so EVAL may happen anywhere, and repeatedly."""
 
     at: float
     fence: int
     run: BlobRef
     versions: frozenset[str] = frozenset()
-    """All weights that it was sampled from, as far as the holder says so."""
+    """All weights that it was sampled from, as far as the holder reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The holder's verdict. InfraFailed speaks of this attempt only."""
+    """The holder's verdict. InfraFailed is about this attempt only."""
 
     at: float
     fence: int
@@ -94,12 +95,12 @@ class Lost:
     fence: int
     reason: str
     handed_back: bool = False
-    """The holder gave it back in good order, because it has to go: that says nothing against the rollout."""
+    """The holder returned it in good order, because it has to end: no sign against the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """Its weights are no longer what it asked for."""
+    """The weights no longer match its request."""
 
     at: float
     fence: int
@@ -119,19 +120,19 @@ Event = Granted | EndpointMoved | RunStored | Finished | Lost | Outdated | Cance
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """There is work to hand out, at `at` (Unix seconds)."""
+    """Work to grant, at `at` (Unix seconds)."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The record is terminal: tell whoever waits."""
+    """The record is terminal: notify those who wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopHolder:
-    """The holder works on something that nobody wants any more."""
+    """The holder works on a rollout that no longer needs it."""
 
     holder: str
     fence: int
@@ -141,12 +142,12 @@ Effect = Requeued | Ended | StopHolder
 
 
 def is_suspect(record: RolloutRecord) -> bool:
-    """Whether it is granted only to a node agent that has nothing else in hand, which then gets nothing else."""
+    """Whether it is granted only to a node agent without other leases, which then gets no other."""
     return record.losses >= SUSPECT_LOSSES
 
 
 def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """The record after the event, and what to do once it is on disk. Raises Fenced for a word from a void lease."""
+    """The record after the event, and the effects to carry out once it is on disk. Raises Fenced for a void lease."""
     match event:
         case Cancelled():
             return _cancel(record, event)
@@ -196,7 +197,7 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """What was sampled across an update, where one version was asked for, is sampled again."""
+    """Store the end of RUN. A run sampled across an update is sampled again, where one version was requested."""
     _check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
@@ -242,7 +243,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
     if event.status is Status.INFRA_FAILED:
         record = replace(record, faults=record.faults + 1, error=event.error)
         if record.faults < event.max_attempts:
-            # Elsewhere, if it can be: the endpoint may have had its part in the fault.
+            # At another endpoint, if possible: this one may have had its part in the fault.
             return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
     status, error = event.status, event.error
     if status.scored and (refused := _why_not_scored(record, event)) is not None:
@@ -252,7 +253,9 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
 
 
 def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
-    """Why a verdict cannot stand as a score: a reward for no sampled token, or none that is a number, spoils a batch."""
+    """Reason why a verdict cannot stand as a score: a reward without sampled tokens, or one that is not finite, spoils
+    a batch.
+    """
     ended = f"it ended {event.status}"
     if event.sampled == 0:
         return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")

@@ -1,7 +1,7 @@
-"""Explanations of what a queued rollout waits for: one sentence, from a table whose first row that applies is the answer. Pure.
+"""Reasons why a queued rollout waits: one sentence, from a table whose first matching row is the answer. Pure.
 
-Everything comes from objects, from who is connected, and from the queue. So a sentence is as true as the conditions are,
-and nothing here asks Slurm.
+Every sentence comes from objects, connections, and the queue, so it is as true as the conditions are. Nothing here
+queries Slurm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allow
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD_RECORDS = 10_000
-"""Places of a queue that are counted; how many more stand before a rollout is not counted."""
+"""Positions of a queue that are counted; for rollouts further back the number before them is unknown."""
 PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
 """Slurm's states of jobs."""
 SUBMITTED = "Submitted"
@@ -33,7 +33,7 @@ SUBMITTED = "Submitted"
 
 @dataclass(frozen=True, slots=True)
 class ModelSupply:
-    """An InferencePool of the queue's RolloutPool, as rollouts meet it."""
+    """An InferencePool that the queue's RolloutPool uses."""
 
     name: str
     role: str
@@ -42,7 +42,7 @@ class ModelSupply:
     ready: int = 0
     """Endpoints that take new work, full ones included."""
     count_with_room: int = 0
-    """Those of them that are not full."""
+    """Number of these that are not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +55,30 @@ class QueueView:
     pool: RolloutPool | None
     supplies: Sequence[ModelSupply] = ()
     allocations: Sequence[Allocation] = ()
-    """The RolloutPool's own."""
+    """The RolloutPool's own allocations."""
     agents: Sequence[ConnectedAgent] = ()
-    """Connected and not draining."""
+    """Node agents that are connected and not draining."""
     served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
-    """Versions of the groups that ask for one."""
+    """Versions of the groups that request one."""
     places: Mapping[int, int] = field(default_factory=dict)
-    """seq -> how many of the same stage stand before it; without those far behind."""
+    """seq -> number of records of the same stage before it; without those far behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """Half an answer: what is the matter, and since when."""
+    """Reason without its word: sentence and start."""
 
     sentence: str
     since: datetime | float | None = None
-    """None: for as long as the rollout has been queued."""
+    """None: since the rollout was queued."""
 
 
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
 def explain(record: RolloutRecord, view: QueueView) -> str | None:
-    """`Word: sentence (since ...)`; the word is from ROWS. None for what does not wait in the queue."""
+    """`Word: sentence (since ...)`; the word is from ROWS. None for a rollout that does not wait in the queue."""
     if record.status is not Status.QUEUED:
         return None
     found = ((word, row(record, view)) for word, row in ROWS)
@@ -88,14 +88,14 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
 
 
 def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
-    """`Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, with none to go on at."""
+    """`Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, without another to continue at."""
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
     return f"Parked: in RUN, its budget does not run: {why} (since {_time_text(since)})"
 
 
-# what no time will mend
+# reasons that time does not remove
 
 
 def _pool_missing(record: RolloutRecord, view: QueueView) -> WaitReason | None:
@@ -140,7 +140,7 @@ def _unknown_kind(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def unknown_kind(kind: str, pool: str, agents: Sequence[ConnectedAgent]) -> str | None:
-    """Why none of a pool's node agents can take this kind of task; None where one can, or may: it has not said yet."""
+    """Reason why none of a pool's node agents can take this kind of task; None where one can, or has not reported yet."""
     if not agents or any(not a.kinds or kind in a.kinds for a in agents):
         return None
     known = ", ".join(sorted(set().union(*(a.kinds for a in agents))))
@@ -153,7 +153,7 @@ def unknown_kind(kind: str, pool: str, agents: Sequence[ConnectedAgent]) -> str 
     )
 
 
-# what time mends
+# reasons that time removes
 
 
 def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
@@ -169,16 +169,16 @@ def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | Non
     return WaitReason(sentence) if sentence is not None else None
 
 
-# what a pool lacks: the InferencePools first, for without them nothing begins
+# shortages of a pool: the InferencePools first, for without them nothing begins
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShortage:
-    """A pool that has nothing there to take a rollout."""
+    """A pool without anything ready to take a rollout."""
 
     pool: RolloutPool | InferencePool
     allocations: Sequence[Allocation]
-    """Those that are to serve, now or soon."""
+    """Allocations that serve, or soon should."""
     now: float
 
     @property
@@ -282,7 +282,7 @@ def _not_serving_yet(shortage: PoolShortage) -> WaitReason | None:
 
 
 def _shortage_row(reason: Callable[[PoolShortage], WaitReason | None]) -> Row:
-    """The row about whichever pool lacks what it has to bring."""
+    """Row about the first pool with this shortage."""
 
     def row(record: RolloutRecord, view: QueueView) -> WaitReason | None:
         facts = (reason(shortage) for shortage in _shortages(record, view))
@@ -299,11 +299,11 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
         yield PoolShortage(view.pool, _active(view.allocations), view.now)
 
 
-# what is there and takes nothing more
+# ready, but full or closed
 
 
 def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    """Every walltime ends too early for the budgets of the stages to come."""
+    """Reason where every walltime ends too early for the budgets of the remaining stages."""
     assert view.pool is not None
     able = [a for a in view.agents if record.task_kind in a.kinds]
     ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
@@ -391,7 +391,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("NodeAgentForItself", _needs_exclusive),
     ("InQueue", _in_queue),
 )
-"""(word, row). The first row that says something is what a rollout waits for; the last one always does."""
+"""(word, row). The first row with a reason is the answer; the last one always has one."""
 
 
 OF_MODEL_SERVERS = frozenset(
@@ -401,11 +401,11 @@ OF_MODEL_SERVERS = frozenset(
         *("PoolNotReady", "EndpointsFull"),
     }
 )
-"""Rows that can keep a rollout from going on that has begun."""
+"""Rows that can hold up a rollout that has begun."""
 
 
 def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSupply]:
-    """EVAL samples nothing."""
+    """Pools that the rollout's next stage samples from; EVAL samples nothing."""
     return () if record.stage is Stage.EVAL else view.supplies
 
 

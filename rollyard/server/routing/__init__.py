@@ -1,1 +1,1 @@
-"""Which model servers there are, which are healthy, and which one a rollout gets."""
+"""Model servers: the registry, their health, and the choice of one for each rollout."""

@@ -1,8 +1,8 @@
-"""Whether an endpoint takes one more session: rollouts wait in our queue rather than push each other out of its cache.
+"""Admission of one more session to an endpoint: rollouts wait in our queue rather than evict each other from its cache.
 
-Pure. A session that waits for a tool holds no blocks that the engine counts, but it comes back for them: so what counts is
-the cache that all its sessions would fill at once, as far as those that run now tell. There is a band between no more and
-more again, so that it does not swing; an idle endpoint takes one whatever was said (`Admission.takes`).
+Pure. A session that waits for a tool holds no blocks that the engine counts, but it comes back for them. So the measure
+is the cache that all its sessions would fill at once, projected from those that run now. The two thresholds lie apart,
+so that admission does not swing; an idle endpoint always takes one (`Admission.admits`).
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
-"""Filled share of the cache above which nothing more is taken, and below which more is."""
+"""Filled share of the cache above which no session is admitted, and below which more are."""
 CROWDED, ROOMY = 1.5, 1.1
-"""The same for what all sessions together would fill: some of them end before they come back."""
+"""The same for the projected use of all sessions together: some of them end before they come back."""
 SAMPLE = 0.25
-"""Share of its sessions that must be running for them to speak for the rest."""
+"""Share of its sessions that must be running for a projection to the rest."""
 LINE, SHORT_LINE = 1.0, 0.25
-"""Requests that wait in the engine for each that runs: above, and below."""
+"""Requests that wait in the engine for each running one: above, and below."""
 GROWTH, SHRINKAGE = 0.1, 0.05
-"""Sessions more from one heartbeat to the next when there is room again, and fewer where it overflows."""
+"""Growth of the limit from one heartbeat to the next when there is room again, and its fall where the cache overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointLoad:
-    """Of one endpoint, as it last said, and its live sessions by the leases."""
+    """Last reported load of one endpoint, and its live sessions by the leases."""
 
     sessions: int
     running: int
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of its key-value cache, 0 to 1; None where it does not say so, and so is `waiting`."""
+    """Filled share of its key-value cache, 0 to 1; None where it does not report it, as for `waiting`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     limit: int | None = None
-    """Most live sessions until it is heard again; None for no limit."""
+    """Most live sessions until the next heartbeat; None for no limit."""
     why: str = ""
-    """For people; empty where there is no limit."""
+    """Reason for people; empty where there is no limit."""
 
     def admits(self, sessions: int) -> bool:
-        """Whether one more is admitted beside so many; to an idle one always, so that nothing waits for ever."""
+        """Whether one more is admitted beside so many; an idle endpoint always takes one, so that nothing waits for ever."""
         return self.limit is None or sessions < self.limit or sessions == 0
 
 
@@ -48,7 +48,7 @@ UNLIMITED = Admission()
 
 
 def admission(load: EndpointLoad, before: Admission) -> Admission:
-    """What holds from this heartbeat to the next."""
+    """Admission from this heartbeat to the next."""
     pressure = _why_overloaded(load)
     if pressure is not None:
         overflows = (load.waiting or 0) > 0 and (load.kv_usage or 0.0) >= FULL
@@ -60,12 +60,12 @@ def admission(load: EndpointLoad, before: Admission) -> Admission:
     if not _is_relaxed(load):
         return before
     limit = max(before.limit, load.sessions) + max(1, round(before.limit * GROWTH))
-    # Three times what it holds, and still at ease: the limit is not what holds it any more.
+    # Three times its sessions, and still relaxed: the limit is not what bounds it any more.
     return UNLIMITED if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
 
 
 def _why_overloaded(load: EndpointLoad) -> str | None:
-    """What speaks against one more."""
+    """Reason not to admit one more; None where there is none."""
     usage, crowd = load.kv_usage, _projected_cache_use(load)
     if usage is not None and usage >= FULL:
         return f"its cache is {usage:.0%} full"
@@ -86,7 +86,7 @@ def _is_relaxed(load: EndpointLoad) -> bool:
 
 
 def _projected_cache_use(load: EndpointLoad) -> float | None:
-    """How often all sessions at once would fill the cache; None where too few run to tell."""
+    """Multiple of the cache that all sessions at once would fill; None where too few run to project."""
     if load.kv_usage is None or not load.running or load.running < SAMPLE * load.sessions:
         return None
     return load.kv_usage * max(1.0, load.sessions / load.running)

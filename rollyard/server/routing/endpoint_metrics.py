@@ -1,4 +1,4 @@
-"""The figures of endpoints as they are shown: of one, and of several together."""
+"""Metrics of endpoints for display: of one, and of several together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rollyard.server.routing.endpoint_rates import EndpointRates, merge
 from rollyard.server.routing.endpoint_state import EndpointState
 
 DIGITS = 3
-"""Significant ones: what is finer is noise, and would make each look differ from the last."""
+"""Significant digits: finer ones are noise, and would make each copy differ from the last."""
 
 
 def has_metrics(state: EndpointState) -> bool:
-    """Whether its engine says anything of its load; one that fell silent does not."""
+    """Whether its engine reports any load; a silent one does not."""
     return state.waiting is not None or bool(state.history)
 
 
@@ -24,7 +24,7 @@ def metrics_of(state: EndpointState) -> EndpointMetrics:
 
 
 def total_metrics(states: Sequence[EndpointState]) -> EndpointMetrics:
-    """Sums, means and shares over those of which something is known."""
+    """Sums, means and shares over the endpoints with known values."""
     heard = [state for state in states if has_metrics(state)]
     usage = [state.kv_usage for state in heard if state.kv_usage is not None]
     waiting = [state.waiting for state in heard if state.waiting is not None]
@@ -39,7 +39,7 @@ def total_metrics(states: Sequence[EndpointState]) -> EndpointMetrics:
 def endpoint_status(
     state: EndpointState, sessions: Mapping[str, int], shown: EndpointMetrics, admission: Admission | None = None
 ) -> EndpointStatus:
-    """As a pool's status and `top` have it; with the limit of now, where no other is given."""
+    """An endpoint's status for a pool's status and `top`; with its present limit, where no other is given."""
     admission = admission or state.admission
     return EndpointStatus(
         id=state.endpoint.id,

@@ -1,6 +1,6 @@
-"""One look at a model server: is it there, does it serve the model, and by which route does it speak token ids?
+"""Probe of a model server: does it answer, does it serve the model, and which route accepts token ids?
 
-Nothing is concluded from a name or a version: the server is asked for one token, and what comes back decides.
+A name or a version proves nothing: the server is asked for one token, and its answer decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollyard.core.errors import connection_failure_text
 from rollyard.wire.endpoint import Endpoint
 
 PROBE_SECONDS = 10.0
-"""For one answer: one token, from a server that may have a queue."""
+"""Time limit for one answer: one token, from a server that may have a queue."""
 PROMPT = [1]
 """Any token will do; every vocabulary has this one."""
 MAX_ERROR_CHARS = 200
@@ -27,19 +27,19 @@ DialectName = Literal["openai", "sglang"]
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     why: str = ""
-    """What is wrong with it; empty when it did what was asked."""
+    """Error of the probe; empty on success."""
     dialect: DialectName = "openai"
 
 
 class EndpointProbe:
-    """Asks endpoints; `trust` is for those whose certificate is of our own CA."""
+    """Probes endpoints; `trust` is for those with a certificate from our own CA."""
 
     def __init__(self, http: aiohttp.ClientSession, trust: ssl.SSLContext) -> None:
         self._http = http
         self._trust = trust
 
     async def sample_one_token(self, endpoint: Endpoint) -> ProbeResult:
-        """Let it sample one token, by the route that is known, or by whichever answers with token ids."""
+        """Sample one token, by the known route, or by the first that answers with token ids."""
         try:
             status, body = await self._post(endpoint, "/v1/completions", _completion(endpoint.model))
             if status == 200 and _completion_ids(body):
@@ -54,7 +54,7 @@ class EndpointProbe:
         return ProbeResult(f"NoTokenIds: {first}, {second}; it must be vLLM 0.10.2 or later, or SGLang")
 
     async def check_models(self, endpoint: Endpoint) -> ProbeResult:
-        """Whether it answers and lists the model; costs it nothing."""
+        """Check that it answers and lists the model; this costs it nothing."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 url = f"{endpoint.url.rstrip('/')}/v1/models"

@@ -1,7 +1,7 @@
-"""What model servers did lately: rates from the totals that their heartbeats carry.
+"""Recent rates of model servers, from the totals in their heartbeats.
 
-By the sender's clock, so that a late heartbeat makes no dent. An engine that was started again begins anew: its totals have
-nothing to do with those before.
+Times are the sender's, so that a late heartbeat makes no dent. A restarted engine has a new history: its totals start
+at zero.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from rollyard.wire.engine import EngineLoad
 
 WINDOW_SECONDS = 15.0
 LEAST_SECONDS = 1.0
-"""Between two looks; of a shorter time no rate is made."""
+"""Shortest time between two reports that gives a rate."""
 
 History = tuple[EngineLoad, ...]
-"""Looks of one life of an engine, the oldest first: as few as span the window."""
+"""Reports of one life of an engine, the oldest first: as few as span the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRates:
-    """Per second, over the last 15 or so; None is what is not known."""
+    """Rates per second over the last 15 seconds or so; None for an unknown one."""
 
     generated_tokens: float | None = None
     prompt_tokens: float | None = None
@@ -33,12 +33,12 @@ class EndpointRates:
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """Share of the prompt tokens looked up that were found; None while none is looked up."""
+        """Share of the looked-up prompt tokens that were found in the cache; None while none is looked up."""
         return _share(self.prefix_hits, self.prefix_queries)
 
     @property
     def mean_first_token_seconds(self) -> float | None:
-        """From a request's arrival to its first token; None while no first token comes."""
+        """Mean time from a request's arrival to its first token; None while no first token comes."""
         return _share(self.first_token_seconds, self.first_tokens)
 
 
@@ -47,13 +47,13 @@ _TOTALS = tuple(f.name for f in fields(EndpointRates))
 
 
 def append(history: History, load: EngineLoad | None) -> History:
-    """The history with what was said now; empty when nothing was."""
+    """Add a report to the history; the result is empty without a report."""
     if load is None:
         return ()
     if not history or _is_restarted(history[-1], load):
         return (load,)
     if load.at == history[-1].at:
-        return history  # the same look, said twice
+        return history  # the same report, sent twice
     if len(history) > 1 and load.at - history[-2].at < LEAST_SECONDS:
         history = history[:-1]
     grown = (*history, load)
@@ -62,7 +62,7 @@ def append(history: History, load: EngineLoad | None) -> History:
 
 
 def rates(history: History) -> EndpointRates:
-    """Of the whole history; UNKNOWN where it is too short."""
+    """Rates over the whole history; UNKNOWN where it is too short."""
     if not history or (seconds := history[-1].at - history[0].at) < LEAST_SECONDS:
         return UNKNOWN
     return EndpointRates(
@@ -71,7 +71,7 @@ def rates(history: History) -> EndpointRates:
 
 
 def merge(several: Iterable[EndpointRates]) -> EndpointRates:
-    """Of all that are known; the shares are thereby weighted by what each server did."""
+    """Sums over all known rates; shares are thereby weighted by each server's work."""
     listed = list(several)
     return EndpointRates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
 

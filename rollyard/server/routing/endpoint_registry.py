@@ -1,7 +1,7 @@
-"""The registry of model servers: who registered, who is healthy by its own heartbeat, who was ejected, who is full, and who
-serves which weights.
+"""The registry of model servers: registration, health by heartbeats, ejection, admission, and served weights.
 
-It lives in memory: engines register again within seconds of a server's restart, and until then nothing is handed out.
+It lives in memory: engines register again within seconds of a server's restart, and until then no endpoint is handed
+out.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 2.0
 STALE_SECONDS = 4 * HEARTBEAT_SECONDS
 CLEARED_SECONDS = 10.0
-"""So long a probe that went well answers the complaints of before."""
+"""Seconds for which a successful probe answers earlier complaints."""
 Allow = Callable[[Endpoint], bool]
-"""Whether a session may go there, for its weights."""
+"""Whether a session may use this endpoint, by its weights."""
 
 
 class EndpointRegistry:
     """All endpoints of all InferencePools, by id."""
 
     def __init__(self, clock: Clock, live_sessions: Callable[[str], int]) -> None:
-        """`live_sessions`: how many there are on an endpoint; whoever counts them calls `recount` at each change."""
+        """`live_sessions`: number of sessions on an endpoint; the part that counts them calls `recount` at each change."""
         self._clock = clock
         self._sessions = live_sessions
         self._began = clock.monotonic()
@@ -58,19 +58,19 @@ class EndpointRegistry:
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
         self._slow_starts: list[tuple[float, str]] = []
-        """A heap of when which endpoint takes its next step of a slow start."""
+        """Heap of (time, endpoint) of the next steps of slow starts."""
         self.endpoint_changed = Signal[EndpointState]()
         """An endpoint appeared, vanished, changed readiness or weights, or became full."""
         self.weights_changed = Signal[PoolKey]()
-        """A pool serves other weights, or serves others as well."""
+        """A pool serves other weights, or further ones."""
         self.capacity_freed = Signal[PoolKey]()
-        """An endpoint of this pool that was full takes more."""
+        """An endpoint of this pool that was full admits more."""
         self.endpoint_suspected = Signal[str]()
         """A complaint came in about this endpoint: a probe may be due."""
         self.externals_changed = Signal[PoolKey]()
         """The list of external servers in a pool's spec changed."""
 
-    # what engines and probes say
+    # reports of engines and probes
 
     def register(
         self,
@@ -82,10 +82,10 @@ class EndpointRegistry:
         *,
         capacity: float = 1.0,
     ) -> None:
-        """An engine dialled in; it takes work once a heartbeat says that it is healthy, and has the right weights.
+        """Register an engine; it takes work once a heartbeat reports it healthy, with the right weights.
 
-        `model`: what its allocation was made for; `weights`: the pool's, where nothing has been followed yet; `capacity`:
-        beside the others of its pool.
+        `model`: the one its allocation was made for; `weights`: the pool's, where none have been followed yet;
+        `capacity`: relative to the others of its pool.
         """
         if weights is not None:
             self._weights.setdefault(pool, weights)
@@ -102,12 +102,12 @@ class EndpointRegistry:
         )
         if old is not None and old.uid == uid:
             fresh = replace(fresh, drain=old.drain)
-            if old.endpoint.url == endpoint.url:  # the same process, whatever we thought of it
+            if old.endpoint.url == endpoint.url:  # the same process, with any earlier trust
                 fresh = replace(fresh, trust=old.trust, admission=old.admission, warm_at=old.warm_at)
         self._put(fresh)
 
     def heartbeat(self, id: str, beat: EngineHeartbeat) -> bool:
-        """Take over what an engine says of itself. False when it has to register first."""
+        """Take over an engine's report. False when it has to register first."""
         state = self._states.get(id)
         if state is None or state.endpoint.url != beat.url:
             return False
@@ -120,7 +120,9 @@ class EndpointRegistry:
             state,
             endpoint=endpoint,
             healthy=beat.ready and bool(beat.weights_version),
-            engine_reason="" if beat.reason == beat.weights_error else beat.reason,  # what is denied says it better
+            engine_reason=""
+            if beat.reason == beat.weights_error
+            else beat.reason,  # why_not_routable has the better text
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -140,13 +142,13 @@ class EndpointRegistry:
         return True
 
     def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
-        """An external server that its pool names; what was known of it stays."""
+        """Add an external server from the pool's spec; a known one keeps its state."""
         old, endpoint = self._states.get(endpoint.id), self._log_unanswered_patience(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
     def remove_unlisted(self, pool: PoolKey, keep: set[str]) -> None:
-        """External servers that their pool does not name any more: they drain, and go with their last session."""
+        """Drain external servers that the pool's spec no longer has; each goes with its last session."""
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:
                 if self._sessions(id):
@@ -155,7 +157,7 @@ class EndpointRegistry:
                     self._drop(id)
 
     def complain(self, id: str, voter: str, why: str) -> None:
-        """A node agent could not use it; a probe decides, or several of them."""
+        """Record a node agent's complaint; a probe decides, or several complaints."""
         state = self._states.get(id)
         if state is not None:
             log.warning("endpoint %s: complaint of %s: %s", id, voter, why)
@@ -163,7 +165,7 @@ class EndpointRegistry:
             self.endpoint_suspected.emit(id)
 
     def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
-        """What a probe found; `why` is empty when the endpoint did what was asked of it."""
+        """Record the result of a probe; `why` is empty on success."""
         state = self._states.get(id)
         if state is not None:
             if not why:
@@ -171,34 +173,34 @@ class EndpointRegistry:
             self._set_trust(state, with_probe(state.trust, why, self._clock.monotonic()))
 
     def suspected_endpoints(self) -> list[EndpointState]:
-        """Those that are to be probed now."""
+        """Endpoints to probe now."""
         now = self._clock.monotonic()
         return [s for s in self._states.values() if s.trust.probe_due(now)]
 
     def expire(self) -> None:
-        """Nothing goes to what has fallen silent, until it is heard to be healthy again."""
+        """Close silent endpoints to new work until they report healthy again."""
         horizon = self._clock.monotonic() - STALE_SECONDS
         for state in list(self._states.values()):
-            # Also what was ejected or denied anyway: neither a probe nor other weights bring it back while it says nothing.
+            # Ejected or denied ones too: neither a probe nor other weights bring a silent endpoint back.
             if state.healthy and state.uid and state.heard_at < horizon:
                 said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
                 log.warning("endpoint %s: %s", state.endpoint.id, said)
                 silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
                 self._put(replace(silent, healthy=False, engine_reason=said))
 
-    # what reconcilers say
+    # calls of the reconcilers
 
     def drain(self, uid: str) -> None:
         for state in [s for s in self._states.values() if uid and s.uid == uid]:
             self._put(replace(state, drain=True))
 
     def forget(self, uid: str) -> None:
-        """The allocation has ended."""
+        """Remove the endpoint of an ended allocation."""
         for id in [i for i, s in self._states.items() if uid and s.uid == uid]:
             self._drop(id)
 
     def follow_spec(self, pool: PoolKey, spec: InferencePoolSpec) -> None:
-        """What the pool's spec says now."""
+        """Follow the pool's present spec."""
         before = self._specs.get(pool)
         self._specs[pool] = spec
         if before is None or before.patience != spec.patience:
@@ -208,7 +210,7 @@ class EndpointRegistry:
             self.externals_changed.emit(pool)
 
     def follow_weights(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
-        """What the pool's status says of its weights now; None for a pool that is gone."""
+        """Follow the weights in the pool's status; None for a pool that is gone."""
         if weights is None:
             self._weights.pop(pool, None)
             return
@@ -221,20 +223,20 @@ class EndpointRegistry:
             self.weights_changed.emit(pool)
 
     def note_order(self, id: str, order: WeightsTarget | None) -> None:
-        """What it is answered; what it says next is about that."""
+        """Record the order in the answer to it; its next report is about that order."""
         state = self._states.get(id)
         if state is not None:
             self._states[id] = replace(state, published_state=order)
 
-    # what leases say
+    # calls of the leases
 
     def recount(self, id: str) -> None:
-        """The number of live sessions on it has changed."""
+        """Update the endpoint after a change of its live sessions."""
         state = self._states.get(id)
         if state is not None:
             self._indexes[state.pool].set_sessions(id, self._sessions(id))
 
-    # what others ask
+    # queries
 
     def get(self, id: str) -> EndpointState | None:
         return self._states.get(id)
@@ -252,17 +254,17 @@ class EndpointRegistry:
         return self._weights.get(pool, WeightsStatus())
 
     def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
-        """Endpoint id -> the weights that it has proven; of those that take new work, or of all."""
+        """Endpoint id -> its verified weights; of endpoints that take new work, or of all."""
         found = (s for s in self._states.values() if s.pool == pool and (s.is_accepting or not ready))
         return {s.endpoint.id: s.endpoint.weights_version for s in found}
 
     def count_with_room(self, pool: PoolKey) -> tuple[int, int]:
-        """Endpoints that take new work, and how many of them have room for one session more."""
+        """(endpoints that take new work, those of them with room for one session more)"""
         found = [s for s in self.of_pool(pool) if s.is_accepting]
         return len(found), sum(s.admission.admits(self._sessions(s.endpoint.id)) for s in found)
 
     def weights_report(self, uid: str, id: str) -> EndpointWeights:
-        """What the endpoint of this allocation last said of its weights; nothing when it has been silent for too long."""
+        """Last report on the weights by this allocation's endpoint; empty when it has been silent for too long."""
         state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
             return EndpointWeights(id, known_for=now - self._began)
@@ -270,18 +272,18 @@ class EndpointRegistry:
         return state.weights_report(heard, now - (self._began if heard else state.heard_at))
 
     def index_snapshot(self, pool: PoolKey) -> EndpointSelector:
-        """Over the endpoints of this pool that take new work now."""
+        """Selector over the endpoints of this pool that take new work now."""
         self._advance_slow_starts()
         return self._indexes.setdefault(pool, EndpointIndex()).selector()
 
     def choose_again(
         self, pool: PoolKey, current: str, failed: str, node: str, allow: Allow | None = None
     ) -> Endpoint | None:
-        """For a session on `current`, of which `failed` could not be used, or nothing where it is empty.
+        """Choose for a session on `current`, where `failed` could not be used; `failed` is empty if none failed.
 
-        `current` itself where none failed and it is no worse than the rest; and what failed only where there is nothing
-        else and a probe has just found it well. A session that is in the middle of its work is not turned away by limits
-        of admission, but never gets what it is not allowed. None when there is nothing.
+        Returns `current` itself where none failed and it is no worse than the rest; and `failed` only where there is no
+        other and a probe has just succeeded. A running session ignores the limits of admission, but never gets an
+        endpoint that is not allowed. None when there is none.
         """
         here = self._states.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):
@@ -304,13 +306,13 @@ class EndpointRegistry:
         return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
 
     def _least_loaded(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
-        """The least loaded of those allowed, whatever it says of its cache."""
+        """The least loaded of the allowed endpoints, however full its cache is."""
         able = [s for s in self.of_pool(pool) if s.is_accepting and allow(s.endpoint)]
         least = min(able, key=lambda s: (self._sessions(s.endpoint.id) + 1) / s.capacity, default=None)
         return least.endpoint if least is not None else None
 
     def to_move(self) -> dict[str, int]:
-        """Endpoint id -> live sessions that should go on elsewhere, of all pools."""
+        """Endpoint id -> live sessions that should move elsewhere, of all pools."""
         moves: dict[str, int] = {}
         for pool in {s.pool for s in self._states.values()}:
             moves |= to_move(self._shares(pool))
@@ -340,7 +342,7 @@ class EndpointRegistry:
         return Candidate(state.endpoint, state.node, state.capacity, share, state.admission)
 
     def _advance_slow_starts(self) -> None:
-        """Those in a slow start that are due take a step."""
+        """Advance the slow starts whose next step is due."""
         now = self._clock.monotonic()
         while self._slow_starts and self._slow_starts[0][0] <= now:
             _, id = heapq.heappop(self._slow_starts)
@@ -353,7 +355,7 @@ class EndpointRegistry:
     def _denial(self, state: EndpointState) -> str:
         weights = self._weights.get(state.pool)
         if weights is None or state.model not in (None, weights.model):
-            return ""  # of an earlier spec: it serves what it has until its successor is ready
+            return ""  # of an earlier spec: it keeps its weights until its successor is ready
         return why_not_routable(weights, state.weights_report(True))
 
     def _log_unanswered_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
@@ -361,11 +363,11 @@ class EndpointRegistry:
         return endpoint if spec is None else endpoint.model_copy(update={"patience": spec.patience})
 
     def _set_trust(self, state: EndpointState, trust: EndpointTrust) -> None:
-        """Ejected or trusted again."""
+        """Set the trust, which may eject the endpoint or bring it back."""
         if trust.ejected and not state.trust.ejected:
             log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
             ENDPOINTS_EJECTED.inc()
-        healthy = state.healthy or not (state.uid or trust.ejected)  # for one that others run nothing else speaks
+        healthy = state.healthy or not (state.uid or trust.ejected)  # an external one has no other sign of health
         self._put(replace(state, trust=trust, healthy=healthy))
 
     def _put(self, state: EndpointState) -> None:
@@ -388,7 +390,7 @@ class EndpointRegistry:
             self.capacity_freed.emit(state.pool)
 
     def _is_cold(self, state: EndpointState, old: EndpointState | None) -> bool:
-        """After a restart of the server an endpoint is new to us alone: its sessions tell."""
+        """Whether it has just started. After a restart of the server an endpoint is only new to us: its sessions show that."""
         return self._sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:

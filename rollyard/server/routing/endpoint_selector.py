@@ -1,8 +1,8 @@
 """The choice of an endpoint: the least load first, where load is live sessions per capacity; ties by chance.
 
-`EndpointIndex` is kept in order one endpoint at a time, as leases and heartbeats move; it counts nothing itself. A heap is
-its state at one moment, for one burst of checkouts: what the burst takes counts in that heap alone until it is in the
-leases, so a burst that is not stored has never happened.
+`EndpointIndex` is kept in order one endpoint at a time, as leases and heartbeats change; it counts nothing itself. An
+`EndpointSelector` is its state at one moment, for one burst of checkouts. The burst's sessions count in that selector
+alone until they are in the leases, so a burst that is not stored has no effect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rollyard.server.routing.admission import UNLIMITED, Admission
 from rollyard.wire.endpoint import Endpoint
 
 FIRST_STEP = 2.0
-"""What a session counts more than others in the burst that begins it."""
+"""Extra weight of a session in the burst that begins it."""
 NEAR_RATIO = 0.125
-"""Part of the load that a warm prefix or a short way may cost."""
+"""Share of the load that a warm prefix or a node-local way may cost."""
 STALE, FEW = 1.25, 16
-"""A heap may be so many times as long as what holds in it, and a little longer where it is short."""
+"""Greatest length of a heap, as a multiple of its current items, and a little more where it is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class Candidate:
     endpoint: Endpoint
     node: str = ""
     capacity: float = 1.0
-    """Beside the others of its pool, such as GPUs; above 0."""
+    """Capacity relative to the others of its pool, such as GPUs; above 0."""
     share: float = 1.0
-    """Of its capacity, what it may have of the load now: below 1 while it starts slowly."""
+    """Share of its capacity that it may fill now: below 1 during its slow start."""
     admission: Admission = UNLIMITED
 
     def admits(self, sessions: int) -> bool:
         return self.admission.admits(sessions)
 
     def load(self, sessions: float) -> float:
-        """With one session more. An idle endpoint counts in full: somebody has to be the first."""
+        """Load with one session more. An idle endpoint counts in full, or none would ever be the first."""
         return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
 
 
 class _Entry:
-    """One endpoint with so many sessions, from when that became true until it is no more."""
+    """One endpoint with one number of sessions, valid from one change of the index to another."""
 
     __slots__ = ("begun", "candidate", "ended", "load", "sessions")
 
@@ -54,40 +54,39 @@ class _Entry:
         self.candidate = candidate
         self.sessions = sessions
         self.begun = begun
-        """Of them, how many a burst has put there: their prompts all come at once."""
+        """Sessions among them that this burst has put there: their prompts all come at once."""
         self.load = candidate.load(sessions + FIRST_STEP * begun)
         self.ended: float = math.inf
-        """The order's count of changes at which it was not true any more."""
+        """The index's count of changes at which it became invalid."""
 
     @property
     def load_with_one_less(self) -> float:
-        """The load that it would be with one session less."""
+        """Load with one session less."""
         return self.candidate.load(max(0, self.sessions + FIRST_STEP * self.begun - 1))
 
 
 _HeapItem = tuple[float, float, int, _Entry]
-"""(load, chance, number, mark): in the order of heaps; the number keeps marks from being compared."""
+"""(load, chance, number, entry): in the order of heaps; the number keeps entries from being compared."""
 
 
 class EndpointSelector:
-    """For one burst of checkouts; made by `EndpointIndex.heap`. It may be used in another thread."""
+    """Selector for one burst of checkouts; made by `EndpointIndex.selector`. It may be used in another thread."""
 
     def __init__(self, order: EndpointIndex, heap: list[_HeapItem], changes: int) -> None:
         self._order = order
         self._heap = heap
         self._changes = changes
-        """The order's, when this was made: what ended later still holds here."""
+        """The index's count of changes at creation: entries that became invalid later still hold here."""
         self._own: dict[str, _Entry | None] = {}
-        """What this burst has made of endpoints; None for one that is full."""
+        """Entries that this burst changed; None for an endpoint that is full."""
 
     def checkout(
         self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
     ) -> Endpoint | None:
-        """The endpoint with the least load of those allowed, which then counts one more; None when there is none.
+        """Take the allowed endpoint with the least load, which then counts one more; None when there is none.
 
-        Those of `warm`, which have a part of its prompt in their caches, go first, and after them those on `node`, as long
-        as they have at most one session more than the best, and that is no more than NEAR of the load: a prefix and a
-        short way are worth that, and no more.
+        Endpoints in `warm` have a part of its prompt in their caches and go first, after them those on `node`, as long
+        as they have at most one session more than the best, and that is no more than NEAR_RATIO of the load.
         """
         best = self._least_loaded(allow)
         if best is None:
@@ -99,7 +98,7 @@ class EndpointSelector:
         return self._count_session(near or mark)
 
     def _least_loaded(self, allow: Callable[[Endpoint], bool] | None) -> _HeapItem | None:
-        """The first that holds and is allowed; it stays where it is."""
+        """The first item of the heap that is current and allowed; it stays in the heap."""
         passed: list[_HeapItem] = []
         heap, found = self._heap, None
         while heap:
@@ -122,7 +121,7 @@ class EndpointSelector:
     def _nearly_least_loaded(
         self, best: float, ids: Sequence[str], allow: Callable[[Endpoint], bool] | None
     ) -> _Entry | None:
-        """The least loaded of these that is hardly worse than the best."""
+        """The least loaded of these, if it is hardly worse than the best."""
         found, least = None, best * (1 + NEAR_RATIO)
         for id in ids:
             mark = self._own[id] if id in self._own else self._order.entry(id)
@@ -146,19 +145,19 @@ class EndpointSelector:
 
 
 class EndpointIndex:
-    """The endpoints of one pool that take work, in order; told of each change, one endpoint at a time."""
+    """The endpoints of one pool that take work, in order; updated at each change, one endpoint at a time."""
 
     def __init__(self) -> None:
         self._candidates: dict[str, Candidate] = {}
         self._entries: dict[str, _Entry] = {}
         self._heap: list[_HeapItem] = []
-        """Of all marks, and of some that have ended."""
+        """All entries, and some that have become invalid."""
         self._nodes: dict[str, tuple[str, ...]] = {}
-        """Node -> endpoints; each replaced, never changed, for a heap may be read in another thread."""
+        """Node -> endpoints; each replaced, never changed, for a selector may be read in another thread."""
         self._changes = 0
 
     def put(self, candidate: Candidate, sessions: int) -> None:
-        """It takes work, and this is what there is to say of it."""
+        """Add or replace an endpoint that takes work."""
         id = candidate.endpoint.id
         before = self._candidates.get(id)
         if before is None or before.node != candidate.node:
@@ -168,7 +167,7 @@ class EndpointIndex:
         self.set_sessions(id, sessions)
 
     def set_sessions(self, id: str, sessions: int) -> None:
-        """So many live sessions are on it now; of no interest where it takes no work."""
+        """Set its number of live sessions; no effect where it takes no work."""
         candidate = self._candidates.get(id)
         if candidate is None:
             return
@@ -182,7 +181,7 @@ class EndpointIndex:
             heapq.heapify(self._heap)
 
     def drop(self, id: str) -> None:
-        """It takes no work now."""
+        """Remove an endpoint that takes no work now."""
         candidate = self._candidates.pop(id, None)
         if candidate is None:
             return
@@ -194,7 +193,7 @@ class EndpointIndex:
             del self._nodes[candidate.node]
 
     def selector(self) -> EndpointSelector:
-        """As it is now, for one burst of checkouts."""
+        """Selector of the present state, for one burst of checkouts."""
         return EndpointSelector(self, self._heap.copy(), self._changes)
 
     def entry(self, id: str) -> _Entry | None:

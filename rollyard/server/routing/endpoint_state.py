@@ -1,4 +1,4 @@
-"""One model server as last heard of, and what follows from that for others."""
+"""State of one model server after its last report, and its readiness and reasons for others."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
-"""A new endpoint is empty, and would take all new work until it is level: cold, at once. Its share grows in steps."""
+"""A new endpoint is empty, and would take all new work until it is level, with a cold cache. Its share grows in steps."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
 OUT_SECONDS = ("Ejected", "Unhealthy")
-"""Words of ours and of an engine's supervisor for one that has fallen silent; others say that it loads or ends in order."""
+"""Reasons of ours and of an engine's supervisor for an endpoint that has fallen silent; others mean loading or an
+orderly end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """One model server as last heard of."""
+    """One model server after its last report."""
 
     endpoint: Endpoint
     pool: PoolKey
@@ -35,31 +37,31 @@ class EndpointState:
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """None until it has said so, and when it has fallen silent; so too `waiting`."""
+    """Filled share of the cache; None before the first report, and when it has fallen silent; so too `waiting`."""
     history: History = ()
-    """Totals that it said lately; empty where `kv_usage` would be None."""
+    """Recently reported totals; empty where `kv_usage` would be None."""
     rates: EndpointRates = UNKNOWN
-    """Of this history."""
+    """Rates from this history."""
     heard_at: float = 0.0
-    """Monotonic seconds."""
+    """Monotonic seconds of the last report."""
     drain: bool = False
     node: str = ""
     capacity: float = 1.0
-    """Beside the others of its pool, such as GPUs."""
+    """Capacity relative to the others of its pool, such as GPUs."""
     trust: EndpointTrust = TRUSTED
     admission: Admission = UNLIMITED
     warm_at: float = 0.0
-    """When its slow start is over (monotonic seconds)."""
+    """End of its slow start (monotonic seconds)."""
     healthy: bool = False
-    """By its own word, or by a probe for one that says none; `ready` when it is trusted and has the right weights as well."""
+    """Health by its own report, or by a probe where it sends none; `ready` needs trust and the right weights as well."""
     engine_reason: str = ""
-    """Why it is not healthy."""
+    """Reason why it is not healthy."""
     model: str | None = None
-    """Folder of the model that its allocation was made for; None where that is not known."""
+    """Folder of the model that its allocation was made for; None where that is unknown."""
     why_not_routable: str = ""
-    """What is the matter with its weights."""
+    """Reason why its weights keep it from new work."""
     has_reported: bool = False
-    """It has said how it is since it registered here."""
+    """Whether it has reported since it registered here."""
     weights_checksum: str = ""
     weights_phase: str = ""
     weights_error: str = ""
@@ -68,7 +70,7 @@ class EndpointState:
     published_state: WeightsTarget | None = None
     """The order in the last answer to it."""
     acknowledged_order: WeightsTarget | None = None
-    """The one before its last heartbeat: that is what it speaks of."""
+    """The order before its last heartbeat, which its report is about."""
 
     @property
     def is_accepting(self) -> bool:
@@ -77,11 +79,11 @@ class EndpointState:
 
     @property
     def is_out(self) -> bool:
-        """It does not answer: a request that waits there should go on elsewhere."""
+        """Whether it does not answer: a request that waits there should continue elsewhere."""
         return not self.ready and (self.trust.ejected or self.engine_reason.partition(":")[0] in OUT_SECONDS)
 
     def capacity_share(self, now: float) -> float:
-        """Of its capacity, what it may have of the load: from one step to all of them."""
+        """Share of its capacity that it may fill now, rising step by step to all of it."""
         left = self.warm_at - now
         if left <= 0:
             return 1.0
@@ -104,7 +106,7 @@ class EndpointState:
 
 
 def readiness(state: EndpointState) -> tuple[bool, str]:
-    """Whether new work may go there, and why not: what an engine says of itself first, then our trust, then its weights."""
+    """Whether new work may go there, with the reason if not: the engine's own first, then our trust, then its weights."""
     if not state.healthy and state.uid:
         return False, _main_reason(state) if state.has_reported or state.engine_reason else "Registering"
     if state.trust.ejected:
@@ -115,13 +117,13 @@ def readiness(state: EndpointState) -> tuple[bool, str]:
 
 
 def _main_reason(state: EndpointState) -> str:
-    """Of its own word and the one on its weights the first that says what is the matter."""
+    """The first reason among its own and that of its weights."""
     words = (state.engine_reason, state.why_not_routable)
     return next((word for word in words if ":" in word), state.engine_reason or state.why_not_routable or "Registering")
 
 
 def published(state: EndpointState) -> tuple[object, ...]:
-    """What others act on."""
+    """Fields of the state that others act on."""
     weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
     return state.ready, state.reason, state.drain, state.admission.limit is None, *weights
 

@@ -1,8 +1,8 @@
-"""Whether an endpoint is trusted: complaints of node agents put it under suspicion, a probe of ours decides.
+"""Trust in an endpoint: complaints of node agents make it suspected, a probe of ours decides.
 
-Pure. One complaint alone ejects nothing, for it may be the complainer's network; those of several node agents do so at
-once. Ejected, it stays out for a time that doubles with each ejection in a row; then one probe goes there (half-open), and
-it comes back or stays out for longer.
+Pure. One complaint alone ejects nothing, for the cause may be the complainer's network; complaints of several node
+agents do so at once. An ejected endpoint stays out for a time that doubles with each ejection in a row. Then one probe
+goes there (half-open), and it comes back or stays out for longer.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 VOTES = 2
-"""Node agents whose complaints eject without waiting for the probe."""
+"""Number of node agents whose complaints eject without waiting for the probe."""
 VOTE_SECONDS = 60.0
-"""So long a complaint counts, unless a probe answers it."""
+"""Seconds for which a complaint counts, unless a probe answers it."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
 REMEMBER_EJECTIONS_SECONDS = 300.0
-"""Trusted for so long, it begins again with the shortest ejection."""
+"""Seconds of trust after which the next ejection is the shortest again."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
-    """Who complained, and when, since a probe last succeeded."""
+    """Complaining node agent -> time, since a probe last succeeded."""
     out_until: float | None = None
-    """Ejected until then, when a probe is due; None while it is not ejected."""
+    """End of the ejection, when a probe is due; None while it is not ejected."""
     suspected: bool = False
     """A probe is due at once."""
     ejections: int = 0
-    """In a row."""
+    """Ejections in a row."""
     why: str = ""
     cleared_at: float = float("-inf")
-    """When a probe last succeeded."""
+    """Time of the last successful probe."""
 
     @property
     def ejected(self) -> bool:
@@ -45,7 +45,7 @@ TRUSTED = EndpointTrust()
 
 
 def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> EndpointTrust:
-    """A node agent could not use it."""
+    """Add a node agent's complaint."""
     votes = {who: at for who, at in trust.votes.items() if now - at < VOTE_SECONDS} | {voter: now}
     if trust.ejected:
         return replace(trust, votes=votes)
@@ -54,11 +54,11 @@ def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> En
 
 
 def with_probe(trust: EndpointTrust, why: str, now: float) -> EndpointTrust:
-    """A probe of ours came back; `why` is empty when the endpoint did what was asked."""
+    """Add the result of a probe of ours; `why` is empty on success."""
     if why:
         return _ejected(trust, why, now)
     if trust.ejected and trust.out_until is not None and now < trust.out_until:
-        return replace(trust, suspected=False)  # voted out while the probe was under way: it serves its time
+        return replace(trust, suspected=False)  # ejected by complaints during the probe: it stays out for its time
     return EndpointTrust(ejections=trust.ejections, cleared_at=now)
 
 

@@ -1,4 +1,4 @@
-"""Looks after endpoints: those that others run, again and again, and any that is under suspicion or may come back."""
+"""Loop of probes: external endpoints regularly, and any endpoint that is suspected or may come back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 EXTERNAL_SECONDS = 5.0
-"""Between two looks at a server that sends no heartbeat."""
+"""Seconds between two probes of a server that sends no heartbeat."""
 MAX_CONCURRENT = 32
 
 
 class EndpointProber:
-    """The one that asks. `pools` answers all InferencePools."""
+    """Sends the probes. `pools` returns all InferencePools."""
 
     def __init__(
         self, endpoints: EndpointRegistry, pools: Callable[[], Awaitable[list[InferencePool]]], trust: ssl.SSLContext
@@ -42,17 +42,17 @@ class EndpointProber:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     def wake(self) -> None:
-        """A probe is due."""
+        """Wake the loop: a probe is due."""
         self._suspected.wake()
 
     def relist(self) -> None:
-        """The list of some pool's external endpoints has changed."""
+        """Wake the loop: some pool's list of external endpoints has changed."""
         self._relisted.wake()
 
     async def run(self) -> None:
-        """For ever."""
+        """Probe for ever."""
         timeout = aiohttp.ClientTimeout(total=None)  # each probe has its own
-        connector = aiohttp.TCPConnector(force_close=True)  # what is probed is also whether one can connect
+        connector = aiohttp.TCPConnector(force_close=True)  # each probe also tests whether one can connect
         async with (
             aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
             asyncio.TaskGroup() as tasks,
@@ -69,13 +69,13 @@ class EndpointProber:
             await self._sync_registry()
             for key in self._seen:
                 for state in self._endpoints.of_pool(key):
-                    # While it is ejected the half-open probe alone goes there.
+                    # While it is ejected only the half-open probe goes there.
                     if not state.uid and not state.trust.ejected and not state.drain:
                         self._start_probe(tasks, probe, state.endpoint, whole=not state.ready)
             await self._relisted.pause(EXTERNAL_SECONDS)
 
     async def _sync_registry(self) -> None:
-        """Bring the registry in line with what the pools name."""
+        """Bring the registry in line with the pools' specs."""
         found = {(p.metadata.namespace, p.metadata.name): p for p in await self._pools()}
         pools = {key: p for key, p in found.items() if p.spec.engine.external and not p.metadata.deletion_timestamp}
         for gone in self._seen - pools.keys():
@@ -111,7 +111,7 @@ class EndpointProber:
         self._endpoints.add_external(key, endpoint, external.capacity)
 
     def _start_probe(self, tasks: asyncio.TaskGroup, probe: EndpointProbe, endpoint: Endpoint, *, whole: bool) -> None:
-        """Not twice at once: a slow one is still being waited for."""
+        """Start a probe, unless one to this endpoint is still running."""
         if endpoint.id not in self._busy:
             self._busy.add(endpoint.id)
             tasks.create_task(self._probe(probe, endpoint, whole))
@@ -119,7 +119,7 @@ class EndpointProber:
     async def _probe(self, probe: EndpointProbe, endpoint: Endpoint, whole: bool) -> None:
         try:
             async with self._slots:
-                # Ours say by heartbeat what they serve.
+                # Our own engines report by heartbeat what they serve.
                 found = ProbeResult() if endpoint.ca else await probe.check_models(endpoint)
                 if whole and not found.why:
                     found = await probe.sample_one_token(endpoint)

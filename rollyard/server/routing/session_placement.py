@@ -1,4 +1,4 @@
-"""Where the sessions of outside agents sample: by the registry that rollouts are placed by."""
+"""Endpoints for the sessions of external agents, from the registry that serves rollouts too."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rollyard.wire.endpoint import Endpoint
 
 
 class SessionPlacement:
-    """`least`: the oldest version of the weights that the session may sample from, None for any."""
+    """`least`: oldest version of the weights that a session may sample from, None for any."""
 
     def __init__(self, endpoints: EndpointRegistry) -> None:
         self._endpoints = endpoints
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """For a session that opens; None when no endpoint is ready and has room."""
+        """Endpoint for a session that opens; None when none is ready and has room."""
         return self._endpoints.index_snapshot(pool).checkout(allow=self._allowed_versions(pool, least))
 
     def choose_again(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
         return self._endpoints.choose_again(pool, current, failed, "", self._allowed_versions(pool, least))
 
     def why_none(self, pool: PoolKey, least: str | None) -> str:
-        """Why there is none, in words."""
+        """Reason why there is none."""
         ready = frozenset(self._endpoints.versions(pool, ready=True).values())
         served = ServedVersions(self._endpoints.weights(pool), ready=ready)
         if least is not None and least not in served.minimum_versions:

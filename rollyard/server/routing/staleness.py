@@ -1,7 +1,7 @@
-"""Which weights a rollout may be sampled from, and when those that it began with are too old for what it asks. Pure.
+"""Versions of the weights that a rollout may be sampled from, and the check whether those it began with are too old. Pure.
 
-A rollout asks for a least version, for the same version as the rest of its group, or for one that is not too far behind the
-pool's. Only the role `policy` is meant: a judge may change its weights at any time.
+A rollout requests a minimum version, the same version as the rest of its group, or one that is not too far behind the
+pool's. Only the role `policy` counts: a judge may change its weights at any time.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBound
 
 POLICY_ROLE = "policy"
-"""The role that an agent samples from."""
+"""Role that an agent samples from."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
-    """The weights of a policy's pool, and who serves which of them now."""
+    """The weights of a policy's pool, and the versions that its endpoints serve now."""
 
     weights: WeightsStatus = field(default_factory=WeightsStatus)
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Endpoint id -> the version that it has proven."""
+    """Endpoint id -> its verified version."""
     ready: frozenset[str] = frozenset()
     """Versions that new rollouts can get."""
     recently_served: frozenset[str] | None = frozenset()
-    """Those that they could get a short while ago; None while that is not known."""
+    """Versions that new rollouts could get a short while ago; None while that is unknown."""
 
     @property
     def minimum_versions(self) -> frozenset[str]:
-        """Least versions that some endpoint is good enough for."""
+        """Minimum versions that some endpoint satisfies."""
         weights = self.weights
         return frozenset(r.version for r in weights.history if any(weights.at_least(v, r.version) for v in self.ready))
 
@@ -41,10 +41,10 @@ class ServedVersions:
         return known[-1] if known else min(self.ready, default=None)
 
     def is_gone(self, version: str) -> bool:
-        """Nobody serves it or did until just now, and nobody is going to."""
+        """Whether no endpoint serves it, did so until just now, or is about to."""
         current, operation = self.weights.current, self.weights.operation
         if current is None or self.recently_served is None:
-            return False  # the server, or the pool, has just begun: what is served is yet to be heard
+            return False  # the server, or the pool, has just begun: reports are still to come
         if operation is not None and operation.is_running and operation.target.version == version:
             return False
         return version != current.version and version not in self.ready | self.recently_served
@@ -52,7 +52,7 @@ class ServedVersions:
 
 @dataclass(frozen=True, slots=True)
 class StalenessVerdict:
-    """An attempt must be given up, or the rollout must end."""
+    """Decision that an attempt must be given up, or the rollout must end."""
 
     reason: str
     message: str
@@ -60,7 +60,7 @@ class StalenessVerdict:
 
 
 def allowed_versions(record: RolloutRecord, group: GroupVersions, served: ServedVersions) -> frozenset[str] | None:
-    """The versions that it may begin with; None for any."""
+    """Versions that it may begin with; None for any."""
     if record.weights is None and record.min_weights_version is None:
         return None
     may = served.ready
@@ -74,7 +74,7 @@ def allowed_versions(record: RolloutRecord, group: GroupVersions, served: Served
 
 
 def check(record: VersionBound, group: GroupVersions, served: ServedVersions) -> StalenessVerdict | None:
-    """What its weights have come to; None where they are still what it asked for."""
+    """Verdict on a rollout's weights; None where they still match its request."""
     if record.stage is Stage.EVAL:
         return None  # all of it is sampled
     if record.leased:
@@ -98,7 +98,7 @@ def _check_too_old(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:
-    """Its endpoint has taken other weights under it."""
+    """Verdict where its endpoint has changed weights during the attempt."""
     start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY_ROLE, ""), "")
     if not record.weights.same or not start or now in ("", start):
         return None
@@ -108,7 +108,7 @@ def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:
-    """Why no endpoint is good enough for it; None where one is. `pool`: the InferencePool."""
+    """Reason why no endpoint is good enough for it; None where one is. `pool`: the InferencePool."""
     least = record.min_weights_version
     if (
         record.status is not Status.QUEUED
@@ -121,7 +121,7 @@ def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str
 
 
 def why_none(pool: str, least: str, served: ServedVersions) -> str:
-    """Why there is no endpoint with such weights. `pool`: the InferencePool."""
+    """Reason why there is no endpoint with such weights. `pool`: the InferencePool."""
     current = served.weights.current
     now = f"it serves {current.version}" if current is not None else "its version is not known yet"
     if served.weights.record(least) is None:

@@ -1,7 +1,8 @@
-"""Which live sessions should move to another endpoint between two turns, and how many at a time. Pure.
+"""Live sessions that should move to another endpoint between two turns, and how many at a time. Pure.
 
-A move costs the session's prefix, which has to be computed again elsewhere. So what is drained moves as a whole, and skew
-is left alone until it is large; then it is brought back into the band, a part at a time, the youngest sessions first.
+A move costs the session's prefix, which has to be computed again elsewhere. So all sessions of a draining endpoint
+move, and skew is left alone until it is large. Then it is brought back into the band, a part at a time, the youngest
+sessions first.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SKEW, SKEW_SESSIONS = 0.25, 2
-"""So far above its fair share, in part and in sessions, an endpoint is left as it is."""
+"""Excess over its fair share, as a ratio and in sessions, up to which an endpoint is left as it is."""
 MOVE_SHARE = 0.1
-"""Of its sessions, what a skewed endpoint gives away in one look."""
+"""Share of its sessions that a skewed endpoint gives away in one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointShare:
-    """An endpoint as sessions see it."""
+    """An endpoint with its sessions and its weight."""
 
     id: str
     sessions: int
     weight: float
-    """Capacity, or the part of it that it may have now; 0 when it takes nothing new."""
+    """Capacity, or the part of it that it may fill now; 0 when it takes no new work."""
     leaving: bool = False
     """It drains: all its sessions should move."""
 
 
 def excess(places: Sequence[EndpointShare]) -> dict[str, int]:
-    """Endpoint id -> sessions that it has above what it may have; nothing where nobody could take them.
+    """Endpoint id -> sessions above its share; none where no other endpoint could take them.
 
-    One that takes nothing new for now, and is not leaving, keeps its sessions: it may be loading new weights.
+    An endpoint that takes no new work for now, and is not leaving, keeps its sessions: it may be loading new weights.
     """
     taking = [p for p in places if p.weight and not p.leaving]
     if not taking:
@@ -46,7 +47,7 @@ def excess(places: Sequence[EndpointShare]) -> dict[str, int]:
 
 
 def to_move(places: Sequence[EndpointShare]) -> dict[str, int]:
-    """The same, but of a skewed endpoint only a part in one look."""
+    """The excess, but of a skewed endpoint only a part in one round."""
     known, moves = {p.id: p for p in places}, excess(places)
     return {
         id: n if known[id].leaving else min(n, max(1, int(known[id].sessions * MOVE_SHARE))) for id, n in moves.items()

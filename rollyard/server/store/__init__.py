@@ -1,1 +1,1 @@
-"""The one durable place: objects with watch, rollouts, and trajectories as blobs beside them."""
+"""The only durable state: objects with watch, rollouts, and trajectories as blobs beside them."""

@@ -1,7 +1,7 @@
-"""What a store promises.
+"""Protocol and records of a store.
 
-Whatever a call answered is on disk. Writes that wait together are committed together (group commit), each in a savepoint
-of its own, so that one that fails takes nothing else with it.
+The effects of a call are on disk before it returns. Writes that wait together are committed together (group commit),
+each in a savepoint of its own, so that a failed one undoes no other.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 class WatchEvent:
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     object: KindObject
-    """For DELETED the last state, with the resourceVersion of the deletion."""
+    """The object; for DELETED its last state, with the resourceVersion of the deletion."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Where a blob lies; it is fsynced before the row that names it is committed."""
+    """Position of a blob; it is fsynced before the row that names it is committed."""
 
     pack: str
     offset: int
@@ -40,7 +40,7 @@ class RolloutRecord:
     namespace: str
     id: str
     digest: str
-    """sha256 of the canonical request: tells the same body from another."""
+    """sha256 of the canonical request: distinguishes one body from another."""
     request: str
     """The accepted `RolloutRequest` as JSON, n = 1."""
     pool: str
@@ -54,23 +54,24 @@ class RolloutRecord:
     """Order of arrival; given by the store at the first put."""
     status: Status = Status.QUEUED
     stage: Stage = Stage.INIT
-    """What is to be done next, or is being done."""
+    """Stage that comes next, or is under way."""
     attempt: int = 1
     faults: int = 0
-    """Infrastructure failures so far: these are the retries that are counted."""
+    """Infrastructure failures so far: these count as retries."""
     losses: int = 0
-    """Leases in a row that were lost without a word from their holder. Not retries; bounded all the same."""
+    """Leases in a row that were lost without a message from their holder. Not retries; bounded all the same."""
     fence: int = 0
     """Grows with every lease; a message with a lower one is void."""
     holder: str | None = None
     """Instance id of the node agent that holds the lease."""
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Role -> endpoint id, chosen with the lease; the live sessions are counted from these. In the queue those that it had,
-    with its prefix in their caches."""
+    """Role -> endpoint id, chosen with the lease; the live sessions are counted from these. In the queue the last ones,
+    whose caches hold its prefix.
+    """
     queued_at: float = 0.0
     not_before: float = 0.0
-    """Back-off: not leased earlier (Unix seconds)."""
+    """End of the back-off: not leased earlier (Unix seconds)."""
     queued_seconds: float = 0.0
     """Time in queues so far."""
     run: BlobRef | None = None
@@ -85,11 +86,11 @@ class RolloutRecord:
     cursor: int | None = None
     """Position among terminal records; given by the store when the status becomes terminal."""
     min_weights_version: str | None = None
-    """It is leased to nothing older."""
+    """Oldest version that it may be leased to."""
     weights: WeightsConstraint | None = None
-    """What it asks of the weights once it has begun; None for nothing, so that most records are never looked at for it."""
+    """Constraint on the weights once it has begun; None for none, so that most records are never read for it."""
     weights_version: str | None = None
-    """Of the policy when the lease was given; gone with it where the sampling is to be done again."""
+    """Version of the policy when the lease was given; removed where the sampling is to be repeated."""
     outdated: int = 0
     """Leases taken back because the weights had become too old. Not retries; bounded all the same."""
 
@@ -99,12 +100,12 @@ class RolloutRecord:
 
 
 class Transaction(Protocol):
-    """What may be done inside `Store.transact`; runs in the writer, blocks nobody else."""
+    """Operations inside `Store.transact`. They run in the writer, and block no other thread."""
 
     def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
 
     def put(self, record: RolloutRecord) -> RolloutRecord:
-        """Insert or replace; gives `seq` and, when terminal, `cursor`. A terminal record is never replaced (Conflict)."""
+        """Insert or replace; sets `seq` and, when terminal, `cursor`. A terminal record is never replaced (Conflict)."""
         ...
 
     def queued(
@@ -120,8 +121,8 @@ class Transaction(Protocol):
     ) -> list[RolloutRecord]:
         """Records waiting for a lease in these (namespace, pool)s, those in back-off at `now` left out.
 
-        EVAL before INIT, then by priority, then in order of arrival. `kinds`: of these tasks alone; `minima`: without those
-        that ask for a least version which is none of these; `after`: in each stage only what stands behind this record.
+        EVAL before INIT, then by priority, then in order of arrival. `kinds`: only these task kinds; `minima`: without
+        records whose minimum version is none of these; `after`: in each stage only records behind this one.
         """
         ...
 
@@ -134,11 +135,11 @@ class Transaction(Protocol):
         ...
 
     def version_bound(self, pool: tuple[str, str]) -> list[VersionBound]:
-        """What has not ended in this (namespace, pool) and asks something of the weights."""
+        """Live records of this (namespace, pool) that depend on versions of the weights."""
         ...
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:
-        """Which weights the rollouts of a group were sampled from, or are."""
+        """Versions that the rollouts of a group were sampled from, or are."""
         ...
 
     def add_blob(self, data: bytes) -> BlobRef: ...
@@ -146,7 +147,7 @@ class Transaction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VersionBound:
-    """Of a record that asks something of the weights, what decides about it."""
+    """Fields of a record that decide whether its weights still match its request."""
 
     id: str
     group: str | None
@@ -159,16 +160,16 @@ class VersionBound:
 
 @dataclass(frozen=True, slots=True)
 class GroupVersions:
-    """Of rollouts that were cancelled, or that broke down, it says nothing."""
+    """Versions of a group's rollouts; cancelled and failed rollouts do not count."""
 
     sampled: frozenset[str] = frozenset()
-    """Of those whose sampling is done."""
+    """Versions of rollouts whose sampling is done."""
     begun: frozenset[str] = frozenset()
-    """Of those that are being sampled."""
+    """Versions of rollouts that are being sampled."""
 
     @property
     def fixed(self) -> str | None:
-        """The one that the group is bound to; None while nothing of it has begun."""
+        """Version that the group is bound to; None while none of its rollouts has begun."""
         return min(self.sampled or self.begun, default=None)
 
 
@@ -186,40 +187,40 @@ class Store(Protocol):
     epoch: int
     """Grows with every opening of the store; fences an earlier server's writes to files."""
     server_id: str
-    """Random, made with the store and kept for ever: tells our jobs from those of another server."""
+    """Random id, made with the store and kept for ever: distinguishes our jobs from those of another server."""
 
     # objects
 
     async def create(self, obj: KindObject) -> KindObject:
-        """Gives uid, generation 1, resourceVersion, creationTimestamp. Raises AlreadyExists."""
+        """Store a new object with uid, generation 1, resourceVersion, creationTimestamp. Raises AlreadyExists."""
         ...
 
     async def get(self, key: ObjectKey) -> KindObject:
-        """Raises NotFound, in kubectl's words."""
+        """Raises NotFound, with kubectl's text."""
         ...
 
     async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
-        """All of a kind by namespace and name, and the resourceVersion to watch from."""
+        """All objects of a kind by namespace and name, and the resourceVersion to watch from."""
         ...
 
     async def update(self, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
-        """Writes metadata (labels, annotations, finalizers) and spec, or status alone.
+        """Write metadata (labels, annotations, finalizers) and spec, or status alone.
 
-        A given resourceVersion or uid must be the current one (Conflict). Generation moves when spec changes. Nothing is
-        written when nothing changes. An object that is being deleted gets no new finalizer (Invalid) and disappears with
-        its last one. Raises NotFound.
+        A given resourceVersion or uid must be the current one (Conflict). Generation moves when spec changes. Nothing
+        is written when nothing changes. An object that is being deleted gets no new finalizer (Invalid) and disappears
+        with its last one. Raises NotFound.
         """
         ...
 
     async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
-        """Sets deletionTimestamp while finalizers hold it, removes it otherwise; answers the last state.
+        """Set deletionTimestamp while finalizers hold the object, remove it otherwise; return the last state.
 
         Raises NotFound, and Conflict for another uid.
         """
         ...
 
     async def prune_events(self, older_than: float) -> int:
-        """Delete Events last seen before `older_than` (Unix seconds); answers how many."""
+        """Delete Events last seen before `older_than` (Unix seconds); return how many."""
         ...
 
     def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
@@ -233,17 +234,17 @@ class Store(Protocol):
     # rollouts
 
     async def transact(self, change: Callable[[Transaction], T]) -> T:
-        """Runs `change` in the writer; returns after its effects are on disk.
+        """Run `change` in the writer; return after its effects are on disk.
 
-        What `change` raises undoes all it did and reaches this caller alone. Raises Unavailable when the disk is full or
-        fails; then nothing of it happened.
+        An exception of `change` undoes all its writes and is raised to this caller alone. Raises Unavailable when the
+        disk is full or fails; then no write happened.
         """
         ...
 
     async def get_rollout(self, namespace: str, id: str) -> RolloutRecord | None: ...
 
     async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
-        """By order of arrival."""
+        """Records in order of arrival."""
         ...
 
     async def finished(
@@ -253,7 +254,7 @@ class Store(Protocol):
         ...
 
     async def newest_cursor(self) -> int:
-        """0 as long as nothing has ended."""
+        """Newest cursor; 0 as long as no rollout has ended."""
         ...
 
     async def counts(
@@ -263,9 +264,9 @@ class Store(Protocol):
         ...
 
     async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
-        """seq -> how many of its stage stand before it in a pool's queue; of the first `limit` of each stage.
+        """seq -> number of records of its stage before it in a pool's queue; for the first `limit` of each stage.
 
-        What is in back-off at `now` stands in no queue.
+        Records in back-off at `now` are in no queue.
         """
         ...
 
@@ -274,7 +275,7 @@ class Store(Protocol):
         ...
 
     async def read_blob(self, ref: BlobRef) -> bytes:
-        """Checks the digest. Raises Unavailable when the blob is missing or damaged."""
+        """Read a blob and check its digest. Raises Unavailable when the blob is missing or damaged."""
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """Blobs in append-only pack files: all blobs of one group commit share one fsync, done before the rows that name them.
 
 A row never names bytes that are not on disk. The reverse may happen: a crash between the two leaves bytes that no row
-names, which are harmless. A pack belongs to one opening of the store, so nothing is ever appended behind a torn tail.
+names, which are harmless. A pack belongs to one opening of the store, so no blob is ever appended behind a torn tail.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PackWriter:
         return ref
 
     def mark(self) -> int:
-        """A point to `cut` back to when the change that adds blobs is undone."""
+        """Position to `cut` back to when the change that adds blobs is undone."""
         return len(self._waiting)
 
     def cut(self, mark: int) -> None:
@@ -52,7 +52,7 @@ class PackWriter:
         del self._waiting[mark:]
 
     def sync(self) -> None:
-        """All that was added is on disk. Raises OSError; then `drop` must follow."""
+        """Make all added blobs durable. Raises OSError; then `drop` must follow."""
         if not self._waiting:
             return
         if self._fd is None:
@@ -64,7 +64,7 @@ class PackWriter:
         os.fdatasync(self._fd)
 
     def keep(self) -> None:
-        """The rows are committed."""
+        """Keep the added blobs, after the commit of their rows."""
         self._committed_size += self._added
         self._added = 0
         self._waiting.clear()
@@ -72,10 +72,10 @@ class PackWriter:
             self._next_pack()
 
     def drop(self) -> None:
-        """The rows are not committed: give back the space and go on in a new pack."""
+        """Remove the added blobs after a failed commit, and continue in a new pack."""
         self._added = 0
         self._waiting.clear()
-        # Never on in this one: after a failed fsync the kernel may call pages clean that did not reach the disk.
+        # Never in this one: after a failed fsync the kernel may mark pages clean that did not reach the disk.
         self._next_pack(cut_at=self._committed_size)
 
     def _next_pack(self, cut_at: int | None = None) -> None:
@@ -85,9 +85,11 @@ class PackWriter:
             self._fd,
             None,
             0,
-        )  # first of all: whatever close says, the descriptor is gone
+        )  # first: the descriptor is gone even if close fails
         self._number += 1
-        with contextlib.suppress(OSError):  # what rows name is on disk since `sync`, and other bytes are harmless
+        with contextlib.suppress(
+            OSError
+        ):  # bytes of committed rows are on disk since `sync`, and other bytes are harmless
             if cut_at is not None:
                 os.ftruncate(fd, cut_at)
         with contextlib.suppress(OSError):
@@ -104,7 +106,7 @@ def newest_epoch(folder: Path) -> int | None:
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
-    """The bytes behind a reference, checked. Raises Unavailable when they are missing or damaged."""
+    """Read the bytes of a reference, checked. Raises Unavailable when they are missing or damaged."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
         raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:

@@ -1,4 +1,4 @@
-"""Opens a data folder: lock it, probe it, bring the database up to date, count the epoch."""
+"""Opening of a data folder: lock it, probe it, migrate the database, count the epoch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READERS = 4
 BUSY_SECONDS = 10.0
 """Without WAL a reader and a commit wait for each other; neither takes long."""
 TAKE_OVER_SECONDS = 10.0
-"""A holder that is well looks at the epoch every second, and ends."""
+"""Seconds to wait for the lock: a live holder checks the epoch every second, and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Database:
 
 
 def open_database(folder: Path, run: JobRun | None = None, told_epoch: int = 0) -> Database:
-    """Blocks for some milliseconds; up to TAKE_OVER_SECONDS when an earlier run of the same job still has the folder.
+    """Open a folder. Blocks for some milliseconds; up to TAKE_OVER_SECONDS when an earlier run of the same job still has it.
 
-    `told_epoch`: the newest that others were told of; the next one is above it, whatever the database says.
+    `told_epoch`: the newest epoch known to other processes; the next one is above it, whatever the database holds.
 
-    Raises Unavailable, in words, whatever is wrong with the folder.
+    Raises Unavailable with the reason for any fault of the folder.
     """
     with ExitStack() as undo:
         try:
@@ -81,7 +81,7 @@ def _take_lock(lock: FolderLock, folder: Path) -> None:
 def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal, told_epoch: int) -> Database:
     packs = newest_epoch(blobs)
     if packs is not None and not (path.exists() and path.stat().st_size):
-        raise _why_rows_missing(path, blobs)  # before an empty one is made
+        raise _why_rows_missing(path, blobs)  # before an empty one is created
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite itself would follow the umask
     writing = _connect(path)
     undo.callback(writing.close)
@@ -128,7 +128,7 @@ def _why_rows_missing(path: Path, blobs: Path) -> Unavailable:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # isolation_level=None: transactions are begun by us, never behind our back. Statements are reused, hence the cache.
+    # isolation_level=None: only our own code begins transactions. Statements are reused, hence the cache.
     db = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
     )

@@ -1,7 +1,7 @@
-"""One server a folder: an exclusive lock that dies with its holder, and says who that is.
+"""One server a folder: an exclusive lock that ends with its holder, and names it.
 
-The lock keeps an accident out; what makes a second writer harmless is the epoch (`tables.check_epoch`). So a job may go on
-without the lock where Slurm has ended its holder and the holder's node, cut off, still has it.
+The lock prevents accidents; the epoch makes a second writer harmless (`tables.check_epoch`). So a job may run without
+the lock where Slurm has ended its holder and the holder's node, cut off, still has it.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class JobRun:
     restart: int = 0
 
     def succeeds(self, other: JobRun) -> bool:
-        """Slurm started this one later, so by its account the other has ended."""
+        """Whether Slurm started this one later, and so has ended the other."""
         return self.name == other.name and (self.id, self.restart) > (other.id, other.restart)
 
 
 class FolderLock:
-    """Not yet held when made: `take` it; `release` closes it in any case."""
+    """Not yet held when made: `acquire` it; `release` closes it in any case."""
 
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
         self.held = False
-        # The kernel does not tell a FUSE file system that a killed holder's byte-range lock is gone (fuse_setlk).
+        # The kernel does not report the end of a killed holder's byte-range lock to a FUSE file system (fuse_setlk).
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self) -> bool:
-        """Whether it is held now. Raises Unavailable where the file system has no locks."""
+        """Try to take the lock; return whether it is held now. Raises Unavailable where the file system has no locks."""
         if self.held:
             return True
         try:
@@ -65,7 +65,7 @@ class FolderLock:
         return True
 
     def acquire_within(self, seconds: float) -> bool:
-        """Blocks."""
+        """Try for so many seconds. Blocks."""
         deadline = time.monotonic() + seconds
         while not self.acquire():
             if time.monotonic() > deadline:
@@ -74,7 +74,7 @@ class FolderLock:
         return True
 
     def holder_run(self) -> JobRun | None:
-        """None where its holder is not known, or no run of a job."""
+        """Run of the holder's job; None where the holder is unknown, or no run of a job."""
         found = _HOLDER.search(self._holder())
         return JobRun(found[3], int(found[1]), int(found[2])) if found else None
 
@@ -88,8 +88,9 @@ class FolderLock:
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 
     def release(self) -> None:
-        """The file stays: removing it would let two processes lock two files of one name."""
-        # A network file system may have taken the lock from a node it lost: then the name there is the next holder's.
+        """Release the lock. The file stays: removing it would let two processes lock two files of one name."""
+        # A network file system may have taken the lock from a node it lost: then the name in the file is the next
+        # holder's.
         if self.held and self._holder() == self._name():
             os.ftruncate(self._fd, 0)
         self.held = False

@@ -1,8 +1,8 @@
-"""Which journal mode the folder's file system can bear, found out by writing there.
+"""Choice of the journal mode that the folder's file system can bear, by test writes.
 
 WAL is the fastest, but its shared memory does not reach across nodes: on a network file system it corrupts the database
-(sqlite.org/wal.html). It is chosen only where the file system is known to be local, its server stays on one machine, and two
-connections really work.
+(sqlite.org/wal.html). It is chosen only where the file system is known to be local, its server stays on one machine,
+and two connections really work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Journal = Literal["WAL", "TRUNCATE", "DELETE"]
 LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "overlay"}
 )
-"""File systems of one machine. Whatever is not named here may be shared between nodes (nfs, lustre, gpfs, beegfs, fuse.*)."""
+"""File systems of one machine. Others may be shared between nodes (nfs, lustre, gpfs, beegfs, fuse.*)."""
 
 
 def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
@@ -46,7 +46,7 @@ def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
 
 
 def file_system_of(folder: Path) -> str:
-    """The type of the mount that holds the folder, as in /proc/self/mountinfo; "unknown" when that cannot be told."""
+    """Type of the mount that holds the folder, as in /proc/self/mountinfo; "unknown" when that cannot be read."""
     path, best, found = str(folder.resolve()), -1, "unknown"
     try:
         mounts = Path("/proc/self/mountinfo").read_text()
@@ -55,7 +55,7 @@ def file_system_of(folder: Path) -> str:
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         point = _unescape(left.split()[4])
-        # The last of equals hides those mounted before it on the same point.
+        # Among equal mount points the last one hides the earlier ones.
         if len(point) >= best and (path == point or path.startswith(point.rstrip("/") + "/")):
             best, found = len(point), right.split()[0]
     return found
@@ -80,7 +80,7 @@ def _probe_write(folder: Path) -> None:
 
 
 def _probe_database(folder: Path, mode: Journal) -> bool:
-    """Two connections write in turn and see each other's rows, as writer and readers will."""
+    """Whether two connections can write in turn and read each other's rows, as writer and readers will."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as probe, contextlib.ExitStack() as stack:
         path = Path(probe, "probe.db")
         one, two = (stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=2))) for _ in range(2))

@@ -20,7 +20,7 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
-"""How far back a watch may begin, in changes; the log holds at least so many."""
+"""Number of changes that the log keeps at least; a watch may begin so far back."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -55,7 +55,7 @@ def delete(unit: WriteUnit, key: ObjectKey, uid: str | None, now: datetime) -> K
 
 
 def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
-    """Delete those that are still exactly as given; answers how many."""
+    """Delete those that are still exactly as given; return how many."""
     found = [o for o in objects if _find(unit.db, o.key) == o]
     for obj in found:
         _record(unit, "DELETED", obj)
@@ -63,7 +63,7 @@ def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
 
 
 def load(db: sqlite3.Connection) -> list[KindObject]:
-    """All of them. Raises Unavailable naming one that this version cannot read."""
+    """All stored objects. Raises Unavailable naming one that this version cannot read."""
     found = []
     for kind, name, body in db.execute("SELECT kind, namespace || '/' || name, body FROM objects"):
         try:
@@ -79,7 +79,7 @@ def latest_version(db: sqlite3.Connection) -> int:
 
 
 def oldest_start(db: sqlite3.Connection) -> int:
-    """The lowest version that a watch may begin from."""
+    """Lowest version that a watch may begin from."""
     (version,) = db.execute("SELECT min(version) FROM changes").fetchone()
     return version - 1 if version else 0
 
@@ -92,7 +92,7 @@ def read_changes(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[i
 
 
 def describe(key: ObjectKey) -> str:
-    """As kubectl's users know it: `rolloutpools.rollyard.dev "swe"`."""
+    """The object's name as kubectl prints it: `rolloutpools.rollyard.dev "swe"`."""
     return f'{KINDS[key.kind].PLURAL}.{GROUP} "{key.name}"'
 
 
@@ -131,7 +131,7 @@ def _with_status(current: KindObject, obj: KindObject) -> KindObject:
 
 
 def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
-    """The user's part of metadata, and all content but status; generation moves when the content has."""
+    """The object with the user's metadata and content, without status; generation moves when the content changed."""
     _check_finalizers(current, obj.metadata)
     content = {name: getattr(obj, name) for name in type(obj).model_fields if name not in _NOT_CONTENT}
     metadata = current.metadata.model_copy(
@@ -156,7 +156,7 @@ def _check_finalizers(current: KindObject, metadata: ObjectMeta) -> None:
 
 
 def _normalized(obj: KindObject) -> KindObject:
-    """As it will be read back, so that comparing is about meaning and nothing of the caller's is shared."""
+    """The object as it will be read back, so that comparisons are by meaning and no part is shared with the caller."""
     return _parse(obj.kind, _dump(obj))
 
 
@@ -169,7 +169,7 @@ def _dump(obj: KindObject) -> str:
 
 
 def _record(unit: WriteUnit, change: Change, obj: KindObject) -> KindObject:
-    """Write the object and its line in the log; answers it with its new resourceVersion."""
+    """Write the object and its line in the log; return it with its new resourceVersion."""
     version = latest_version(unit.db) + 1
     body = _dump(_with_metadata(obj, resource_version=str(version)))
     key = obj.key

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Readers:
-    """As many connections as threads, so that one is always free for the thread that looks for it."""
+    """As many connections as threads, so that every thread finds a free one."""
 
     def __init__(self, connections: list[sqlite3.Connection]) -> None:
         self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
@@ -27,7 +27,7 @@ class Readers:
         self._closed = False
 
     async def call(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Raises Unavailable when the database cannot be read."""
+        """Run a query in a thread. Raises Unavailable when the database cannot be read."""
         if self._closed:
             raise Unavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)
@@ -44,7 +44,7 @@ class Readers:
             self._free.put(connection)
 
     async def close(self) -> None:
-        """Queries under way are finished first."""
+        """Finish running queries, then close."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Questions about rollouts that readers answer, each in one statement, so from one state of the store."""
+"""Queries about rollouts that readers run, each in one statement, so from one state of the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[Rollout
 
 
 def _list_index(filter: RolloutFilter, live: bool) -> str | None:
-    """All of them are in order of seq; the smallest part of the table that they leave to read."""
+    """Index with the fewest rows to read for this filter; all are in order of seq."""
     if filter.namespace is None:
         return None
     if filter.group is not None:
@@ -83,7 +83,7 @@ def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group:
     if group is None:
         query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
     mean: float | None = db.execute(query, values).fetchone()[0]
-    return mean if mean is not None and math.isfinite(mean) else None  # rewards of 1e308 add up to no number
+    return mean if mean is not None and math.isfinite(mean) else None  # rewards of 1e308 have no finite sum
 
 
 def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:
@@ -91,6 +91,6 @@ def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:
 
 
 def _where(**equal: str | None) -> tuple[str, list[Any]]:
-    """Conditions on the columns that are given."""
+    """Conditions on the given columns."""
     given = {name: value for name, value in equal.items() if value is not None}
     return " AND ".join(["TRUE", *(f'"{name}" = ?' for name in given)]), list(given.values())

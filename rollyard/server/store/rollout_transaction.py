@@ -1,4 +1,4 @@
-"""Rollouts inside the writer: one record read or written at a time, and the questions a grant asks."""
+"""Rollouts inside the writer: one record read or written at a time, and the queries for a grant."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, Ve
 from rollyard.server.store.writer import WriteUnit
 
 _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
-"""What is nearest its end goes first: it frees what it holds."""
+"""Stages in the order of grants: the last stage first, since its end frees what it holds."""
 
 
 class RolloutTransaction:
-    """`Transaction` on the writer's connection; good for one change."""
+    """`Transaction` on the writer's connection; valid for one change."""
 
     def __init__(self, unit: WriteUnit) -> None:
         self._unit = unit
@@ -105,7 +105,7 @@ class RolloutTransaction:
         return [row_codec.from_row(r) for r in found]
 
     def sessions(self) -> dict[str, int]:
-        # Records with the same endpoints are counted by the index alone; the JSON is read once a combination.
+        # Records with the same endpoints are counted by the index alone; the JSON is read once for each combination.
         counts: dict[str, int] = {}
         for text, records in self._db.execute(
             "SELECT endpoints, count(*) FROM rollouts INDEXED BY rollouts_sessions "

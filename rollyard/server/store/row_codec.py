@@ -1,4 +1,4 @@
-"""A rollout's record as a row: columns carry the names of the fields, and what is no scalar is JSON."""
+"""A rollout's record as a row: columns have the names of the fields, and values that are no scalars are JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def mapping_text(value: Mapping[str, Any]) -> str:
-    """One text for equal mappings, so that rows can be grouped by it."""
+    """Canonical text of a mapping, so that rows can be grouped by it."""
     return json.dumps(dict(value), sort_keys=True, separators=(",", ":")) if value else "{}"
 
 
@@ -39,7 +39,7 @@ _CODECS: dict[str, Codec] = {
     "summary": (mapping_text, mapping_of),
     "weights": (WeightsConstraint.model_dump_json, WeightsConstraint.model_validate_json),
 }
-"""Field -> to a column's value, and back; None stays None."""
+"""Field -> (function to a column's value, function back); None stays None."""
 
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
@@ -51,16 +51,18 @@ _NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
 
 _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-"""With `to_row`."""
+"""Statement for `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
-"""With `to_moving` and the seq. What a rollout was accepted with is never written again, nor is a terminal record."""
+"""Statement for `to_moving` and the seq. The fields of the accepted request are never written again, nor is a terminal
+record.
+"""
 
 
 def select(index: str | None) -> str:
-    """Asks for rows for `from_row`; a WHERE clause follows. None reads in order of seq.
+    """SELECT of rows for `from_row`; a WHERE clause follows. None reads in order of seq.
 
-    The index is named, because without statistics SQLite guesses, and a wrong guess sorts a million rows; where the named
-    one cannot serve the question, SQLite refuses it.
+    The index is named, because SQLite has no statistics and a wrong choice sorts a million rows; SQLite refuses a named
+    index that cannot serve the query.
     """
     by = f"INDEXED BY {index}" if index else "NOT INDEXED"
     return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"
@@ -93,7 +95,7 @@ VERSION_BOUND_COLUMNS = (
     'SELECT id, "group", stage, holder IS NOT NULL, endpoints, weights, weights_version FROM rollouts '
     "INDEXED BY rollouts_demanding WHERE namespace = ? AND pool = ? AND weights IS NOT NULL AND cursor IS NULL ORDER BY seq"
 )
-"""With a namespace and a pool; its rows are for `version_bound_from`."""
+"""Columns for `version_bound_from`; the query is by namespace and pool."""
 
 
 def version_bound_from(row: tuple[Any, ...]) -> VersionBound:

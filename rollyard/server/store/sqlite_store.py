@@ -1,6 +1,6 @@
 """`SqliteStore`: the store on one SQLite database, with blobs in pack files beside it.
 
-Objects are read from memory, rollouts by reading connections in threads; everything is written by the one writer.
+Objects are read from memory, rollouts by reading connections in threads; the one writer makes all writes.
 """
 
 from __future__ import annotations
@@ -51,21 +51,24 @@ class SqliteStore:
     async def open(
         cls, folder: Path, clock: Clock | None = None, run: JobRun | None = None, told_epoch: int = 0
     ) -> SqliteStore:
-        """Makes what is missing. `run`: which job we are; the folder is taken over from an earlier run of it.
-        `told_epoch`: the newest epoch that others were told of, which a database from a backup may not know.
+        """Open the folder and create missing files. `run`: run of the Slurm job that this process is in; the folder is
+        taken over from an earlier run of it. `told_epoch`: newest epoch known to other processes, which a database from
+        a backup may lack.
 
         Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
         """
         return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
-        """The folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot be read."""
+        """Check that the folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot
+        be read.
+        """
         if not self._lock.held:
-            await asyncio.to_thread(self._lock.acquire)  # a node that was given up may have let go of it by now
+            await asyncio.to_thread(self._lock.acquire)  # a lost node may have released it by now
         await self._readers.call(lambda db: tables.check_epoch(db, self.epoch))
 
     async def close(self) -> None:
-        """Finishes what was asked for before, then lets go of the folder."""
+        """Finish earlier calls, then release the folder."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""The tables, and how an older data folder is brought up to them. Written for SQLite 3.24, which old clusters still have.
+"""The tables, and the migration of an older data folder. Written for SQLite 3.24, which old clusters still have.
 
 Stored data only grows. A released script is never changed: a new table or column is a new script. A field that is added
 to a stored JSON body has a default, and comes with a new script, which may be empty: an older server must not read it.
@@ -88,13 +88,13 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def is_new(db: sqlite3.Connection) -> bool:
-    """Whether nothing was ever written."""
+    """Whether no data was ever written."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     return bool(version == 0)
 
 
 def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
-    """Count this opening; answers the new epoch, greater than `above`, and the server id, which is made at the first."""
+    """Count this opening; return the new epoch, greater than `above`, and the server id, which is made at the first."""
     db.execute("BEGIN IMMEDIATE")
     db.execute("INSERT OR IGNORE INTO meta VALUES ('server_id', ?), ('epoch', '0')", (secrets.token_hex(6),))
     db.execute("UPDATE meta SET value = max(CAST(value AS INTEGER), ?) + 1 WHERE name = 'epoch'", (above,))
@@ -104,15 +104,15 @@ def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
 
 
 def last_epoch(db: sqlite3.Connection) -> int:
-    """0 before the first."""
+    """Last epoch; 0 before the first."""
     row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
     return int(row[0]) if row else 0
 
 
 def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
-    """Raises Superseded once a later opening has been counted.
+    """Raise Superseded once a later opening has been counted.
 
-    Asked within the transaction that it is to allow: nobody can count another before that has ended.
+    Called within the transaction that it permits: no other process can count an opening before that has ended.
     """
     newest = last_epoch(db)
     if newest != epoch:

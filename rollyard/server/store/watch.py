@@ -1,7 +1,7 @@
-"""Committed objects and their changes, on the loop: what readers see and what watchers are told.
+"""Committed objects and their changes, on the event loop, for readers and watchers.
 
-The view and the latest version move together, so that listing and then watching from the list's version misses nothing.
-Watchers pull from their own position; a slow one falls back to the log on disk and holds up nobody.
+The view and the latest version move together, so a watch from a list's version misses nothing. Watchers pull from their
+own position; a slow one falls back to the log on disk and holds up no other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.objects import KEPT_CHANGES
 
 IN_MEMORY = 1000
-"""Changes kept at hand; a watcher further behind reads the log."""
+"""Changes kept in memory; a watcher further behind reads the log."""
 ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
-"""Changes after a version, from the log on disk."""
+"""Function that reads the changes after a version from the log on disk."""
 
 
 class WatchFeed:
-    """Fed by the writer after each commit."""
+    """View and recent changes; the writer adds to it after each commit."""
 
     def __init__(self, objects: Iterable[KindObject], version: int, oldest: int, read_log: ReadLog) -> None:
         self._view: dict[str, dict[ObjectKey, KindObject]] = {}
@@ -60,7 +60,7 @@ class WatchFeed:
         return self._view.get(key.kind, {}).get(key)
 
     def of_kind(self, kind: str, namespace: str | None = None) -> list[KindObject]:
-        """By namespace and name."""
+        """Objects of a kind, by namespace and name."""
         found = [o for k, o in self._view.get(kind, {}).items() if namespace is None or k.namespace == namespace]
         return sorted(found, key=lambda o: (o.metadata.namespace, o.metadata.name))
 
@@ -68,7 +68,7 @@ class WatchFeed:
         return self._recent.get(version)
 
     def check(self, position: int) -> None:
-        """Raises Expired where the log does not reach, Unavailable once closed."""
+        """Raise Expired where the log does not reach, Unavailable once closed."""
         if self._closed:
             raise Unavailable("the store is closed")
         if not self._oldest <= position <= self.version:
@@ -77,13 +77,13 @@ class WatchFeed:
             )
 
     async def changed(self, position: int) -> None:
-        """Returns once there is something after this position, or the feed is closed."""
+        """Wait until there is a change after this position, or the feed is closed."""
         while self.version == position and not self._closed:
             await self._published.wait()
 
 
 class Watch:
-    """One watcher's place in the feed. It moves only when a change is handed over, so waiting may be cancelled."""
+    """One watcher's position in the feed. It moves only when a change is returned, so waiting may be cancelled."""
 
     def __init__(self, feed: WatchFeed, kind: str | None, since: str) -> None:
         if not since.isdecimal():

@@ -1,7 +1,7 @@
 """One thread owns the writing connection. All changes that wait are committed together, with one fsync.
 
-Each change runs in a savepoint: one that raises is undone alone. When the disk itself fails, nothing of the batch has
-happened and everyone in it is told so; the next batch starts afresh. Once another server has counted a later epoch,
+Each change runs in a savepoint: one that raises is undone alone. When the disk itself fails, no change of the batch has
+happened and each caller gets the error; the next batch starts afresh. Once another server has counted a later epoch,
 nothing is written any more.
 """
 
@@ -27,12 +27,12 @@ MAX_BATCH = 1024
 
 @dataclass(slots=True)
 class WriteUnit:
-    """What a change works with. All of it is undone with the change and durable with the commit."""
+    """Arguments of a change. All writes to it are undone with the change and durable with the commit."""
 
     db: sqlite3.Connection
     packs: PackWriter
     events: list[WatchEvent] = field(default_factory=list)
-    """Changes of objects in this batch, told to watchers once they are committed."""
+    """Changes of objects in this batch, published to watchers after the commit."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,9 @@ class _Request:
 
 
 class Writer:
-    """Runs changes in order of arrival; `published` is called on the loop, before the answers, with what was committed."""
+    """Runs changes in order of arrival; `published` is called on the loop with the committed changes, before the calls
+    return.
+    """
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
@@ -58,7 +60,7 @@ class Writer:
         self._thread.start()
 
     async def call(self, change: Callable[[WriteUnit], T]) -> T:
-        """Runs `change` in the writer; answers once it is on disk."""
+        """Run `change` in the writer; return its result once it is on disk."""
         if self._closing:
             raise Unavailable("the store is closed")
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -66,7 +68,7 @@ class Writer:
         return cast(T, await future)
 
     async def close(self) -> None:
-        """What was asked for before is done first."""
+        """Finish earlier calls, then stop."""
         if not self._closing:
             self._closing = True
             self._requests.put(None)
@@ -86,7 +88,7 @@ class Writer:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     def _next_batch(self) -> tuple[list[_Request], bool]:
-        """All that waits, at least one; and whether to go on."""
+        """Wait for at least one request and take all that wait; and whether to go on."""
         batch: list[_Request] = []
         request = self._requests.get()
         while request is not None:
@@ -137,7 +139,7 @@ class Writer:
         unit.packs.drop()
         unit.events.clear()
         for request in batch:
-            # Also where the change itself raised: it may have judged by what another of the batch had written.
+            # Also where the change itself raised: it may have read another change of the batch.
             request.error = error
 
     def _publish(self, batch: list[_Request], events: list[WatchEvent]) -> None:

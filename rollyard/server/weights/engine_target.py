@@ -1,4 +1,4 @@
-"""What one engine is told to serve, and whether what it serves lets it into the heap. Pure, from the pool's status."""
+"""Target of one engine, and whether the weights that it serves make it routable. Pure, from the pool's status."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rollyard.wire.engine import WeightsTarget
 
 @dataclass(frozen=True, slots=True)
 class EndpointWeights:
-    """An endpoint as it was last heard."""
+    """Last report of an endpoint."""
 
     id: str
     last_report_at: bool = False
-    """Lately, by this server: what has not been heard says nothing."""
+    """Whether this server heard it recently; a silent endpoint reports nothing."""
     known_for: float = math.inf
-    """Seconds since this server began to listen; of what is silent, since it was heard last, if it was."""
+    """Seconds since this server began to listen; for a silent endpoint, since its last report, if there was one."""
     healthy: bool = False
     version: str = ""
     checksum: str = ""
     phase: str = ""
     error: str = ""
     attempt: int | None = None
-    """Of the order that failed; None where it does not say so."""
+    """Attempt of the failed target; None where it does not report it."""
     note: str | None = None
-    """Why it read the folder where a transfer was ordered; None where it does not know of transfers."""
+    """Reason why it read the folder where a transfer was ordered; None where it does not know transfers."""
     acknowledged: WeightsTarget | None = None
-    """The order that it had been told before it said this."""
+    """Target that it had received before this report."""
 
     @property
     def settled(self) -> bool:
-        """It is not on its way to another version; after a failure it still has the one before."""
+        """Whether it is not on its way to another version; after a failure it still has the one before."""
         return self.phase in ("", "Failed")
 
     @property
@@ -49,10 +49,10 @@ def _same_content(member: EndpointWeights, record: WeightsRecord) -> bool:
 
 
 def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
-    """Whether it has what the operation wants.
+    """Whether it serves the operation's target.
 
-    As long as nobody has shown what that is, it must have been told: else it may be from another folder, ordered under the
-    same version before.
+    As long as no endpoint has reported the checksum, it must have received the order: else its weights may be from
+    another folder, ordered under the same version before.
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
     if target.proven is not None or not member.checksum:
@@ -63,7 +63,7 @@ def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
 
 
 def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """What it should serve; None for what it began with. `fresh`: it has just started, and serves nothing yet."""
+    """Target that it should serve; None for its first weights. `fresh`: it has just started, and serves nothing yet."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(id) if operation is not None else None
     attempt = progress.attempt if progress is not None else None
@@ -79,12 +79,14 @@ def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weigh
 
 
 def _from_folder(order: WeightsTarget) -> WeightsTarget:
-    """Of an update that has ended: nobody waits any more to transfer it."""
+    """Target of an ended update: no trainer waits to transfer it any more."""
     return order.model_copy(update={"transfer": False})
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
-    """`attempt`: of one that is tried once more; it is told what the others found, for it may have found something else."""
+    """Target of a record. `attempt`: of a retry; then it has the others' checksum, since the engine may have read other
+    content.
+    """
     return WeightsTarget(
         version=record.version,
         mode=record.mode,
@@ -97,7 +99,7 @@ def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarge
 
 
 def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> str:
-    """Why it may not be in the heap, as `Word: what is the matter`; empty when the weights do not stand in its way."""
+    """Reason why it is not routable, as `Word: text`; empty when its weights are no obstacle."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(member.id) if operation is not None else None
     if operation is not None and operation.is_running:

@@ -1,7 +1,7 @@
-"""An update of a pool's weights, decided from the pool's status and from what its endpoints last said. Pure.
+"""Update of a pool's weights, decided from the pool's status and from its endpoints' last reports. Pure.
 
-All that the operation needs is in the status: a server that dies between any two lines goes on from there. `begin` accepts
-an update, `advance` moves it on.
+The status holds the whole state of the operation: after a crash between any two lines a server continues from it.
+`begin` accepts an update, `advance` moves it on.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 DRAIN_SHARE = 4
-"""Of so many endpoints one reloads at a time in mode Drain, so that the pool keeps serving; one at least."""
+"""Number of endpoints of which one at a time reloads in mode Drain, so that the pool keeps serving; one at least."""
 PERMANENT_FAILURES = 3
-"""So many endpoints that failed, and none that did it: the rest is not tried, and goes on serving what it has."""
+"""Number of failed endpoints, without a successful one, after which the rest is not tried and keeps its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class WeightsStep:
     events: tuple[WeightsEvent, ...] = ()
 
 
-# asking for an update
+# request for an update
 
 
 def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
-    """The status with this update in it, and whether that is news. Raises Conflict for a version that means something else.
+    """The status with this update in it, and whether it changed. Raises Conflict for a version that means something else.
 
-    The same again attaches; the current version again tries once more the endpoints that failed; another one takes the
-    place of what is under way.
+    The same update again attaches to the running one. The current version again retries the endpoints that failed.
+    Another update replaces the running one.
     """
     weights = _follow_spec_model(weights, model, now).weights
     last = weights.operation
@@ -89,7 +89,7 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
 
 
 def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
-    """The current version was asked for: a new attempt for those that failed, and nothing where none did."""
+    """Retry the current version at endpoints that failed; no change where none did."""
     last = weights.operation
     if last is None or not any(p.phase == "Failed" for p in last.endpoints.values()):
         return weights, False
@@ -122,11 +122,13 @@ def _proof(record: WeightsRecord) -> str:
     return f" with checksum {record.proven}" if record.proven else ""
 
 
-# moving it on
+# progress
 
 
 def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime) -> WeightsStep:
-    """What follows from what the endpoints say. `model`: the folder in the spec; `members`: endpoints that serve that one."""
+    """Next step of the operation, by the endpoints' reports. `model`: folder in the spec; `members`: endpoints that
+    serve it.
+    """
     step = _follow_spec_model(weights, model, now)
     weights, operation = step.weights, step.weights.operation
     if operation is None or not operation.is_running:
@@ -136,7 +138,7 @@ def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeight
 
 
 def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> WeightsStep:
-    """Another model in the spec is the newest word: what was ordered on top of the one before it no longer holds."""
+    """Reset to a new model in the spec: earlier updates were made on top of the model before it."""
     if weights.model == model:
         return WeightsStep(weights)
     if not weights.model:
@@ -159,9 +161,9 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
 def _adopt_checksum(
     weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStatus:
-    """The spec's own model is called by the checksum that the first engine found in its folder.
+    """Name the spec's own model by the checksum that the first engine found in its folder.
 
-    Where the first to serve anything has done a first update after all, too late, it is that one.
+    Where the first endpoint to serve anything has a late first update, the version is that one.
     """
     if weights.current is not None:
         return weights
@@ -184,7 +186,7 @@ def _adopt_checksum(
 
 
 def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]) -> WeightsStatus:
-    """Who failed and has it after all, or is gone, is no longer remembered as failed."""
+    """Forget the failures of endpoints that succeeded after all, or are gone."""
     operation, by_id = weights.operation, {m.id: m for m in members}
     if operation is None or weights.current is None:
         return weights
@@ -202,7 +204,7 @@ def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]
 
 
 def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
-    """Why some failed; and how often one was asked, for an order must not change under who has carried it out."""
+    """The endpoints' failures and attempts. The attempt stays, because an order must not change after it was carried out."""
     return {id: p for id, p in endpoints.items() if p.phase == "Failed" or p.attempt is not None}
 
 
@@ -212,7 +214,7 @@ def _advance_operation(
     said: list[WeightsEvent] = []
     if operation.phase == "Pending":
         said.append(WeightsEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
-    for member in members:  # the first that has it says what its content is, and the others are measured by that
+    for member in members:  # the first that has it reports its checksum, and the others are compared with that
         if operation.target.proven is None and member.checksum and is_at_target(member, operation):
             target = operation.target.model_copy(update={"proven": member.checksum})
             operation = operation.model_copy(update={"target": target})
@@ -250,7 +252,7 @@ def _progress(
         return _in_phase(progress, "Done", now, _why_from_folder(member, target))
     if progress.phase == "Failed":
         return progress
-    # An engine that was told the checksum says by itself that it finds another one, once it has looked again.
+    # An engine that was sent the checksum reports a mismatch by itself, after reading again.
     told = target_of(target, progress.attempt).checksum is not None
     if member.version == target.version and member.settled and not told and _is_about_target(member, target, progress):
         return _in_phase(progress, "Failed", now, f"its folder has checksum {member.checksum}, not {target.proven}")
@@ -258,7 +260,7 @@ def _progress(
         return _in_phase(progress, "Failed", now, member.error or "it gives no reason")
     if progress.phase == "Ordered" and target.transfer:
         progress = _transfer_progress(progress, member, target)
-    if progress.phase == "Done":  # its engine was started anew and loads once more, or has not been heard yet
+    if progress.phase == "Done":  # its engine was restarted and loads once more, or has not reported yet
         return _in_phase(progress, "Ordered", now) if member.last_report_at else progress
     turn_to_come = progress.phase == "Waiting" and member.last_report_at
     waited = min((now - progress.since).total_seconds(), member.known_for)
@@ -279,14 +281,14 @@ def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, targ
 
 
 def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
-    """Why it has them from there, although they were to be transferred; empty where it has them from the trainer."""
+    """Reason why it read them from the folder despite a transfer; empty where it has them from the trainer."""
     if not target.transfer:
         return ""
     return "its release of Rollyard does not support transfers" if member.note is None else member.note
 
 
 def _is_about_target(member: EndpointWeights, target: WeightsRecord, progress: EndpointProgress) -> bool:
-    """Whether what it says is about this order, and not about the one before it."""
+    """Whether its report is about this target, and not about the one before it."""
     order = target_of(target, progress.attempt)
     return member.acknowledged == order if member.attempt is None else member.attempt == order.attempt
 
@@ -303,7 +305,7 @@ def _next_to_update(
     members: Sequence[EndpointWeights],
     now: datetime,
 ) -> dict[str, EndpointProgress]:
-    """Whose turn it is: who serves nothing now at once, of the others as many as the mode allows."""
+    """Endpoints whose turn it is: those without weights at once, of the others as many as the mode allows."""
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.last_report_at]
     free = [m for m in waiting if not m.is_serving]
@@ -332,7 +334,7 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
-    """The operation is over when nobody is left to wait for; without one that did it, the version before it stays."""
+    """End the operation when no endpoint is left to wait for; if none succeeded, the version before it stays."""
     operation = weights.operation
     assert operation is not None
     phases = [p.phase for p in operation.endpoints.values()]
@@ -340,7 +342,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     hopeless = operation.target.mode == "Drain" and not done and failed >= PERMANENT_FAILURES
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
         return WeightsStep(weights)
-    if not phases and operation.total:  # all of them went: nobody has shown that it can be served, the next one will
+    if not phases and operation.total:  # all of them went: whether it can be served is for the next one to show
         return WeightsStep(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")
@@ -363,7 +365,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
 
 
 def _from_folder(operation: WeightsOperation) -> str:
-    """Who did not get them from the trainer, although they were to be transferred."""
+    """Text about endpoints that read the folder despite a transfer."""
     why = [f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Done" and p.reason]
     return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
