@@ -124,9 +124,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
-    """Sandboxes that fit, by the sandbox that the node agent works with: from its first Welcome, whatever the pool's
-    spec is now.
-    """
+    """Sandboxes that fit, by the sandbox of the node agent's first Welcome, whatever the pool's spec is now."""
     if hello.places:
         return hello.places
     if hello.widths:  # an older node agent sends no capacity; only its present widths are sure to fit

@@ -113,8 +113,9 @@ def _quoted(text: str) -> str:
 
 
 async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
-    """Read a JSON object; `empty`: no body is accepted too. Raises BadRequest, TooLarge, RequestTimeout,
-    UnsupportedMediaType.
+    """Read a JSON object; `empty`: no body is accepted too.
+
+    Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType.
     """
     data = await request_bodies.read(request, MAX_BODY_BYTES)
     body = await request_bodies.run_in_parser_thread(request_bodies.parse, data) if data or not empty else {}

@@ -1,6 +1,4 @@
-"""Bodies of requests: read after the caller's token was checked, within limits of time and size; long parsing runs
-beside the loop.
-"""
+"""Bodies of requests: read after the check of the token, within limits of time and size; long parsing runs in a thread."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def _close(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
-    """Answers how it was in the end, without its trajectory, which is gone."""
+    """Delete a session and its trajectory; the response is its last state."""
     ended = request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
     return web.json_response(ended.view().model_dump(mode="json"))
 

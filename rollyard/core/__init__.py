@@ -1,3 +1,1 @@
-"""Parts that every process uses: errors, clock, telemetry, waiting, and HTTP bodies within limits. No kind is known
-here.
-"""
+"""Parts of every process: errors, clock, telemetry, waiting, and HTTP bodies within limits. No kind is known here."""

@@ -14,9 +14,7 @@ _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate"
 
 
 async def continue_on_demand(_: web.Request) -> None:
-    """Send nothing yet, as an `expect_handler`: `send_continue` sends `100 Continue`, so a refused caller never gets
-    one.
-    """
+    """Send nothing yet (an `expect_handler`): `send_continue` sends `100 Continue`, so a refused caller gets none."""
 
 
 async def send_continue(request: web.Request) -> None:

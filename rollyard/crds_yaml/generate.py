@@ -1,5 +1,6 @@
-"""Generator of the CRD of each kind: structural schema, printer columns, subresources. `python -m
-rollyard.crds_yaml.generate`.
+"""Generator of each kind's CRD: structural schema, printer columns, subresources.
+
+Run it with `python -m rollyard.crds_yaml.generate`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What serves an `InferencePool`: the model, and one of three kinds of engine."""
+"""Engine of an `InferencePool`: the model, and one of three kinds of engine."""
 
 from __future__ import annotations
 

@@ -243,9 +243,7 @@ class RolloutError(WireModel):
     @field_validator("message")
     @classmethod
     def _storable(cls, message: str) -> str:
-        """Cut and clean the message: texts of others may be long, and hold halves of surrogate pairs, which no JSON can
-        hold.
-        """
+        """Cut and clean the message: it may be long, and hold halves of surrogate pairs, which no JSON can hold."""
         return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 

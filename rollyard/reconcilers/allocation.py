@@ -65,9 +65,7 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Callback with the uid of an allocation whose job has ended: its leases are taken back, and a surviving copy
-        is fenced.
-        """
+        """Callback with the uid of an allocation whose job has ended; it takes its leases back and fences a surviving copy."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
         self._awaiting_user_name: dict[str, float] = {}
@@ -115,9 +113,7 @@ class AllocationReconciler:
         await self._submitter.refuse(allocation, str(error))
 
     async def _has_owner(self, allocation: Allocation) -> bool:
-        """Whether its pool still exists, with the same uid; a pool whose finalizer was removed by hand leaves its
-        allocations behind.
-        """
+        """Whether its pool still exists, with the same uid. A pool may be gone if its finalizer was removed by hand."""
         try:
             return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
         except NotFound:
@@ -258,9 +254,7 @@ class AllocationReconciler:
         return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
 
     async def _is_gone(self, allocation: Allocation) -> dict[str, Any]:
-        """Status of an allocation whose job slurmctld has forgotten and no process reports; accounting may know how it
-        ended.
-        """
+        """Status of an allocation whose job slurmctld has forgotten; accounting may know how it ended."""
         status, now = allocation.status, self._clock.time()
         assert status.job_id is not None
         absence = self._feed.missing[status.job_id]

@@ -179,9 +179,7 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """Command that starts a gang: one process on each node. The first that dies ends all, and none waits long for the
-    others.
-    """
+    """Command that starts a gang: one process on each node. The first end ends all, and none waits long for the others."""
     if template.nodes == 1:
         return []
     # srun does not inherit the cores from sbatch (Slurm 22.05, release notes).

@@ -51,8 +51,9 @@ def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
 
 
 def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[LoadReport]) -> list[Metric]:
-    """Metrics of an InferencePool. `live`: held and requested sessions; `reports`: one for each allocation that has
-    been ready.
+    """Metrics of an InferencePool.
+
+    `live`: held and requested sessions; `reports`: one for each allocation that has been ready.
     """
     return [
         Metric("sessions", live, targets.target_sessions_per_replica),

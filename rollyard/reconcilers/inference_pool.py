@@ -77,8 +77,8 @@ class InferencePoolObserver:
         return self._endpoints.weights_report(meta.uid, f"{meta.namespace}/{meta.name}")
 
     def _member(self, allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
-        """A pool's member. Its load is sessions and not requests: between two turns an engine is idle but holds the
-        rollout's cache.
+        """A pool's member. Its load is sessions and not requests: an engine idle between two turns holds the rollout's
+        cache.
         """
         live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
         if state is None:
@@ -88,8 +88,9 @@ class InferencePoolObserver:
         )
 
     async def _requested_sessions(self, pool: InferencePool) -> int:
-        """Sessions held and requested by external agents, and by rollouts of all RolloutPools that use this pool, one
-        for each role it has there.
+        """Sessions held and requested, by external agents and by rollouts of all RolloutPools that use this pool.
+
+        A rollout counts once for each role that the pool has in its RolloutPool.
         """
         meta = pool.metadata
         total = self._outside_demand((meta.namespace, meta.name))

@@ -59,9 +59,7 @@ class Submitter:
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> Unix seconds of its last submit's answer, written here; a snapshot begun before may lack
-        its job.
-        """
+        """`answered`: uid -> Unix seconds of its last submit's answer, kept here; an older snapshot may lack its job."""
         self._store = store
         self._driver = driver
         self._feed = feed

@@ -222,8 +222,9 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
 
 
 def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
-    """Renewal times of members whose end is known, the first to end first. One that has a successor already still holds
-    a place of the surge.
+    """Renewal times of members whose end is known, the first to end first.
+
+    A member that has a successor already still holds a place of the surge.
     """
     waiting = [old for old, _ in view.pairs if not view.outdated(old)]
     ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)

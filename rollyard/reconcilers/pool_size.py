@@ -58,9 +58,7 @@ def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now:
 
 
 def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
-    """Usage of one allocation; None while its job has not begun. An expected start does not count, nor a job that never
-    had a node.
-    """
+    """Usage of one allocation; None while its job has not begun, or where it never had a node. Expected starts do not count."""
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, "PENDING") or status.start_time is None or not status.node:
         return known

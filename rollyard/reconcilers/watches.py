@@ -60,9 +60,7 @@ def build_reconcilers(
     outside_demand: Callable[[PoolKey], int],
     clock: Clock,
 ) -> Reconcilers:
-    """Reconcilers of all kinds. `outside_demand`: sessions of external agents that are open in an InferencePool, or
-    requested.
-    """
+    """Reconcilers of all kinds. `outside_demand`: open and requested sessions of external agents in an InferencePool."""
     recorder, expectations = EventRecorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)

@@ -71,9 +71,7 @@ class ServeOptions:
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT; allocations stay, and the next start adopts them. Returns 3 when a newer server
-    took over.
-    """
+    """Serve until SIGTERM or SIGINT; allocations stay for the next start. Returns 3 when a newer server took over."""
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
     os.environ.setdefault(

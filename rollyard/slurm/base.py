@@ -1,6 +1,4 @@
-"""Protocol of a Slurm driver, and its data. A job absent from a complete snapshot is gone; a failed snapshot proves
-nothing.
-"""
+"""Protocol and data of a Slurm driver. A job absent from a complete snapshot is gone; a failed snapshot proves nothing."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ class JobState(StrEnum):
 
     @classmethod
     def read(cls, word: str) -> JobState:
-        """Parse Slurm's word, with any addition (`CANCELLED by 1000`). An unknown state counts as not ended: nothing is
-        concluded.
-        """
+        """Parse Slurm's word, with any addition (`CANCELLED by 1000`). An unknown state counts as not ended."""
         first = word.split()[0].rstrip("+") if word.split() else ""
         return cls.__members__.get(_SYNONYMS.get(first, first), cls.RUNNING)
 
@@ -155,9 +151,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Resources of the cluster. They are read seldom, to check a template before its jobs are submitted and to explain
-    delays.
-    """
+    """Resources of the cluster. They are read seldom, to check a template before its submit and to explain delays."""
 
     version: str
     """Slurm's version, such as 22.05.8; `local` for the local driver."""
@@ -177,16 +171,14 @@ class Driver(Protocol):
     """Name that doctor shows: local, cli, slurmrestd, pyslurm."""
 
     async def snapshot(self) -> Snapshot:
-        """List all our jobs (name with our prefix), ended ones too as long as Slurm remembers them, tasks of arrays one
-        by one.
+        """List all our jobs (name with our prefix), ended ones as long as Slurm remembers them, tasks of arrays one by one.
 
         Raises SlurmUnreachable, also for an answer that cannot be read.
         """
         ...
 
     async def submit(self, script: BatchScript) -> list[str]:
-        """Submit, and return the job's id, or the tasks' ids in order for an array; JobIds where a complaint came with
-        them.
+        """Submit; return the job's id, or an array's ids in order of the tasks; JobIds where a complaint came with them.
 
         Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether the job was accepted.
         """

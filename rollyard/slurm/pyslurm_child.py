@@ -62,9 +62,7 @@ def version() -> str:
 
 
 def exit_code_and_signal(status: int) -> tuple[int, int]:
-    """Split a wait status. pyslurm's own function takes 128 from every exit code above it: `exit 130` would read as
-    `exit 2`.
-    """
+    """Split a wait status. pyslurm's function takes 128 from any exit code above it: `exit 130` would read as `exit 2`."""
     return (0, 0) if status == NO_VALUE else (status >> 8 & 0xFF, status & 0x7F)
 
 

@@ -1,5 +1,4 @@
-"""The child process with pyslurm: it gets one request at a time, each within a time limit, and is killed after a
-failure.
+"""The child process with pyslurm: one request at a time, each within a time limit, and killed after a failure.
 
 pyslurm holds Python's lock while it waits for Slurm, and Slurm's library may end its process at any call. Neither may
 happen to the server.
@@ -38,8 +37,8 @@ class PyslurmProcess:
     """One child at a time, started on demand."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, limit_seconds: float) -> None:
-        """`command`: a Python (3.9 or later) that can import pyslurm. It may see none of our files, so it gets its code
-        as an argument.
+        """`command`: a Python (3.9 or later) that can import pyslurm. Our files may be out of its reach: its code is an
+        argument.
         """
         self._command = (*command, "-c", _SOURCE.read_text())
         self._env, self._limit = env, limit_seconds
@@ -55,8 +54,8 @@ class PyslurmProcess:
         return self._child.process.pid if self._child is not None else None
 
     async def ask(self, call: str, **arguments: object) -> Any:
-        """Send a request and return its answer. The time limit counts from its turn on, and it waits no longer than
-        that for its turn.
+        """Send a request and return its answer. The time limit counts from its turn on, and bounds the wait for the
+        turn too.
 
         Raises SlurmUnreachable with the library's words, or with the child's end.
         """

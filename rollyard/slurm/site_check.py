@@ -103,9 +103,7 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
-    """Limits that a QOS may lift (its flags PartitionTimeLimit and PartitionMaxNodes, which Slurm does not publish
-    here).
-    """
+    """Limits that a QOS may lift (its flags PartitionTimeLimit and PartitionMaxNodes, which are not known here)."""
     name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
         limit = walltime_text(partition.max_seconds)

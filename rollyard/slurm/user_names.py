@@ -6,9 +6,7 @@ import pwd
 
 
 def known_user(user: str) -> str:
-    """`uid 0 (root)`, from a uid or a name; a user unknown to this machine stays as it is, and an empty text stays
-    empty.
-    """
+    """`uid 0 (root)`, from a uid or a name; a user unknown to this machine and an empty text stay as they are."""
     if not user:
         return ""
     try:

@@ -125,9 +125,7 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
 
 
 def _metadata(metadata: Any) -> list[Problem]:
-    """Mistakes in metadata: ObjectMeta ignores unknown fields, for Kubernetes's sake, but a misspelt field is still a
-    mistake.
-    """
+    """Mistakes in metadata: ObjectMeta ignores unknown fields, for Kubernetes's sake, but a misspelt one is a mistake."""
     if not isinstance(metadata, dict):
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]

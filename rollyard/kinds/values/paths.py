@@ -1,6 +1,4 @@
-"""Paths in a spec. They are paths on the allocation's node, so they must be absolute; a YAML file may have them
-relative to it.
-"""
+"""Paths in a spec: absolute ones, since they are on the allocation's node. A YAML file may have them relative to it."""
 
 from __future__ import annotations
 

@@ -60,8 +60,10 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Check options. Raises ValueError for an unknown option, one that Rollyard sets or that has a field, and for a
-    value of several lines.
+    """Check options.
+
+    Raises ValueError for an unknown option, one that Rollyard sets or that has a field, and for a value of several
+    lines.
     """
     for option, value in options.items():
         check_option(option, OWN_OPTIONS)
@@ -85,8 +87,9 @@ def _did_you_mean(option: str, known: Iterable[str]) -> str | None:
 
 
 def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Check variables. Raises ValueError for a name that bash cannot set or that identifies a job, and for a value that
-    sbatch refuses.
+    """Check variables.
+
+    Raises ValueError for a name that bash cannot set or that identifies a job, and for a value that sbatch refuses.
     """
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name):

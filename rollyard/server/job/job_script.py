@@ -27,8 +27,9 @@ class JobOptions:
 
 
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
-    """The script. Raises BadRequest for an option that Rollyard sets itself, Invalid for a value that does not stand on
-    one line.
+    """The script of the server's job.
+
+    Raises BadRequest for an option that Rollyard sets itself, Invalid for a value that does not stand on one line.
     """
     for option in options.directives:
         try:

@@ -98,9 +98,7 @@ class ConnectedAgents:
             self.widths_changed.emit(agent)
 
     def request_capacity(self, agent: ConnectedAgent, want: CapacityRequest) -> None:
-        """Set its free capacity. A request sent before our last grant arrived lacks that grant and is ignored; another
-        follows.
-        """
+        """Set its free capacity. A request sent before our last grant arrived is outdated and ignored; another follows."""
         if want.grants is None or want.grants == agent.grants:
             agent.free_init, agent.free_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
             self.room_offered.emit(agent.pool)
@@ -128,9 +126,7 @@ class ConnectedAgents:
                 agent.walltime_ends = at
 
     def expel(self, uid: str) -> None:
-        """Close its connection for good: Slurm reports the job as ended, so a connected copy lives on a lost node and
-        must exit.
-        """
+        """Close its connection for good. Its job has ended for Slurm: a connected copy lives on a lost node and must exit."""
         for agent in [a for a in self._by_holder.values() if a.identity.uid == uid]:
             agent.expel()
 

@@ -70,9 +70,7 @@ class _GrantedLease:
 
 @dataclass(slots=True)
 class _AgentCapacity:
-    """A node agent's free capacity at the start of the round. The writer's thread changes it, so it is a copy of the
-    loop's state.
-    """
+    """A copy of a node agent's free capacity at the start of the round, since the writer's thread changes it."""
 
     agent: ConnectedAgent
     free: dict[Stage, int]

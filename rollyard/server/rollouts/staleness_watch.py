@@ -36,9 +36,7 @@ class _PoolVersions:
 
 
 class StalenessWatch:
-    """Decides from the store and from the endpoints' reports; a restart loses only the time since which a version is
-    missing.
-    """
+    """Decides from the store and the endpoints' reports; a restart loses only the time since which a version is missing."""
 
     def __init__(
         self,

@@ -253,9 +253,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
 
 
 def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
-    """Reason why a verdict cannot stand as a score: a reward without sampled tokens, or one that is not finite, spoils
-    a batch.
-    """
+    """Reason why a verdict cannot stand as a score: a reward without sampled tokens or a non-finite one spoils a batch."""
     ended = f"it ended {event.status}"
     if event.sampled == 0:
         return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")

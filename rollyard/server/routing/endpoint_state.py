@@ -18,9 +18,7 @@ SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
 OUT_SECONDS = ("Ejected", "Unhealthy")
-"""Reasons of ours and of an engine's supervisor for an endpoint that has fallen silent; others mean loading or an
-orderly end.
-"""
+"""Reasons for a silent endpoint, ours and an engine supervisor's; other reasons mean loading or an orderly end."""
 
 
 @dataclass(frozen=True, slots=True)

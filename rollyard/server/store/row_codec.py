@@ -53,9 +53,7 @@ _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 """Statement for `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
-"""Statement for `to_moving` and the seq. The fields of the accepted request are never written again, nor is a terminal
-record.
-"""
+"""Statement for `to_moving` and the seq. It never writes the fields of the accepted request, nor a terminal record."""
 
 
 def select(index: str | None) -> str:

@@ -51,17 +51,19 @@ class SqliteStore:
     async def open(
         cls, folder: Path, clock: Clock | None = None, run: JobRun | None = None, told_epoch: int = 0
     ) -> SqliteStore:
-        """Open the folder and create missing files. `run`: run of the Slurm job that this process is in; the folder is
-        taken over from an earlier run of it. `told_epoch`: newest epoch known to other processes, which a database from
-        a backup may lack.
+        """Open the folder and create missing files.
+
+        `run`: run of the Slurm job that this process is in; the folder is taken over from an earlier run of it.
+        `told_epoch`: newest epoch known to other processes, which a database from a backup may lack.
 
         Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
         """
         return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
-        """Check that the folder is still ours. Raises Superseded when a newer server has it, Unavailable when it cannot
-        be read.
+        """Check that the folder is still ours.
+
+        Raises Superseded when a newer server has it, Unavailable when it cannot be read.
         """
         if not self._lock.held:
             await asyncio.to_thread(self._lock.acquire)  # a lost node may have released it by now

@@ -44,9 +44,7 @@ class _Request:
 
 
 class Writer:
-    """Runs changes in order of arrival; `published` is called on the loop with the committed changes, before the calls
-    return.
-    """
+    """Runs changes in order of arrival; calls `published` on the loop with the committed changes, before the calls return."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit

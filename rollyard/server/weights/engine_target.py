@@ -84,9 +84,7 @@ def _from_folder(order: WeightsTarget) -> WeightsTarget:
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
-    """Target of a record. `attempt`: of a retry; then it has the others' checksum, since the engine may have read other
-    content.
-    """
+    """Target of a record. `attempt`: of a retry; it has the others' checksum, since the engine may have read other content."""
     return WeightsTarget(
         version=record.version,
         mode=record.mode,

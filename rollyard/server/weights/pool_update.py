@@ -126,8 +126,9 @@ def _proof(record: WeightsRecord) -> str:
 
 
 def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime) -> WeightsStep:
-    """Next step of the operation, by the endpoints' reports. `model`: folder in the spec; `members`: endpoints that
-    serve it.
+    """Next step of the operation, by the endpoints' reports.
+
+    `model`: folder in the spec; `members`: endpoints that serve it.
     """
     step = _follow_spec_model(weights, model, now)
     weights, operation = step.weights, step.weights.operation

@@ -56,9 +56,7 @@ class SlurmrestdAddress:
 
 @dataclass(frozen=True, slots=True)
 class SlurmCredentials:
-    """Credentials of the user that our jobs belong to. `token_file` is read again for each request, so that a token can
-    be renewed under a server.
-    """
+    """Credentials of the user that our jobs belong to. `token_file` is read for each request, so a token can be renewed."""
 
     token: str | None = None
     token_file: Path | None = None

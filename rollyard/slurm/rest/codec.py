@@ -44,9 +44,7 @@ class Codec(ABC):
     version: str
     """Version in the URL's path, such as v0.0.38."""
     fields: frozenset[str] | None = None
-    """Fields of a submitted job that the server knows, where it would ignore others; None where it refuses others
-    itself.
-    """
+    """Fields of a submitted job that the server knows, if it ignores others; None if it refuses others itself."""
 
     column = 0
     """Column in the table of options."""

@@ -22,8 +22,9 @@ PORTS = {"http": 80, "https": 443}
 async def request(
     address: SlurmrestdAddress, method: str, path: str, headers: Mapping[str, str], body: bytes | None
 ) -> tuple[int, bytes]:
-    """Send a request and return the answer's status and body. Raises OSError, EOFError, and ValueError for malformed
-    HTTP; has no time limit.
+    """Send a request and return the answer's status and body, without a time limit.
+
+    Raises OSError, EOFError, and ValueError for malformed HTTP.
     """
     async with _connected(address) as (reader, writer):
         parts = urlsplit(address.url)

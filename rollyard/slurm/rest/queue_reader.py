@@ -1,5 +1,4 @@
-"""Parser of queues: a large one is parsed in a child, since parsing holds Python's lock and would stop the whole
-server.
+"""Parser of queues: large ones are parsed in a child, since parsing holds Python's lock and would stop the server.
 
 The child ends when its stdin does, however the server ended. It is started on demand, and again after a failure.
 """

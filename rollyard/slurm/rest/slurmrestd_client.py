@@ -63,9 +63,7 @@ class SlurmrestdClient:
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
     def token_hint(self) -> str:
-        """Text to add to an error that may be about our token: slurmrestd passes the token on and does not report the
-        result.
-        """
+        """Text to add to an error that may be about our token, since slurmrestd does not report what became of it."""
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

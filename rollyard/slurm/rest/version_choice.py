@@ -12,9 +12,7 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
-"""Versions that are supported. Slurm 22.05 has v0.0.38 and 26.05 v0.0.45. v0.0.39 has a third shape, and is never the
-only one.
-"""
+"""Versions that are supported: Slurm 22.05 has v0.0.38, 26.05 v0.0.45. v0.0.39 has a third shape, and is never alone."""
 
 
 @dataclass(frozen=True)
