@@ -72,10 +72,14 @@ class Field:
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
         assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
         self.attempts = {t.attempt for t in trajectories}
+        await self.settled(jobs)
+        assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
 
+    async def settled(self, jobs: int = 4) -> None:
+        """Wait until as many jobs live as are declared, and each is one of an allocation."""
         seen: list[Any] = []
 
-        async def settled() -> bool:
+        async def look() -> bool:
             live = {j.id for j in await self.yard.jobs() if j.id != self.stranger}
             allocations = await self.yard.allocations(self.client)
             active = {a.status.job_id for a in allocations if not a.status.is_ended}
@@ -83,10 +87,9 @@ class Field:
             return live == active and len(live) == jobs
 
         try:
-            await self.yard.until(settled)
+            await self.yard.until(look)
         except AssertionError as error:
             raise AssertionError(f"{seen}\n{error}") from None
-        assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
 
     async def allocations(self, kind: str = "RolloutPool") -> list[Allocation]:
         return [a for a in await self.yard.allocations(self.client) if a.spec.pool.kind == kind]
