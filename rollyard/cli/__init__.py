@@ -1,1 +1,1 @@
-"""The `rollyard` command; its manners are kubectl's."""
+"""The `rollyard` command; it follows kubectl's conventions."""

@@ -1,4 +1,4 @@
-"""`rollyard describe`: everything there is to know about an object, for a person."""
+"""`rollyard describe`: the details of an object, for people."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
         allocations, _ = await client.list_objects("Allocation", namespace)
         owned = [a for a in allocations if isinstance(a, Allocation) and a.spec.pool.uid == obj.metadata.uid]
         events, _ = await client.list_objects("Event", namespace)
-        uids = {obj.metadata.uid, *(a.metadata.uid for a in owned)}  # not by name: a namesake may have been deleted
+        uids = {
+            obj.metadata.uid,
+            *(a.metadata.uid for a in owned),
+        }  # not by name: a deleted object may have had the same one
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
         click.echo("\n".join(_lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))))
 
@@ -79,7 +82,7 @@ def _pool(pool: Pool) -> list[str]:
 
 
 def endpoint_lines(endpoints: Sequence[EndpointStatus]) -> list[str]:
-    """One line each, with the limit that admission sets and why."""
+    """Return one line for each endpoint, with its admission limit and the reason for it."""
     rows = [["ENDPOINT", "READY", "SESSIONS", "CAPACITY", "WEIGHTS", "URL", "REASON"]]
     for e in endpoints:
         sessions = str(e.sessions) if e.max_sessions is None else f"{e.sessions} of {e.max_sessions}"
@@ -117,7 +120,7 @@ def _job(status: AllocationStatus) -> list[str]:
 
 
 def _exit_code(code: int | None) -> str:
-    """A shell's 137 is SIGKILL's 9."""
+    """Format an exit code; a shell's 137 is SIGKILL's 9."""
     if code is None:
         return "<none>"
     try:

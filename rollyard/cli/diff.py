@@ -1,4 +1,4 @@
-"""`rollyard diff`: what an apply would change, in the objects and in what is submitted for them."""
+"""`rollyard diff`: the changes that an apply would make, in objects and in submitted batch scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizer
 
 
 def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
-    """Around all of the command, the making of its client too: elsewhere a failure exits 1, which here says `different`."""
+    """Wrap the whole command with its client: other commands exit with 1 after an error, which here means `different`."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:
@@ -80,7 +80,7 @@ async def _live(client: AsyncClient, obj: KindObject) -> KindObject | None:
 
 
 def _user_yaml(obj: KindObject | None) -> list[str]:
-    """What of it a user writes, as YAML."""
+    """Return the object's user-written fields as YAML."""
     if obj is None:
         return []
     data = obj.dump()

@@ -1,4 +1,4 @@
-"""`rollyard doctor`: probes this machine, its Slurm and a node of it with real actions, and says what to change."""
+"""`rollyard doctor`: probes this machine, its Slurm and one node with real actions, and prints remedies."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _local_probes(scratch: Path, data: Path | None) -> Iterator[Finding]:
 
 
 def _print_finding(found: Iterator[Finding]) -> bool:
-    """Whether something failed."""
+    """Print the findings; return whether one failed."""
     failed = False
     for finding in found:
         click.echo(f"{finding.level:4}  {finding.what:20} {finding.detail}")

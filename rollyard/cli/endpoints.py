@@ -1,4 +1,4 @@
-"""`rollyard endpoints`: the model servers of an InferencePool; those that others run come and go by these commands too."""
+"""`rollyard endpoints`: lists an InferencePool's model servers; also adds and removes external ones."""
 
 from __future__ import annotations
 

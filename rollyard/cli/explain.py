@@ -1,4 +1,4 @@
-"""`rollyard explain`: what a field is for, from the models themselves."""
+"""`rollyard explain`: the meaning of a field, from the models themselves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""kubectl's jsonpath templates: `{.items[*].metadata.name}`, filters, `{range}`; what is not read here is refused.
+"""kubectl's jsonpath templates: `{.items[*].metadata.name}`, filters, `{range}`; unsupported syntax is refused.
 
-Source of the dialect: the page "JSONPath Support" of the Kubernetes documentation. As there, a field that is missing
-picks nothing, several values are separated by a space, and text outside of braces stands as it is.
+Source of the dialect: the page "JSONPath Support" of the Kubernetes documentation. As there, a missing field selects
+nothing, several values are separated by a space, and text outside braces is copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rollyard.core.errors import BadRequest
 
 Step = Callable[[list[Any]], list[Any]]
-"""One step of a path: the nodes before it -> the nodes behind it."""
+"""One step of a path: maps the nodes before it to the nodes after it."""
 
 _TOKEN = re.compile(
     r"""\.\.(?P<deep>\*|[\w-]+)
@@ -34,14 +34,14 @@ HELP = 'paths look like {.status.replicas.ready}, {.items[*].metadata.name} or {
 
 
 def jsonpath(data: Any, template: str) -> str:
-    """The template with what its paths pick. Raises BadRequest for what is no template of this dialect."""
+    """Fill the template with the values that its paths select. Raises BadRequest for a template outside this dialect."""
     parts = list(_parts(template if "{" in template else "{" + template + "}"))
     return "".join(_render(parts, data))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """The inside of a pair of braces."""
+    """The content of a pair of braces."""
 
     text: str
 
@@ -106,7 +106,7 @@ def _steps(path: str) -> Iterator[Step]:
     if rest in ("", "."):
         return
     if rest[0] not in ".[":
-        rest = "." + rest  # kubectl takes {metadata.name} as well
+        rest = "." + rest  # kubectl accepts {metadata.name} as well
     at = 0
     while at < len(rest):
         match = _TOKEN.match(rest, at)
@@ -151,7 +151,7 @@ def _filter(text: str, path: str) -> Step:
         try:
             return any(compare(found, right) for found in _follow_steps(left, item))
         except TypeError:
-            return False  # a number and a text have no order
+            return False  # a number and a text cannot be ordered
 
     return lambda nodes: [i for i in _children(nodes, "*") if holds(i)]
 
@@ -181,7 +181,7 @@ def _subscript(inside: str, path: str) -> Step:
 
 
 def _literal(text: str) -> Any:
-    """A quoted text, a number, true, false or null."""
+    """Parse a quoted text, a number, true, false or null."""
     if text[:1] in ("'", '"'):
         if len(text) < 2 or text[-1] != text[0]:
             raise _unsupported(text, "a quote is not closed")

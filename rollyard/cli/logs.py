@@ -1,4 +1,4 @@
-"""`rollyard logs`: what the jobs of allocations printed, also those that have ended."""
+"""`rollyard logs`: the output of allocations' jobs, including ended ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def logs(
 async def _print(
     client: AsyncClient, allocation: Allocation, shown: Sequence[Allocation], follow: bool, tail: int | None
 ) -> None:
-    """Whole lines, with the allocation's name before each where several are shown."""
+    """Print whole lines, prefixed with the allocation's name when several are shown."""
     meta = allocation.metadata
     prefix = f"[{meta.name}] ".encode() if len(shown) > 1 else b""
     rest = b""
@@ -68,7 +68,7 @@ async def _print(
 
 
 async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> KindObject:
-    """What the words name; a bare name is an allocation's or a pool's. Raises NotFound, UsageError."""
+    """Return the named object; a bare name is an allocation's or a pool's. Raises NotFound, UsageError."""
     if len(words) > 1 or "/" in words[0]:
         _, keys = kind_and_names(words, namespace)
         if len(keys) != 1 or keys[0].kind == "Event":
@@ -89,7 +89,7 @@ async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, 
 
 
 async def _select_allocations(client: AsyncClient, named: KindObject, previous: bool) -> list[Allocation]:
-    """Raises NotFound, saying what there is, where there is none."""
+    """Return the allocations to show. Raises NotFound, with a list of those that exist, when there are none."""
     if isinstance(named, Allocation) and not previous:
         return [named]
     name = f"{named.SINGULAR}/{named.metadata.name}"

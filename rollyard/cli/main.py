@@ -1,4 +1,4 @@
-"""The entry point: which command lives where. A command's module is imported when it is used, so that help is instant."""
+"""The entry point: maps commands to modules. A command's module is imported on use, so that help is instant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Manifests from files, folders or standard input.
 
-A relative path in a manifest is relative to its file; standard input has no folder, so there each path must be absolute,
-as in every other client of the API.
+A relative path in a manifest is relative to its file; standard input has no folder, so there each path must be
+absolute, as in all other clients of the API.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ENDINGS = {".yaml", ".yml", ".json"}
 
 
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
-    """Every object, in order, in `namespace` where it names none.
+    """Read every object, in order; `namespace` applies to objects without one.
 
-    Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, is no text or is empty.
+    Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, not text or empty.
     """
     found: list[KindObject] = []
     for name in names:

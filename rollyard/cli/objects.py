@@ -23,7 +23,7 @@ from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 2.0
-"""A wait that takes longer says what it waits for, no more often than this."""
+"""A longer wait prints its reason, at most this often."""
 _OF_POOLS = ("ready", "updated")
 
 
@@ -151,7 +151,7 @@ async def get(
 async def _show_kinds(
     client: AsyncClient, kinds: Sequence[type[KindObject]], where: str | None, selector: str, form: str
 ) -> None:
-    """A table for each kind, with the kind before each name, as kubectl does it."""
+    """Print a table for each kind, with the kind before each name, as kubectl does."""
     if form not in ("", "wide", "name"):
         raise click.UsageError(f"-o {form} works with one kind only; for several kinds use -o wide, -o name or no -o")
     tables: list[str] = []
@@ -251,7 +251,7 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
     holds = _deleted if what == "delete" else partial(condition_holds, type=type, status=status or "True")
     for key in named(words, namespace):
         if what != "delete":
-            await client.get(key)  # NotFound for what never existed
+            await client.get(key)  # NotFound for an object that never existed
         complaint = "still exists" if what == "delete" else f"did not reach {what}"
         obj = await _wait_until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
@@ -266,9 +266,10 @@ def _deleted(obj: KindObject | None) -> bool:
 
 
 def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
-    """Whether a condition has this status at the object's generation.
+    """Return whether a condition has this status at the object's generation.
 
-    Raises NotFound for an object that is gone, Standstill for a pool that cannot become Ready or Updated as it stands.
+    Raises NotFound for an object that is gone, NoProgress for a pool that cannot become Ready or Updated without a
+    change.
     """
     if obj is None:
         raise NotFound("the object was deleted during the wait")
@@ -281,7 +282,7 @@ def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
 
 
 def _current_conditions(obj: KindObject | None) -> list[Condition]:
-    """The conditions that were observed at the object's own generation."""
+    """Return the conditions that were observed at the object's own generation."""
     conditions: list[Condition] = getattr(getattr(obj, "status", None), "conditions", [])
     return [c for c in conditions if obj is not None and c.observed_generation >= obj.metadata.generation]
 
@@ -291,7 +292,7 @@ def _condition_text(condition: Condition) -> str:
 
 
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
-    """Text about the conditions that are waited for: the false ones, or that the object has none of them."""
+    """Describe the awaited conditions: the false ones, or that the object has none of them."""
     current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:
@@ -312,9 +313,9 @@ async def _wait_until(
     complaint: str,
     types: Sequence[str] = _OF_POOLS,
 ) -> KindObject | None:
-    """The object once it holds; meanwhile a line on stderr for each thing that it waits for.
+    """Return the object once it holds; meanwhile print each reason for waiting on stderr.
 
-    Ends the process with exit code 1 when that takes too long.
+    Ends the process with exit code 1 after `seconds`.
     """
     obj: KindObject | None = None
     name, said, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()

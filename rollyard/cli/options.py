@@ -20,18 +20,18 @@ Run = Callable[..., Coroutine[Any, Any, None]]
 
 
 RETRY_SECONDS = 4.0
-"""How long a command waits for a server that is away; a restart takes a second or two."""
+"""Time for which a command waits for an unreachable server; a restart takes a second or two."""
 START_SECONDS = 20.0
-"""How long the first command of a script waits for a server that was started just before it."""
+"""Time for which the first command of a script waits for a server that was started just before."""
 
 
 def with_client(command: Run) -> Callable[..., None]:
-    """A command that gets a client first, and --kubeconfig and --namespace with it."""
+    """Turn a command into one with --kubeconfig and --namespace, which gets a client as first argument."""
     return _with_client(command, starts=False)
 
 
 def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
-    """The same for a command that may follow `rollyard serve &`: it waits for the server's first answer."""
+    """Do the same for a command that may follow `rollyard serve &`: it waits for the server's first answer."""
     return _with_client(command, starts=True)
 
 
@@ -55,7 +55,7 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
 
 
 async def _wait_for_server(kubeconfig: Path | None) -> None:
-    """Return once the server answers; the kubeconfig is read again each time, since a new server writes it.
+    """Wait for the server's first answer; read the kubeconfig again each time, because a new server writes it.
 
     Raises BadRequest, Unavailable after START_SECONDS.
     """
@@ -76,7 +76,7 @@ async def _wait_for_server(kubeconfig: Path | None) -> None:
 
 
 def _once_per_warning() -> Callable[[str], None]:
-    """Says each warning once, as kubectl does."""
+    """Return a function that prints each warning once, as kubectl does."""
     said: set[str] = set()
 
     def warn(text: str) -> None:
@@ -88,7 +88,7 @@ def _once_per_warning() -> Callable[[str], None]:
 
 
 def kinds_of(word: str) -> list[type[KindObject]]:
-    """`KIND` or `KIND,KIND...`. Raises UsageError for a kind there is not."""
+    """Parse `KIND` or `KIND,KIND...`. Raises UsageError for an unknown kind."""
     found = []
     for name in filter(None, word.split(",")):
         kind = find_kind(name)
@@ -102,14 +102,15 @@ def kinds_of(word: str) -> list[type[KindObject]]:
 
 
 def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
-    """`KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name: a command that changed nothing would look done."""
+    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name: otherwise a command could silently do
+    nothing."""
     if keys := kind_and_names(words, namespace)[1]:
         return keys
     raise click.UsageError("name an object: KIND NAME or KIND/NAME")
 
 
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:
-    """`KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for a kind there is not, and for two of them."""
+    """Parse `KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for an unknown kind, and for two kinds."""
     first, *rest = words
     kind_word, slash, name = first.partition("/")
     kind, *more = kinds_of(kind_word)

@@ -1,4 +1,4 @@
-"""Objects as tables, YAML, JSON, names, or what a jsonpath picks."""
+"""Objects as tables, YAML, JSON, names, or values selected by a jsonpath."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAP = "   "
 
 
 def show(kind: type[KindObject], objects: Sequence[KindObject], form: str, *, one: bool = False) -> None:
-    """Print them in a form that is no table. Raises UsageError for a form there is not."""
+    """Print objects in a form other than a table. Raises UsageError for an unknown form."""
     match form:
         case "name":
             for obj in objects:
@@ -38,12 +38,12 @@ def show(kind: type[KindObject], objects: Sequence[KindObject], form: str, *, on
 def table(
     kind: type[KindObject], objects: Sequence[KindObject], *, wide: bool, namespaces: bool, prefix: str = ""
 ) -> list[str]:
-    """`prefix` stands before each name, such as `rolloutpool/` where several kinds are shown."""
+    """Return a table's lines. `prefix` precedes each name, such as `rolloutpool/` when several kinds are shown."""
     return Table(kind, wide=wide, namespaces=namespaces, prefix=prefix).lines(objects)
 
 
 class Table:
-    """A table that may grow: rows that come later stand in line with those before."""
+    """A table that may grow: later rows are aligned with earlier ones."""
 
     def __init__(self, kind: type[KindObject], *, wide: bool, namespaces: bool, prefix: str = "") -> None:
         self._columns = [c for c in columns(kind) if wide or not c.wide]
@@ -51,7 +51,7 @@ class Table:
         self._widths: list[int] = []
 
     def lines(self, objects: Sequence[KindObject]) -> list[str]:
-        """The next rows; the header before the first."""
+        """Return the next rows; the header before the first."""
         now, rows = datetime.now(UTC), list[list[str]]()
         if not self._widths:
             rows.append([*(["NAMESPACE"] if self._namespaces else []), *(c.name for c in self._columns)])
@@ -64,12 +64,12 @@ class Table:
 
 
 def widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[int]:
-    """The width of each column, in characters; at least those given."""
+    """Return the width of each column in characters, at least `least`."""
     found = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
     return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 
 
 def align(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[str]:
-    """The rows as lines, column under column."""
+    """Return the rows as lines with aligned columns."""
     found = widths(rows, least)
     return [GAP.join(cell.ljust(width) for cell, width in zip(row, found, strict=True)).rstrip() for row in rows]

@@ -1,4 +1,4 @@
-"""Commands that are processes: the server, and what batch scripts run."""
+"""Commands that run processes: the server, and the processes of batch scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts followed until they end: how many are where, and what those that wait are waiting for."""
+"""Progress of rollouts until they end: counts for each state, and the reasons for waiting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
 
 POLL_SECONDS = 1.0
 IN_QUEUE = "InQueue"
-"""Word of a rollout that waits for its turn alone; how many are before it changes all the time."""
+"""Reason of a rollout that only waits in the queue; its position changes all the time."""
 PARKED = "Parked"
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
 class ProgressLine:
-    """A line that is kept current on a terminal; elsewhere a line each time that the reason for waiting changes."""
+    """A line that is updated on a terminal; elsewhere a new line for each change of the reason for waiting."""
 
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:
         self._client, self._namespace, self._pool = client, namespace, pool
@@ -32,7 +32,7 @@ class ProgressLine:
 
     @contextlib.asynccontextmanager
     async def displayed(self) -> AsyncIterator[None]:
-        """Show it while the block runs."""
+        """Show the line while the block runs."""
         async with running(self._update_terminal() if sys.stderr.isatty() else self._print_lines()):
             yield
 
@@ -68,9 +68,9 @@ class ProgressLine:
 
 
 def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
-    """(what tells one reason from another, the line about it) of what most of these sentences say; empty texts for none.
+    """Return (key of a reason, its sentence) for the most common reason; empty texts for none.
 
-    Sentences with the same word differ by since when, and by how many are before each in the queue.
+    Sentences with the same key differ in their time, and in the position in the queue.
     """
     by_word: dict[str, list[str]] = {}
     for sentence in waiting:
@@ -83,12 +83,12 @@ def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
-    """Wait for one rollout, with a line for each change of its state or of what it waits for."""
+    """Wait for one rollout; print a line for each change of its state or of its reason for waiting."""
     said, missed = "", 0
     while True:
         try:
             view, trajectory = await client.rollout(id, namespace, wait=0.3)
-        except Unavailable as error:  # a server that is away for longer than a call waits
+        except Unavailable as error:  # the server is away for longer than a call waits
             missed += 1
             said = _print_state(said, f"rollout/{id}: {error}" if missed == 1 else said)
             continue

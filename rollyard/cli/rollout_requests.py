@@ -21,19 +21,19 @@ from rollyard.kinds.schema.validation import problems_of
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
 _AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
-"""Where a cause of the API stands in the body of a submit."""
+"""Position of a cause in the body of a submit, as the API reports it."""
 
 
 @dataclass(frozen=True)
 class NumberedRequest:
-    """A request and the line that its task stands on."""
+    """A request and the line number of its task."""
 
     line: int
     request: RolloutRequest
 
 
 def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, Any]:
-    """Sampling parameters from `--temperature` and `--sampling NAME=VALUE`. Raises BadRequest, Invalid."""
+    """Parse sampling parameters of `--temperature` and `--sampling NAME=VALUE`. Raises BadRequest, Invalid."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -54,7 +54,8 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
 
 
 def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRequest]:
-    """One request a line, called `<prefix>-<line>`. Raises BadRequest, Invalid with the number of each wrong line."""
+    """Read one request for each line, with id `<prefix>-<line>`. Raises BadRequest, Invalid with the number of each
+    wrong line."""
     found: list[NumberedRequest] = []
     wrong: list[str] = []
     source = "<stdin>" if file == "-" else file
@@ -74,7 +75,7 @@ def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRe
 
 
 def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
-    """One task: JSON itself, or a file that holds it. Raises BadRequest, Invalid."""
+    """Read one task: JSON itself, or a file with JSON. Raises BadRequest, Invalid."""
     text = text_or_file if text_or_file.lstrip().startswith("{") else read_text(str(Path(text_or_file)))
     try:
         return _request(text, given)
@@ -85,7 +86,7 @@ def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
 async def submit_batches(
     client: AsyncClient, namespace: str, numbered: Sequence[NumberedRequest], source: str, sent: list[str]
 ) -> None:
-    """Submit them; ids are added to `sent` as they are accepted. Raises ApiError that names the line of a wrong task."""
+    """Submit the requests; accepted ids are appended to `sent`. Raises ApiError with the line of a wrong task."""
     for start in range(0, len(numbered), BATCH):
         batch = numbered[start : start + BATCH]
         try:
@@ -95,7 +96,7 @@ async def submit_batches(
 
 
 def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
-    """Raises Invalid."""
+    """Build a request. Raises Invalid."""
     try:
         return RolloutRequest.model_validate({**given, "task": from_json(text)})
     except pydantic.ValidationError as error:
@@ -105,7 +106,7 @@ def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
 
 
 def _error_at_line(error: ApiError, batch: Sequence[NumberedRequest], source: str) -> RollyardError:
-    """The server's complaint about the nth request of a batch, as one about a line of the file."""
+    """Turn the server's error about one request of a batch into an error about its line in the file."""
     lines = []
     for cause in error.causes:
         match = _AT_ITEM.match(cause.field)

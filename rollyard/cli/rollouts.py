@@ -96,7 +96,7 @@ async def submit(
 
 @contextlib.asynccontextmanager
 async def _report_unfinished(ids: Sequence[str], again: str) -> AsyncIterator[None]:
-    """A command that ends early leaves rollouts behind: say so, and how to cancel them or to come back to them."""
+    """Print how to cancel or resume the rollouts that a command leaves unfinished when it ends early."""
     try:
         yield
     except BaseException:
@@ -224,7 +224,7 @@ async def try_(
 
 
 def transcript(trajectory: Trajectory) -> list[str]:
-    """The conversation as text, for people; what counts for training is in the segments."""
+    """Return the conversation as text for people; training uses the segments."""
     lines = [f"task: {json.dumps(trajectory.task.model_dump(), ensure_ascii=False)[:2000]}"]
     for number, turn in enumerate(trajectory.turns, start=1):
         lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]

@@ -1,4 +1,4 @@
-"""Text that people hand over in files or on standard input: UTF-8, or an error that names the line."""
+"""Text from files or standard input: UTF-8, or an error with the line number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.core.errors import BadRequest
 
 
 def read_text(name: str) -> str:
-    """The text of a file; `-` is standard input. Raises BadRequest with file and line."""
+    """Read the text of a file; `-` is standard input. Raises BadRequest with file and line."""
     shown = "<stdin>" if name == "-" else name
     try:
         data = _standard_input() if name == "-" else Path(name).read_bytes()
@@ -24,9 +24,9 @@ def read_text(name: str) -> str:
 
 
 def _standard_input() -> bytes:
-    """All of it. Ctrl-C ends the read: asyncio's own handler only marks the task, which is blocked in here."""
+    """Read all of it. Ctrl-C ends the read: asyncio's own handler only marks the task, which is blocked here."""
     before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # not where it is ignored, as in a shell's background
+    if callable(before):  # not callable where it is ignored, as in a shell's background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return sys.stdin.buffer.read()

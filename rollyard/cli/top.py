@@ -1,4 +1,4 @@
-"""`rollyard top`: what goes on in the pools right now, once or again and again."""
+"""`rollyard top`: the current activity of the pools, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.top import TopView
 
 REFRESH_SECONDS = 2.0
-"""How often node agents and engines say something new."""
+"""Interval in which node agents and engines report."""
 LEAST_SECONDS = 0.2
 GROUPS = ("inference", "rollouts")
 
@@ -52,7 +52,7 @@ async def top(
     pause = (REFRESH_SECONDS if live else 0.0) if seconds is None else seconds
     empty = "No pools" + ("." if all_namespaces else f" in {namespace} namespace.")
     if live and pause:
-        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how one leaves
+        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is the normal end
             await _follow(look, max(pause, LEAST_SECONDS), empty)
         return
     while True:
@@ -63,7 +63,7 @@ async def top(
 
 
 def select_pools(found: TopView, words: tuple[str, ...]) -> TopView:
-    """What the words name: one of the groups, or pools. Raises NotFound for a pool there is not."""
+    """Return the named pools, or one of the two groups. Raises NotFound for an unknown pool."""
     if not words:
         return found
     names = {pool.name for pool in (*found.inference_pools, *found.rollout_pools)}
@@ -88,7 +88,7 @@ def _print(found: TopView, form: str, empty: str) -> None:
 
 
 async def _follow(look: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:
-    """On the whole terminal, until Ctrl-C. While the server does not answer, the last picture stays and says so."""
+    """Fill the terminal until Ctrl-C. While the server does not answer, the last tables stay, with a note."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

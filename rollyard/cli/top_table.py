@@ -28,12 +28,12 @@ OPTIONAL_COLUMNS = [
     "RUNNING",
     "WEIGHTS",
 ]
-"""Columns that a narrow terminal goes without, in this order."""
+"""Columns that are left out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""To which the last column is cut before a column is left out, in characters."""
+"""Length to which the last column is cut before a column is left out, in characters."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
-"""Of a checksum: enough to tell two apart."""
+"""Characters shown of a checksum: enough to distinguish two."""
 UNKNOWN = "-"
 
 
@@ -44,10 +44,10 @@ class Line:
 
 
 def lines(top: TopView, height: int | None = None, width: int | None = None) -> list[Line]:
-    """The lines for these pools; none for no pools.
+    """Return the lines for these pools; none for no pools.
 
-    `height` and `width` of the terminal, in characters: endpoints are left out, and counted, until the rest fits; columns
-    are left out, and named, as well.
+    `height` and `width` of the terminal, in characters: endpoints are left out, and counted, until the rest fits;
+    columns are left out, and named, as well.
     """
     serving, running = top.inference_pools, top.rollout_pools
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
@@ -55,7 +55,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
     if serving:
         left = (
             height if height is None or width is None else height - 3
-        )  # lines about columns: two below it, one below the next
+        )  # lines about columns: two below the first table, one below the next
         found += _inference_lines(serving, _endpoint_rows(serving, running, left), spaces, width)
     if running:
         found += [Line("")] if found else []
@@ -66,7 +66,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
 def _endpoint_rows(
     serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop], height: int | None
 ) -> int | None:
-    """Lines for the endpoints of each pool; None when all fit."""
+    """Return the number of endpoint lines for each pool; None when all fit."""
     rest = 1 + len(serving) + (2 + len(running) if running else 0)
     if height is None or rest + sum(len(pool.endpoints) for pool in serving) <= height:
         return None
@@ -89,7 +89,7 @@ def _inference_lines(
 
 
 def _most_relevant(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
-    """All, or what one wants to see of them: what is not ready, then the busiest."""
+    """Return all endpoints, or the most relevant ones: first those that are not ready, then the busiest."""
     if room is None or len(endpoints) <= room:
         return endpoints
     return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]
@@ -105,7 +105,7 @@ def _style_rows(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int
 
 
 def _fit_columns(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
-    """The rows as far as they fit, and the names of the columns that were left out."""
+    """Return the rows with the columns that fit, and the names of the others."""
     if width is None:
         return rows, []
     header, left_out = rows[0], list[str]()

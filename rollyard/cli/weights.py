@@ -1,4 +1,4 @@
-"""`rollyard weights`: what a pool serves, or an order to serve something else."""
+"""`rollyard weights`: shows the weights that a pool serves, or begins an update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollyard.kinds.schema.validation import problems_of
 from rollyard.kinds.weights import WeightsOperation, WeightsStatus, WeightsUpdate
 
 SHOWN = 5
-"""Versions of the history."""
+"""Number of versions shown of the history."""
 
 
 @click.command()
@@ -101,7 +101,7 @@ def _progress(operation: WeightsOperation) -> str:
 
 
 def weights_lines(weights: WeightsStatus) -> list[str]:
-    """For people: the versions, newest first, and the last update."""
+    """Return lines for people: the versions, newest first, and the last update."""
     if weights.current is None and weights.operation is None:
         return []
     now = datetime.now(UTC)

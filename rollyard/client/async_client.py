@@ -1,4 +1,4 @@
-"""`AsyncClient`: objects and rollouts, as trainers and the CLI use them."""
+"""`AsyncClient`: objects and rollouts, for trainers and the CLI."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
-"""Requests are held up meanwhile."""
+"""Short, because requests are held up meanwhile."""
 SILENCE_SECONDS = 30.0
-"""Of a stream of rollouts, in which the server says something every 10 s."""
+"""Limit for the silence of a stream of rollouts, in which the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
 
 
 class AsyncClient:
-    """Everything the API offers to people and trainers. Use as an async context manager."""
+    """The whole API for people and trainers. Use it as an async context manager."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class AsyncClient:
         warn: Callable[[str], None] = log.warning,
         patience: float = RETRY_SECONDS,
     ) -> None:
-        """Raises BadRequest where no server is known.
+        """Raises BadRequest when no server is known.
 
-        `warn`: told what the server says beside its answers, such as that a pool could not be checked, and that a call
-        waits for it. `patience`: seconds for which a call waits for a server that is away.
+        `warn`: called with the server's warnings, such as that a pool could not be checked, and when a call waits for
+        the server. `patience`: seconds for which a call waits for an unreachable server.
         """
         self.context = context or load_context(kubeconfig)
         self._http = ServerConnection(self.context, warn=warn, patience=patience)
@@ -71,27 +71,27 @@ class AsyncClient:
         await self._http.close()
 
     async def server_version(self) -> str:
-        """The server's version. Raises Unavailable where none answers."""
+        """Return the server's version. Raises Unavailable when none answers."""
         return str((await self._http.json("GET", "/version"))["gitVersion"])
 
     # objects
 
     async def get(self, key: ObjectKey) -> KindObject:
-        """Raises NotFound."""
+        """Return an object. Raises NotFound."""
         return parse_object(await self._http.json("GET", _path(key.kind, key.namespace, key.name)))
 
     async def list_objects(
         self, kind: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[KindObject], str]:
-        """All of a kind, in one namespace or in all, and the resourceVersion to watch from."""
+        """List all objects of a kind, in one namespace or in all; return them and the resourceVersion to watch from."""
         query = {k: v for k, v in (("labelSelector", labels), ("fieldSelector", fields)) if v}
         body = await self._http.json("GET", _path(kind, namespace), query=query)
         return [parse_object(item) for item in body["items"]], body["metadata"]["resourceVersion"]
 
     async def apply(self, obj: KindObject, *, dry_run: bool = False) -> tuple[Change, KindObject]:
-        """Create it, or bring what is there in line with it; what an earlier apply set and this one leaves out goes.
+        """Create the object, or update it; fields that an earlier apply set and this one omits are removed.
 
-        The earlier one is remembered in kubectl's own annotation, so both tools can be used on one object.
+        The earlier manifest is stored in kubectl's own annotation, so both tools can be used on one object.
         """
         config = manifest_of(obj)
         text = json.dumps(config, separators=(",", ":"), sort_keys=True)
@@ -111,7 +111,7 @@ class AsyncClient:
         return ("unchanged" if same or after == there else "configured"), after
 
     async def patch(self, key: ObjectKey, patch: dict[str, Any]) -> KindObject:
-        """RFC 7396 merge patch."""
+        """Apply an RFC 7396 merge patch."""
         path = _path(key.kind, key.namespace, key.name)
         return parse_object(await self._http.json("PATCH", path, body=patch, content_type=MERGE_PATCH))
 
@@ -120,17 +120,17 @@ class AsyncClient:
         await self._http.json("PATCH", path, body={"spec": {"replicas": replicas}}, content_type=MERGE_PATCH)
 
     async def endpoints(self, pool: ObjectKey) -> list[EndpointStatus]:
-        """The model servers of an InferencePool. Raises NotFound."""
+        """List the model servers of an InferencePool. Raises NotFound."""
         body = await self._http.json("GET", _path(pool.kind, pool.namespace, pool.name) + "/endpoints")
         return [EndpointStatus.model_validate(item) for item in body["items"]]
 
     async def add_endpoint(self, pool: ObjectKey, endpoint: ExternalEndpoint) -> None:
-        """One more that others run, or the same with another capacity or token. Raises NotFound, Invalid."""
+        """Add a model server that others run, or change its capacity or token. Raises NotFound, Invalid."""
         path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
         await self._http.json("POST", path, body=endpoint.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     async def remove_endpoint(self, pool: ObjectKey, url: str) -> None:
-        """It drains: what is on it goes on elsewhere. Raises NotFound."""
+        """Remove a model server; its work moves to others. Raises NotFound."""
         path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
         await self._http.json("DELETE", path, query={"url": url})
 
@@ -141,7 +141,7 @@ class AsyncClient:
     async def watch(
         self, kind: str, namespace: str | None = None, *, since: str = "0", fields: str = ""
     ) -> AsyncIterator[tuple[str, KindObject]]:
-        """(ADDED | MODIFIED | DELETED, object), for ever: it resumes by itself where it broke off."""
+        """Yield (ADDED | MODIFIED | DELETED, object) for ever; resumes by itself after a broken connection."""
         backoff = Backoff()
         while True:
             query = {"watch": "true", "resourceVersion": since}
@@ -164,7 +164,7 @@ class AsyncClient:
             await backoff.wait()
 
     async def submission(self, pool: Pool | ObjectKey) -> Submission:
-        """What would be submitted for a pool as it is here, or for one as it is stored. Raises Invalid, NotFound."""
+        """Return the batch script and jobs for the given pool, or for a stored one. Raises Invalid, NotFound."""
         key = pool if isinstance(pool, ObjectKey) else pool.key
         path = _path(key.kind, key.namespace, key.name) + "/script"
         if isinstance(pool, ObjectKey):
@@ -172,19 +172,19 @@ class AsyncClient:
         return Submission.model_validate(await self._http.json("POST", path, body=pool.dump()))
 
     async def weights(self, namespace: str, pool: str) -> WeightsStatus:
-        """Which weights an InferencePool serves, has served, and how far the last update is. Raises NotFound."""
+        """Return the weights that an InferencePool serves and has served, and the last update's progress. Raises NotFound."""
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
-        """Begin an update, or attach to the same one; answered once it is on disk.
+        """Begin an update, or join the same one; returns once it is on disk.
 
-        Raises Conflict for a version that means other weights, Invalid where the engines cannot be told, NotFound.
+        Raises Conflict for a version that means other weights, Invalid when the engines cannot be updated, NotFound.
         """
         body = update.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
 
     async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus:
-        """Until the update to this version has ended: done, failed, or superseded by another. No limit of its own."""
+        """Wait until the update to this version is done, failed, or superseded by another. Has no limit of its own."""
         backoff = Backoff()
         while True:
             try:
@@ -205,16 +205,16 @@ class AsyncClient:
         update: WeightsUpdate,
         send: Callable[[Sequence[WeightsReceiver]], Awaitable[None]],
     ) -> WeightsStatus:
-        """Begin an update with `transfer` and move the weights into every engine that waits for them, until it has ended.
+        """Begin an update with `transfer` and move the weights into every waiting engine, until the update has ended.
 
-        `send` is called with the engines that wait together: all of a pool in modes Pause and Abort, a quarter in Drain.
-        What it raises of ApiError is logged: an engine that still waits comes again, and in the end reads the folder.
-        Raises what `update_weights` does.
+        `send` is called with the engines that wait together: all of a pool in modes Pause and Abort, a quarter in
+        Drain. An ApiError that it raises is logged: an engine that still waits is listed again, and in the end reads
+        the folder. Raises the errors of `update_weights`.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
             waiting = set(last.receivers)
-            sent &= waiting  # who comes once more was started again meanwhile
+            sent &= waiting  # an engine that is listed again was restarted meanwhile
             try:
                 if new := sorted(waiting - sent):
                     await send([WeightsReceiver(self._http, _weights_path(namespace, pool), id) for id in new])
@@ -224,21 +224,22 @@ class AsyncClient:
                 log.warning("weights %s did not reach %s: %s", update.version, ", ".join(new), error)
                 await backoff.wait()
             await asyncio.sleep(RECEIVERS_POLL_SECONDS)
-            with contextlib.suppress(Unavailable):  # a server that stays away for longer finds its engines at it
+            # when the server stays away for longer, its engines continue the update by themselves
+            with contextlib.suppress(Unavailable):
                 found = await self.weights(namespace, pool)
         return found
 
     async def top(self, namespace: str | None = None) -> TopView:
-        """What goes on in the pools right now, in one namespace or in all."""
+        """Return the current activity of the pools, in one namespace or in all."""
         where = f"/namespaces/{namespace}" if namespace else ""
         return TopView.model_validate(await self._http.json("GET", f"/apis/{API_VERSION}{where}/top"))
 
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[bytes]:
-        """An allocation's output; with `follow` as it comes, from its start to its end, whatever connections break meanwhile.
+        """Yield an allocation's output; with `follow` as it is written, from start to end, across broken connections.
 
-        Raises NotFound where there is none; Unavailable when the connection breaks and nobody follows.
+        Raises NotFound when there is none; Unavailable when the connection breaks without `follow`.
         """
         path, backoff = _path("Allocation", namespace, allocation) + "/log", Backoff()
         query = {"follow": "1"} if follow else {}
@@ -260,13 +261,13 @@ class AsyncClient:
             except NotFound:
                 if position is None:
                     raise
-                return  # it ended, and was tidied up, while the server could not be reached
+                return  # it ended and was removed while the server could not be reached
             await backoff.wait()
 
     # rollouts
 
     async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
-        """Ids of the accepted rollouts, in order. Requests without an id get one here, so that a lost answer does no harm."""
+        """Submit rollouts; return the accepted ids in order. Requests without an id get one here, so that a retry is safe."""
         named = [r if r.id else r.model_copy(update={"id": f"r-{secrets.token_hex(8)}"}) for r in requests]
         body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
         answer = await self._http.json("POST", "/v1/rollouts", query=self._query(namespace), body=body)
@@ -275,7 +276,7 @@ class AsyncClient:
     async def rollout(
         self, id: str, namespace: str | None = None, *, wait: float = 0
     ) -> tuple[RolloutView, Trajectory | None]:
-        """The rollout, and its trajectory once it has ended. Raises NotFound."""
+        """Return the rollout, and its trajectory once it has ended. Raises NotFound."""
         query = {**self._query(namespace), "wait": str(wait)}
         body = await self._http.json("GET", f"/v1/rollouts/{id}", query=query)
         trajectory = body["trajectory"]
@@ -285,16 +286,16 @@ class AsyncClient:
         )
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
-        """Until it has ended, however long that takes and however long the server is away meanwhile. Raises NotFound.
+        """Wait until the rollout has ended, without a limit, also while the server is away. Raises NotFound.
 
-        Who does not want to wait that long sets a limit around it, such as `asyncio.timeout`.
+        Set a limit around the call if you need one, such as `asyncio.timeout`.
         """
         backoff, said = Backoff(), ""
         while True:
             try:
                 _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
-                if str(error) != said:  # an hour without a server is a line, not a thousand
+                if str(error) != said:  # an hour without a server is one log line, not a thousand
                     said = str(error)
                     log.warning("still waiting for rollout %s: %s", id, error)
                 await backoff.wait(error.retry_after or 0)
@@ -311,7 +312,7 @@ class AsyncClient:
         group: str | None = None,
         status: Sequence[str] = (),
     ) -> AsyncIterator[RolloutView]:
-        """All that match, in order of arrival."""
+        """Yield all matching rollouts, in order of arrival."""
         after: int | None = 0
         while after is not None:
             query = self._query(namespace, pool=pool, group=group, status=",".join(status), after=str(after))
@@ -323,13 +324,13 @@ class AsyncClient:
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """`queued`, a number for each stage and terminal status, and `reward_mean`."""
+        """Return `queued`, a number for each stage and terminal status, and `reward_mean`."""
         query = self._query(namespace, pool=pool, group=group)
         counts: dict[str, Any] = await self._http.json("GET", "/v1/rollouts/counts", query=query)
         return counts
 
     async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
-        """Terminal at once; what had ended stays as it was. Raises NotFound."""
+        """Cancel a rollout, which is terminal at once; an ended one stays unchanged. Raises NotFound."""
         return RolloutView.model_validate(
             await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
         )
@@ -337,7 +338,7 @@ class AsyncClient:
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
-        """(cursor, trajectory) of each rollout as it ends, for ever; resumes by itself after a broken connection."""
+        """Yield (cursor, trajectory) of each rollout as it ends, for ever; resumes by itself after a broken connection."""
         backoff = Backoff()
         while True:
             query = self._query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
@@ -355,15 +356,15 @@ class AsyncClient:
                 pass
             await backoff.wait()
 
-    # sessions of agents outside of sandboxes
+    # sessions of external agents
 
     async def open_session(
         self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0
     ) -> SessionOpened:
-        """Where an agent's model calls go, and its key. A request without an id gets one here.
+        """Open a session; return its URL for model calls and its key. A request without an id gets one here.
 
-        `wait`: seconds in which an endpoint may come, minutes where a pool has none; it counts as demand meanwhile.
-        Raises Invalid, Conflict for an id that means another session, TooManyRequests, Unavailable without an endpoint.
+        `wait`: seconds to wait for an endpoint, minutes for a pool without one; the session counts as demand meanwhile.
+        Raises Invalid, Conflict for an id of a different session, TooManyRequests, Unavailable without an endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
         backoff, loop = Backoff(), asyncio.get_running_loop()
@@ -379,11 +380,11 @@ class AsyncClient:
                 await backoff.wait(error.retry_after or 0)
 
     async def session(self, id: str) -> SessionRecord:
-        """How it stands, with the trajectory so far. Raises NotFound, Expired."""
+        """Return the session's state, with the trajectory so far. Raises NotFound, Expired."""
         return SessionRecord.model_validate(await self._http.json("GET", f"/v1/sessions/{id}"))
 
     async def close_session(self, id: str) -> SessionRecord:
-        """Its trajectory; no further calls. Raises NotFound, Expired."""
+        """End further calls; return the trajectory. Raises NotFound, Expired."""
         return SessionRecord.model_validate(await self._http.json("POST", f"/v1/sessions/{id}/close"))
 
     def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
@@ -392,7 +393,7 @@ class AsyncClient:
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length: aiohttp's own reader has a limit that a trajectory exceeds."""
+    """Yield lines of any length: a trajectory exceeds the limit of aiohttp's own reader."""
     rest = b""
     async for chunk in answer.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -413,13 +414,13 @@ def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
 
 
 def manifest_of(obj: KindObject) -> dict[str, Any]:
-    """What the user wrote, and nothing that has a default."""
+    """Return the fields that the user wrote, without defaults."""
     data = obj.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
     return {"apiVersion": API_VERSION, "kind": obj.key.kind, **data}
 
 
 def _patch(before: Any, wanted: Any) -> Any:
-    """A merge patch to `wanted`: fields of `before` that it leaves out are removed."""
+    """Return a merge patch to `wanted`: fields of `before` that it omits are removed."""
     if not isinstance(before, dict) or not isinstance(wanted, dict):
         return wanted
     removed: dict[str, Any] = {k: None for k in before if k not in wanted}

@@ -1,4 +1,4 @@
-"""Where the server is and who we are: a standard kubeconfig."""
+"""The server's address and the client's identity: a standard kubeconfig."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Context:
     token: str
     namespace: str
     endpoint_file: Path | None
-    """`endpoint.json` beside the kubeconfig: newer than the URL in it, should the server have moved."""
+    """`endpoint.json` beside the kubeconfig: newer than the URL in it after the server has moved."""
 
     def current_url(self) -> str:
         if self.endpoint_file is not None:
             try:
                 return EndpointFile.model_validate_json(self.endpoint_file.read_bytes()).url
             except (OSError, ValueError):
-                pass  # no server of ours in this folder: the kubeconfig alone counts
+                pass  # no server has written it in this folder: use the kubeconfig alone
         return self.url
 
     def tls(self) -> ssl.SSLContext:
@@ -40,7 +40,7 @@ class Context:
 
 
 def load_context(path: Path | str | None = None) -> Context:
-    """From this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config. Raises BadRequest that says what to do."""
+    """Load this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config. Raises BadRequest with a remedy."""
     given = Path(path or os.environ.get(VARIABLE) or Path.home() / ".rollyard" / "config")
     try:
         file = given.resolve(strict=True)

@@ -1,4 +1,4 @@
-"""A node agent's line to the server: one WebSocket that is dialled again for ever, wherever the server is now."""
+"""A node agent's connection to the server: one WebSocket that reconnects for ever, to the server's current address."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WELCOME_SECONDS = 10.0
 
 
 class NodeConnection:
-    """Connects, says hello, passes messages both ways; what is said while there is no connection is dropped.
+    """Connects, sends hello, passes messages both ways; messages sent without a connection are dropped.
 
-    Nothing is lost by that: the next hello names everything in hand.
+    That loses nothing: the next hello lists all leases in hand.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class NodeConnection:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def run(self) -> None:
-        """For ever.
+        """Stay connected for ever.
 
-        Raises Fenced when another copy of this allocation is the one that counts, Incompatible when the server is of a
-        release that does not work with this one.
+        Raises Fenced when another copy of this allocation has replaced this one, Incompatible when the server's release
+        does not work with this one.
         """
         backoff = Backoff()
         while True:
@@ -55,7 +55,7 @@ class NodeConnection:
             await backoff.wait()
 
     async def send(self, message: FromNode) -> bool:
-        """False when it could not be said now."""
+        """Send a message; return False when that is impossible now."""
         socket = self._socket
         if socket is None or socket.closed:
             return False

@@ -1,4 +1,4 @@
-"""Requests to the API: errors as exceptions, repeated where a repetition is safe, to wherever the server is now."""
+"""Requests to the API: errors become exceptions, safe calls are retried, always at the server's current address."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rollyard.core.errors import Unavailable, connection_failure_text
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""How long a server may be away, or say that it cannot now, before a call gives up; a restart takes a second or two."""
+"""Time for which a call retries while the server is away or overloaded; a restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 
 
 class ServerConnection:
-    """One session; every call goes to the URL that counts at that moment."""
+    """One HTTP session; every call goes to the server's URL at that moment."""
 
     def __init__(
         self, context: Context, warn: Callable[[str], None] = log.warning, patience: float = RETRY_SECONDS
     ) -> None:
-        """`warn`: told what the server says beside its answers, in `Warning` headers, and that it is waited for.
+        """`warn`: called with the text of `Warning` headers, and when a call waits for the server.
 
-        `patience`: seconds for which a call waits for a server that is away.
+        `patience`: seconds for which a call waits for an unreachable server.
         """
         self.context = context
         self._warn = warn
@@ -56,11 +56,12 @@ class ServerConnection:
         repeat: bool = True,
         seconds: float = REQUEST_SECONDS,
     ) -> Any:
-        """The JSON answer. `repeat`: the call may be made twice without harm, so a lost answer is asked for again.
+        """Return the JSON answer. `repeat`: the call may safely be made twice, so it is repeated when the answer is
+        lost.
 
-        `body`: bytes as they are, anything else as JSON. `seconds`: for one attempt.
+        `body`: bytes unchanged, anything else as JSON. `seconds`: limit of one attempt.
 
-        Raises ApiError; Unavailable when the server stays away, or goes on to say that it cannot now.
+        Raises ApiError; Unavailable when the server stays away or overloaded.
         """
         backoff, loop = Backoff(), asyncio.get_running_loop()
         deadline, told = loop.time() + self._retry_seconds, False
@@ -87,7 +88,7 @@ class ServerConnection:
     async def stream(
         self, path: str, query: Mapping[str, str], *, silence: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that lasts, as it comes; it breaks off when the server moves, or says nothing for `silence` seconds.
+        """Return a long answer as a stream; it ends when the server moves, or is silent for `silence` seconds.
 
         Raises ApiError for an error status; ClientError or TimeoutError, here and from a read, when it breaks off.
         """
@@ -95,7 +96,7 @@ class ServerConnection:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
             answer = await self._session.get(at + path, params=query, timeout=timeout)
-        # No such limit here: it would cancel whatever the reader does between two reads.
+        # No time limit here: it would cancel the reader's own work between two reads.
         async with answer, running(self._cut_when_moved(at, answer.close)):
             await self._check(answer)
             yield answer
@@ -125,16 +126,16 @@ class ServerConnection:
         cut()
 
     async def _url(self) -> str:
-        """Read in a thread: shared storage may stall, and a trainer's loop has more to do than this."""
+        """Read the URL in a thread: shared storage may stall, and a trainer's loop has other work."""
         return await asyncio.to_thread(self.context.current_url)
 
 
 def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:
-    if isinstance(body, bytes):  # in pieces: written in one go they would block the loop
+    if isinstance(body, bytes):  # in pieces: one large write would block the loop
         return aiohttp.payload.BytesIOPayload(BytesIO(body), content_type=content_type)
     return None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
 
 
 def _warning(header: str) -> str:
-    """The text of `299 - "text"`."""
+    """Return the text of `299 - "text"`."""
     return re.sub(r"\\(.)", r"\1", header.partition(' "')[2].removesuffix('"'))

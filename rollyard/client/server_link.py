@@ -1,4 +1,4 @@
-"""An allocation's way to its server: the address is read again before every attempt, so a server that moved is found."""
+"""An allocation's link to its server: the address is read again before every attempt, so a moved server is found."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 0.2, 5.0
 REQUEST_SECONDS = 30.0
 ADDRESS_POLL_SECONDS = 2.0
-"""Between two looks at where the server is, while there is a connection."""
+"""Wait between two checks of the server's address during a connection."""
 
 
 @dataclass(frozen=True)
 class ServerLink:
-    """What a batch job knows of its server; secrets come from 0600 files alone."""
+    """The server's data in a batch job; secrets come only from 0600 files."""
 
     allocation: AllocationFile
     folder: Path
@@ -41,13 +41,13 @@ class ServerLink:
 
     @classmethod
     def open(cls, folder: Path) -> ServerLink:
-        """From an allocation's folder. Raises OSError, ValueError when it is not one."""
+        """Open an allocation's folder. Raises OSError, ValueError for another folder."""
         allocation = AllocationFile.model_validate_json((folder / "allocation.json").read_bytes())
         token = (folder / "token").read_text().strip()
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
 
     async def url(self) -> str:
-        """Where the server is now. Raises Unavailable while it says nothing."""
+        """Return the server's current address. Raises Unavailable while none is published."""
         try:
             # In a thread: shared storage may stall, and this loop carries token streams and leases.
             data = await asyncio.to_thread(Path(self.allocation.endpoint_file).read_bytes)
@@ -60,7 +60,7 @@ class ServerLink:
         return {"Authorization": f"Bearer {self.token}"}
 
     def identity(self) -> Identity:
-        """This process, as Slurm and the local driver name its job."""
+        """The identity of this process, with the job id of Slurm or the local driver."""
         return Identity(
             allocation=self.allocation.allocation,
             namespace=self.allocation.namespace,
@@ -73,13 +73,13 @@ class ServerLink:
         )
 
     def session(self) -> aiohttp.ClientSession:
-        """A session for this server; time limits are per request."""
+        """Make a session for this server; time limits are set for each request."""
         connector = aiohttp.TCPConnector(ssl=self.tls, limit=32)
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
         return aiohttp.ClientSession(connector=connector, headers=self.headers, timeout=timeout)
 
     async def post(self, http: aiohttp.ClientSession, path: str, body: str) -> Any:
-        """The JSON answer. Raises ApiError, or Unavailable when the server cannot be reached."""
+        """Post and return the JSON answer. Raises ApiError, or Unavailable when the server cannot be reached."""
         url, headers = await self.url() + path, {"Content-Type": "application/json"}
         try:
             async with http.post(url, data=body, headers=headers) as answer:
@@ -90,7 +90,7 @@ class ServerLink:
 
 
 async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
-    """An error answer as the ApiError that its `Status` body stands for."""
+    """Raise the ApiError of an error answer's `Status` body."""
     if answer.status < 400:
         return
     causes: list[Cause] = []
@@ -103,16 +103,16 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
             )
     except (aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
-    after = answer.headers.get("Retry-After", "")  # a date, which it may be too, is nothing that our server says
+    after = answer.headers.get("Retry-After", "")  # the header may also be a date, which Rollyard's server never sends
     raise error_from_reason(
         answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None
     )
 
 
 async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
-    """Returns once the server is elsewhere.
+    """Return once the server is elsewhere.
 
-    One on a node that froze, or was cut off, may keep its connections long after another took over.
+    A server on a frozen or isolated node may keep its connections long after another one took over.
     """
     while True:
         await asyncio.sleep(ADDRESS_POLL_SECONDS)
@@ -132,28 +132,28 @@ class Backoff:
         self._tries = 0
 
     def seconds(self) -> float:
-        """How long the next wait is to be."""
+        """Return the length of the next wait."""
         ceiling = min(self._cap, self._first * 2.0**self._tries)
         self._tries += 1
         return random.uniform(ceiling / 4, ceiling)
 
     async def wait(self, at_least: float = 0.0) -> None:
-        """`at_least`: seconds that the other side asked for."""
+        """Wait. `at_least`: seconds that the other side requested."""
         await asyncio.sleep(max(at_least, self.seconds()))
 
 
 def address_towards(url: str) -> str:
-    """The address of this machine's interface that reaches the server: what others on its network reach us by."""
+    """Return the address of this machine's interface towards the server, by which other nodes can reach this one."""
     parts = urlsplit(url)
     info = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
     with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(info[4])  # sends nothing: it only chooses the route
+        probe.connect(info[4])  # sends nothing: it only selects the route
         return str(probe.getsockname()[0])
 
 
 def _job_id() -> str:
-    """As the server knows it: a task of an array by the array's id and its index, though it has an id of its own too."""
+    """Return the job id as the server knows it: for a task of an array the array's id and the index."""
     if step := os.environ.get("ROLLYARD_JOB"):
-        return step  # of a job that somebody holds
+        return step  # step of a job that was allocated interactively
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")

@@ -1,4 +1,4 @@
-"""`Client`: the same for programs without an event loop; the async client does the work, on a loop in a thread."""
+"""`Client`: the API for programs without an event loop; it runs the async client on a loop in a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BlockingWeightsReceiver:
-    """A `WeightsReceiver` for programs without an event loop; several may be called at a time, from several threads."""
+    """A `WeightsReceiver` for programs without an event loop; may be called from several threads at once."""
 
     receiver: WeightsReceiver
     loop: asyncio.AbstractEventLoop
@@ -35,7 +35,7 @@ class BlockingWeightsReceiver:
 
 
 class Client:
-    """Submit, wait, look, cancel. Use as a context manager."""
+    """Submit, wait, read, cancel. Use it as a context manager."""
 
     def __init__(self, *, kubeconfig: Path | str | None = None) -> None:
         self._loop = asyncio.new_event_loop()
@@ -91,7 +91,7 @@ class Client:
         return self._run(self._client.weights(namespace, pool))
 
     def update_weights(self, namespace: str, pool: str, update: WeightsUpdate, *, wait: bool = False) -> WeightsStatus:
-        """With `wait`, until the update has ended, well or not."""
+        """Begin an update; with `wait`, return when it has ended, whether it succeeded or not."""
         begun = self._run(self._client.update_weights(namespace, pool, update))
         return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
 
@@ -102,7 +102,7 @@ class Client:
         update: WeightsUpdate,
         send: Callable[[Sequence[BlockingWeightsReceiver]], None],
     ) -> WeightsStatus:
-        """As the async client does it; `send` runs in a thread, one call at a time."""
+        """Transfer weights like the async client; `send` runs in a thread, one call at a time."""
 
         async def sent(receivers: Sequence[WeightsReceiver]) -> None:
             await asyncio.to_thread(send, [BlockingWeightsReceiver(receiver, self._loop) for receiver in receivers])

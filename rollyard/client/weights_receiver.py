@@ -15,15 +15,15 @@ CALL_SECONDS = 600.0
 class WeightsReceiver:
     http: ServerConnection
     weights_path: str
-    """Of its pool."""
+    """The `weights_path` of its pool."""
     id: str
     """namespace/allocation."""
 
     async def call(self, route: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """One call of a transfer, such as `update_weights`: vLLM's routes with its bodies; of the embedded engine too, which
-        takes bytes of safetensors. Answers its JSON.
+        """Make one call of a transfer, such as `update_weights`, and return its JSON.
 
-        Raises Conflict where the engine does not wait any more, ApiError with the engine's words for what it refuses.
+        The routes and bodies are vLLM's; the embedded engine has them too, and also accepts bytes of safetensors.
+        Raises Conflict when the engine no longer waits, ApiError with the engine's message when it refuses.
         """
         path = f"{self.weights_path}/endpoints/{self.id.rpartition('/')[2]}/{route}"
         method = "GET" if route.startswith("get_") else "POST"

@@ -1,4 +1,5 @@
-"""What runs inside a sandbox: one process that serves bash, IPython, an editor and files to the owner of the sandbox.
+"""The process inside a sandbox: it serves bash, IPython, an editor and files to the owner of the sandbox.
 
-Needs the standard library, ptyprocess and IPython only, because it travels into images that have nothing of ours.
+It needs only the standard library, ptyprocess and IPython, because it is copied into images without any other package
+of ours.
 """

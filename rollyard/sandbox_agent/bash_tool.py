@@ -1,10 +1,10 @@
 """A resident bash on a pseudo-terminal: its directory, variables and background jobs live from call to call.
 
-How a command gets in and its end comes out, each choice against a trap that was met:
+How a command is passed in and its end detected; each choice avoids a trap that was met:
 
-- The command goes through a file in memory that bash sources. Typed, it would be cut at 4,095 characters, and an open
+- The command goes through a file in memory that bash sources. If typed, it would be cut at 4,095 characters, and an open
   quote or a heredoc would swallow whatever is typed next. A file in memory works on a full disk too.
-- It is sourced with /dev/null as standard input, so a program that reads gets an end of file instead of our next line.
+- It is sourced with /dev/null as standard input, so a program that reads gets an end of file instead of the next line.
 - The end is a sentinel that bash prints before its next prompt, with the exit status. It goes to /dev/tty, so that
   `exec >file` cannot redirect it, and its own standard error to /dev/null, so that `set -x` does not show it.
 - Job control stays on: every command has a process group of its own, which can be stopped while bash lives on.
@@ -37,13 +37,13 @@ _SCRIPT_FD = 99
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
 _CHUNK = 1 << 16
 _SENTINEL_ROOM = 64
-"""No sentinel is longer; so many bytes are held back until it is clear that they begin none."""
+"""Upper limit of a sentinel's length; this many bytes are held back until they cannot begin a sentinel."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
 @dataclass(frozen=True)
 class CommandFinished:
-    """What became of one command. `exit_code` is None when it did not end by itself."""
+    """The result of one command. `exit_code` is None when it did not end by itself."""
 
     output: bytes
     exit_code: int | None = None
@@ -89,7 +89,7 @@ class BashTool:
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
-        """Take in what background jobs print between calls: unread, it would block them; it belongs to the next call."""
+        """Read the output of background jobs between calls: unread, it would block them. It belongs to the next call."""
         if self._terminal is None:
             return
         try:
@@ -102,12 +102,12 @@ class BashTool:
         return self._terminal.fd if self._terminal else None
 
     def _stop_command(self) -> None:
-        """End the running command and keep bash where possible; raises ShellEnded where it is not."""
+        """End the running command and keep bash if possible; raises ShellEnded if not."""
         assert self._terminal is not None
         for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
-                # Repeated, as a script may start the next command after the one that was stopped.
+                # Repeated, because a script may start its next command after the stopped one.
                 self._terminal.signal_foreground(signal_number)
                 step = min(deadline, time.monotonic() + 0.25)
                 if self._terminal.until_prompt(self._capture, step, None) is not None:
@@ -128,7 +128,8 @@ class BashTool:
 
 
 def _no_translation() -> None:
-    """Of line ends. Before bash starts: whenever a job of it is killed it goes back to the modes that it found."""
+    """Turn off the translation of line ends, before bash starts: bash returns to these modes whenever a job of it is
+    killed."""
     mode = termios.tcgetattr(0)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(0, termios.TCSANOW, mode)
@@ -151,7 +152,7 @@ class _Terminal:
         self._child = children.start(lambda: self._spawn(argv, cwd, env))
         self.fd: int = self._process.fd
         settings.confine(self._child.pid)
-        self._mode = termios.tcgetattr(self.fd)  # kept to undo what a command does to the terminal
+        self._mode = termios.tcgetattr(self.fd)  # kept to undo a command's changes to the terminal
         self._mode[1] &= ~termios.OPOST
         self._get_ready()
 
@@ -180,7 +181,7 @@ class _Terminal:
             os.write(self.fd, _LINE)
 
     def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
-        """Feed `capture` until bash is ready; its `$?`, or None at the deadline or when woken. Raises ShellEnded."""
+        """Feed `capture` until bash is ready; return its `$?`, or None at the deadline or when woken. Raises ShellEnded."""
         watched = [self.fd, self._child.exited, *([wake.fileno()] if wake else [])]
         while True:
             ready = readable(watched, deadline)
@@ -204,7 +205,7 @@ class _Terminal:
         try:
             chunk = os.read(self.fd, _CHUNK)
         except OSError:
-            raise ShellEnded from None  # EIO: nobody holds the other side any more
+            raise ShellEnded from None  # EIO: no process has the other side open any more
         if not chunk:
             raise ShellEnded
         return chunk
@@ -222,23 +223,23 @@ class _Terminal:
         return None
 
     def signal_foreground(self, signal_number: int) -> None:
-        """Signal the command in the foreground; bash itself is only ever interrupted."""
+        """Signal the command in the foreground; bash itself only ever gets an interrupt."""
         with contextlib.suppress(OSError):
             group = os.tcgetpgrp(self.fd)
             if group > 0 and (group != self._child.pid or signal_number == signal.SIGINT):
                 os.killpg(group, signal_number)
 
     def end(self) -> int | None:
-        """Kill whatever is left of this shell; the exit code bash had of its own accord, if any."""
+        """Kill all remaining processes of this shell; return bash's exit code if it ended by itself."""
         self._wait(0.2)
         status = self._child.status
-        # Stopped first: a fork bomb would otherwise outrun the killing.
+        # Stopped first: otherwise a fork bomb starts processes faster than they are killed.
         deadline = time.monotonic() + KILL_SECONDS
         while kill_family(self._child.pid, signal.SIGSTOP) and time.monotonic() < deadline:
             kill_family(self._child.pid, signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._process.fileobj.close()
-        self._process.closed = True  # or its destructor would wait for a process that only `ChildProcesses` may reap
+        self._process.closed = True  # otherwise its destructor waits for a process that only `ChildProcesses` may reap
         self._child.close()
         return status
 

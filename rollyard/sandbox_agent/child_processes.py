@@ -1,7 +1,7 @@
-"""The processes the agent started, and those it inherits.
+"""The processes that the agent started, and those that it inherits.
 
-The agent is process 1 of its sandbox: whatever the task leaves behind becomes its child and has to be reaped, or dead
-processes would use up the sandbox's process limit. So one thread reaps everybody, and nobody else ever waits for a process.
+The agent is process 1 of its sandbox: orphaned processes of the task become its children and must be reaped, or zombies
+would use up the sandbox's process limit. So one thread reaps all children, and no other code ever waits for a process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ChildProcess:
-    """A process of ours. `exited` is a file descriptor that turns readable when it has ended; `status` is then set."""
+    """A process of the agent. `exited` is a file descriptor that becomes readable at its end; `status` is then set."""
 
     pid: int
     exited: int = field(default_factory=lambda: os.eventfd(0))
@@ -56,7 +56,7 @@ class ChildProcesses:
 
 
 def kill_family(leader: int, signal_number: int) -> bool:
-    """Signal every process of the process-session that `leader` began; True when there was one."""
+    """Signal every process of the process-session that `leader` began; return True when there was one."""
     found = False
     for entry in os.listdir("/proc"):
         if not entry.isdigit():

@@ -1,7 +1,7 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
-Wrong arguments and files that cannot be read are answers to the model, with what it can do instead; nothing raises.
-Line ends and bytes that are no UTF-8 come out of an edit as they went in.
+Wrong arguments and unreadable files are answers to the model, with a remedy; no call raises. An edit keeps line ends
+and bytes that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SNIPPET_LINES = 4
 
 
 class EditError(Exception):
-    """What the model did wrong, and what it can do."""
+    """The model's mistake, and a remedy."""
 
 
 def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Carry out one call; its answer, and whether it did what was asked."""
+    """Run one call; return the answer, and whether the edit was made."""
     try:
         if command not in _COMMANDS:
             raise EditError(f"there is no command {command!r}; the commands are: {', '.join(_COMMANDS)}")
@@ -73,7 +73,7 @@ def _range(wanted: list[int], count: int) -> tuple[int, int]:
 
 
 def _listing(path: str) -> str:
-    """The folder's files down to two levels, without hidden ones."""
+    """List the folder's files down to two levels, without hidden ones."""
     found: list[str] = []
     base = path.rstrip("/") or "/"
     for folder, folders, files in os.walk(base):

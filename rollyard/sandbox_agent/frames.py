@@ -1,6 +1,6 @@
 """Frames on a Unix socket: two lengths (4 bytes each, big-endian), a JSON header, then a body of raw bytes.
 
-Output of commands and contents of files are bodies, so bytes that are no text need no escaping.
+Output of commands and contents of files are bodies, so arbitrary bytes need no escaping.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 Header = dict[str, Any]
 PROTOCOL = 2
-"""Named in the hello message; raised when a frame of one side could be misread by the other."""
+"""Version in the hello message; increased when one side could misread a frame of the other."""
 
 _LENGTHS = struct.Struct("!II")
 
@@ -34,7 +34,7 @@ class Stream:
             self._sock.sendall(_LENGTHS.pack(len(head), len(body)) + head + body)
 
     def receive(self) -> tuple[Header, bytes] | None:
-        """The next frame; None once the other end is gone."""
+        """Return the next frame; None when the other end is closed."""
         lengths = self._exactly(_LENGTHS.size)
         if lengths is None:
             return None

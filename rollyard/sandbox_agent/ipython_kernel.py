@@ -1,8 +1,8 @@
-"""The Python process behind the `ipython` tool: one IPython shell that runs cells as messages ask for them.
+"""The Python process behind the `ipython` tool: one IPython shell that runs cells on request.
 
 The messages have the shapes of the Jupyter protocol (execute_request in; execute_result, error, execute_reply out), one
 frame each on an inherited socket. There is no `stream` message: standard output and standard error are one pipe to the
-agent, at the level of file descriptors, so that subprocesses and C libraries are heard too and everything stays in order.
+agent, at the level of file descriptors, so that output of subprocesses and C libraries is included, in order.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
     error: Header | None = None
     exiting = False
 
-    # Straight to our file descriptors: the piped variant starts a terminal of its own and copies late.
+    # Straight to our file descriptors: the piped variant starts its own terminal and copies output late.
     system = InteractiveShell.system_raw
 
     def ask_exit(self) -> None:
@@ -89,7 +89,7 @@ class IPythonKernel:
             request, _ = frame
             self._execute(request["content"]["code"])
             if os.getpid() != self._pid:
-                os._exit(0)  # a cell forked, and this is the copy: it must not answer a second time
+                os._exit(0)  # a forked copy of this process after a cell: it must not answer a second time
             self._reply(request["header"])
             if self._shell.exiting:
                 return
@@ -127,8 +127,9 @@ class IPythonKernel:
 def main() -> None:
     os.chdir(sys.argv[1])
     sys.argv = [""]
-    sys.path.insert(0, "")  # what the task wrote beside it can be imported
-    # This interpreter is started through its own loader; a subprocess of a cell needs something it can just execute.
+    sys.path.insert(0, "")  # files that the task wrote there can be imported
+    # This interpreter is started through its own loader; subprocesses of a cell need a program that they can execute
+    # directly.
     wrapper = "/opt/rollyard/fallback/python3"
     if os.path.exists(wrapper):
         sys.executable = wrapper

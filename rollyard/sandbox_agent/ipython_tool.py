@@ -1,6 +1,6 @@
 """The agent's end of the `ipython` tool: starts the kernel process, runs cells in it, stops them, and replaces it.
 
-The kernel is a process of its own, so that `os._exit`, a crash or a cell deaf to interrupts costs that process only.
+The kernel is a separate process, so that `os._exit`, a crash or a cell that ignores interrupts ends only that process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CellFinished:
-    """What became of one cell: all it printed, then its value or its traceback."""
+    """The result of one cell: all printed output, then its value or its traceback."""
 
     output: bytes
     error: bool = False
@@ -78,7 +78,7 @@ class IPythonTool:
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
-        """Take in what threads and subprocesses print between cells: unread, it would block them."""
+        """Read the output of threads and subprocesses between cells: unread, it would block them."""
         if self._kernel is None:
             return
         try:
@@ -91,7 +91,7 @@ class IPythonTool:
         return self._kernel.printed if self._kernel else None
 
     def _interrupt(self, cell: _Cell) -> None:
-        """Stop the running cell; raises KernelEnded where only the end of the process stops it."""
+        """Stop the running cell; raises KernelEnded when only the end of the process stops it."""
         assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while time.monotonic() < deadline:
@@ -109,7 +109,7 @@ class IPythonTool:
 
 
 class _Cell:
-    """What the kernel's messages about one cell add up to."""
+    """The result of one cell, collected from the kernel's messages."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -117,7 +117,7 @@ class _Cell:
         self._text = ""
 
     def add(self, kind: str, content: Header) -> bool:
-        """Add one message; True when it is the last."""
+        """Add one message; return True when it is the last."""
         if kind == "execute_result":
             self._text = content["data"]["text/plain"]
         elif kind == "error":
@@ -181,10 +181,10 @@ class _Kernel:
             self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
 
     def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
-        """Take in messages and output until the cell has ended; False at the deadline or when woken."""
+        """Read messages and output until the cell has ended; return False at the deadline or when woken."""
         while received := self._await_message(capture, deadline, wake):
             if cell.add(received["header"]["msg_type"], received["content"]):
-                # What the cell printed was in the pipe before it replied.
+                # The cell's output was in the pipe before the reply.
                 self._read_printed(capture)
                 return True
         return False
@@ -194,7 +194,7 @@ class _Kernel:
         while True:
             ready = readable(watched, deadline)
             if self.printed in ready and not self._read_printed(capture):
-                watched.remove(self.printed)  # closed by the cell itself: the rest of its output is lost to all
+                watched.remove(self.printed)  # closed by the cell itself: the rest of its output is lost
             if self._stream.fileno() in ready:
                 frame = self._receive()
                 if frame is None:
@@ -206,13 +206,13 @@ class _Kernel:
     def _receive(self) -> Header | None:
         try:
             frame = self._stream.receive()
-        except ValueError:  # a cell wrote into our socket: whatever follows cannot be trusted
+        except ValueError:  # a cell wrote into our socket: the following bytes cannot be trusted
             return None
         return frame[0] if frame else None
 
     def _read_printed(self, capture: OutputCapture) -> bool:
-        """All that is in the pipe now; False when nobody can print any more."""
-        for _ in range(64):  # bounded: a thread of the task may print faster than we read
+        """Read the pipe's present content; return False when no process can write to it any more."""
+        for _ in range(64):  # bounded: a thread of the task may print faster than this reads
             try:
                 chunk = os.read(self.printed, _CHUNK)
             except BlockingIOError:
@@ -232,7 +232,7 @@ class _Kernel:
             os.killpg(self._child.pid, signal.SIGINT)
 
     def end(self, capture: OutputCapture) -> None:
-        """Kill the process and all it left, and keep what it printed last."""
+        """Kill the process and its children, and keep its last output."""
         readable([self._child.exited], time.monotonic() + 0.1)
         kill_family(self._child.pid, signal.SIGSTOP)
         kill_family(self._child.pid, signal.SIGKILL)

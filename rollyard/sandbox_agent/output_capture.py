@@ -1,4 +1,4 @@
-"""Output in bounded memory: the head and the tail of what a tool printed, however much that was."""
+"""Output in bounded memory: keeps the head and the tail of a tool's output of any length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OutputCapture:
             self._trim()
 
     def pop(self) -> bytes:
-        """Everything kept, with a line where bytes were left out; empties the capture."""
+        """Return everything kept, with a line where bytes were left out; empty the capture."""
         self._trim()
         gap = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
         output = bytes(self._head) + gap + bytes(self._tail)

@@ -1,7 +1,7 @@
-"""How to start a program that we brought along.
+"""Starts a program from the bundle.
 
-Inside a sandbox our programs run through the dynamic loader and the libraries that came with them, so that the image's C
-library, older, newer or none at all, does not matter. Elsewhere (in tests) they start plainly.
+Inside a sandbox, bundled programs run through the bundled dynamic loader and libraries, so that the image's C library,
+older, newer or absent, does not matter. Elsewhere (in tests) they start directly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def own_program(path: str) -> list[str]:
-    """The beginning of an argv that starts `path` the way this very interpreter was started."""
+    """Return the beginning of an argv that starts `path` in the way in which this interpreter was started."""
     running = os.readlink("/proc/self/exe")
     if running == os.path.realpath(sys.executable):
         return [path]

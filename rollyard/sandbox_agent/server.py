@@ -1,7 +1,8 @@
-"""The agent's main thread: says hello, takes its settings, hands each call to its tool's lane, ends with its owner.
+"""The agent's main thread: sends hello, receives its settings, passes each call to its tool's thread, ends with its
+owner.
 
-Its standard input is a Unix socket without a name, made by the owner: nobody else can find it, nothing is left of it, and
-its end of file is the owner's death, however that came.
+Its standard input is a Unix socket without a name, made by the owner: no other process can find it, it leaves no trace,
+and its end of file means that the owner died, for whatever reason.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _write(header: Header, body: bytes) -> Reply:
 
 
 def _refused(error: OSError) -> Reply:
-    """A file that is not as the owner thought is the task's doing, not a fault: the owner gets the error itself."""
+    """Reply with the error itself: a file that differs from the owner's expectation is the task's doing, not a fault."""
     return {"errno": error.errno, "error": error.strerror}, b""
 
 
@@ -127,19 +128,20 @@ def main() -> None:
         frame = stream.receive()
         if frame is not None:
             AgentServer(stream, gate, Settings.of_message(frame[0])).serve()
-    # At once and with everything: as process 1 of the sandbox we take every other process along.
+    # At once: as process 1 of the sandbox this ends every other process too.
     os._exit(0)
 
 
 def _restore_signals() -> None:
-    """A job begun in the background of a script inherits an ignored SIGINT, which no shell below could ever undo."""
+    """Restore signals: a job in the background of a script inherits an ignored SIGINT, which no child shell could ever
+    undo."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _take_stdin() -> socket.socket:
-    """The owner's socket, out of the reach of our children, who get /dev/null in its place."""
+    """Take the owner's socket, and give children /dev/null in its place."""
     sock = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -148,5 +150,5 @@ def _take_stdin() -> socket.socket:
 
 
 def _forbid_tracing() -> None:
-    """Keep the task, which runs under our uid, from tracing us, reading our memory or borrowing our socket."""
+    """Forbid the task, which runs under the same uid, to trace this process, read its memory or borrow its socket."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What the owner tells the agent once, before the first call; and how the tools' processes are confined by it."""
+"""The settings that the owner sends once, before the first call; they also confine the tools' processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULTS = {
     "USER": "agent",
     "LOGNAME": "agent",
 }
-# A terminal is there, but nobody sits at it: no pagers, no editors, no colours, no questions.
+# There is a terminal but no user at it: no pagers, no editors, no colours, no questions.
 _NON_INTERACTIVE = {
     "TERM": "dumb",
     "NO_COLOR": "1",
@@ -31,7 +31,7 @@ _NON_INTERACTIVE = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 _RUNTIMES = ("APPTAINER", "SINGULARITY")
-# LC_CTYPE is what our own Python sets when it finds no locale.
+# LC_CTYPE: our own Python sets it when it finds no locale.
 _HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
@@ -41,9 +41,9 @@ class Settings:
     memory_bytes: int
     """Address space of one process."""
     file_bytes: int
-    """The longest file one process may write."""
+    """Longest file that one process may write."""
     processes: int
-    """Processes and threads of the whole sandbox."""
+    """Limit of processes and threads in the whole sandbox."""
     cpus: tuple[int, ...]
     """The CPUs to run on; empty for all."""
 
@@ -58,9 +58,9 @@ class Settings:
         )
 
     def confine(self, pid: int) -> None:
-        """Put the limits on a process of ours that has not run anything of the task yet; its children inherit them.
+        """Set the limits on a process that has not run anything of the task yet; its children inherit them.
 
-        The agent itself stays free of them, so that it can still act when the task has used up everything.
+        The agent itself has no limits, so that it can still act when the task has used up everything.
         """
         for kind, value in (
             (resource.RLIMIT_AS, self.memory_bytes),
@@ -76,10 +76,10 @@ class Settings:
 
 
 def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """What commands see: the image's environment without the runtime's and our own traces, then the task's."""
+    """Return the environment of commands: the image's without traces of the runtime and of ours, then the task's."""
     kept = {k: v for k, v in image.items() if k not in _HOST_VARIABLES and not k.startswith(_RUNTIMES)}
     if kept.get("LANG") == "C":
-        del kept["LANG"]  # what Apptainer sets where the image says nothing
+        del kept["LANG"]  # Apptainer sets it when the image does not
     merged = _DEFAULTS | kept | _NON_INTERACTIVE | dict(extra)
     merged["PATH"] += f":{FALLBACK}"
     return merged

@@ -1,4 +1,4 @@
-"""One tool's thread: runs its calls one after the other, and listens to the tool's processes in between."""
+"""One tool's thread: runs its calls one after the other, and reads its processes' output in between."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 
 class InteractiveTool(Protocol):
-    """What a lane needs of a tool with processes of its own."""
+    """The interface of a tool with processes of its own, for its thread."""
 
     wake: WakeFlag
     """Set to stop the running call."""
 
     def idle_fd(self) -> int | None:
-        """Readable when a process of the tool has printed something between calls."""
+        """File descriptor that is readable when a process of the tool has printed between calls."""
 
     def drain(self) -> None:
-        """Take in what was printed."""
+        """Read that output."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ToolThread(threading.Thread):
         self._arrived.set()
 
     def cancel(self, call_id: int) -> None:
-        """Forget a call that waits, stop the one that runs; an unknown id is one that has ended."""
+        """Remove a waiting call, or stop the running one; an unknown id belongs to a call that has ended."""
         with self._lock:
             waiting = [call for call in self._queue if call.id != call_id]
             self._queue = collections.deque(waiting)

@@ -1,4 +1,4 @@
-"""Reading and writing whole files for the owner of the sandbox, with limits that the task cannot get around."""
+"""Reads and writes whole files for the owner of the sandbox, with limits that the task cannot get around."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat
 
 
 def read_file(path: str, limit: int) -> bytes:
-    """The contents of a regular file; OSError (EFBIG) when it is longer than `limit` bytes."""
-    # Non-blocking, or a named pipe that the task put there would hold us for ever.
+    """Read a regular file; raises OSError (EFBIG) when it is longer than `limit` bytes."""
+    # Non-blocking: opening a named pipe that the task put there would block for ever.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode

@@ -106,7 +106,7 @@ class GatewaySession:
         self._calls_begun = 0
         self._calls_in_progress = 0
         self._sampled_tokens = 0
-        """Tokens of calls that were answered or may yet be."""
+        """Number of calls that were answered or may still be answered."""
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
 
