@@ -33,8 +33,11 @@ CPUS = 8
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="burst")
 LIMIT_SECONDS = 120.0
 QUIET_SECONDS = 2.0
-"""Between two measurements: slurmctld still tidies up after jobs that have ended. Up to one more at random, since an array
-starts with its scheduler's next tick, up to a second later, and neither side may always meet the same phase of it."""
+"""Pause between two measurements: slurmctld still cleans up after ended jobs.
+
+Up to one more second is added at random: an array starts with the scheduler's next tick, and neither side may always
+meet the same phase of it.
+"""
 
 
 async def running(driver: CliDriver, size: int) -> None:
@@ -67,7 +70,7 @@ async def bare(driver: CliDriver, size: int, env: dict[str, str]) -> float:
 
 
 async def ours(driver: CliDriver, size: int, kubeconfig: Path) -> tuple[float, int]:
-    """(seconds, calls of sbatch)."""
+    """Return (seconds, calls of sbatch)."""
     spec = {"replicas": size, "allocation": {"setup": "exec sleep 600", "timeLimit": "01:00:00"}}
     async with AsyncClient(kubeconfig=kubeconfig) as client:
         began = time.monotonic()

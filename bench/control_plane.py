@@ -96,7 +96,7 @@ def _cpu_seconds(pid: int) -> float:
 
 async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[tuple[float, float], float]:
     async with AsyncClient(kubeconfig=kubeconfig) as client, _model_server() as url:
-        # The allocation's job only sleeps; this process speaks for it.
+        # The allocation's job only sleeps; this process plays its node agent.
         allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
         given = {"replicas": 1, "allocation": allocation, "inference": {"policy": MODEL}}
         spec = RolloutPoolSpec.model_validate(given)
@@ -143,7 +143,7 @@ async def _measure(client: AsyncClient, pid: int, n: int) -> tuple[float, float]
 
 
 async def _run(client: AsyncClient, n: int, prefix: str) -> None:
-    """Submit n and wait until each has its terminal record."""
+    """Submit n rollouts and wait for the terminal record of each."""
     for start in range(0, n, BATCH):
         batch = [RolloutRequest.model_validate({"id": f"{prefix}-{i}", "pool": "null", "task": TASK})
                  for i in range(start, min(n, start + BATCH))]  # fmt: skip
@@ -158,7 +158,7 @@ async def _run(client: AsyncClient, n: int, prefix: str) -> None:
 
 
 class _NullNode:
-    """A node agent that has the answer at once."""
+    """A node agent that answers at once."""
 
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self.outcome = _outcome(tokens=2, prompt=1)
@@ -198,7 +198,7 @@ class _NullNode:
 
 @asynccontextmanager
 async def _model_server() -> AsyncIterator[str]:
-    """A server that answers probes: rollouts are handed out only where one is ready. Answers its URL."""
+    """Run a server that answers probes, because rollouts are dispatched only with a ready one; yields its URL."""
 
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": MODEL}]})
@@ -231,7 +231,7 @@ def _outcome(tokens: int = LONG_TOKENS, prompt: int = 501) -> Outcome:
 
 
 async def _serve_baseline(folder: Path) -> None:
-    """A queue and a dictionary."""
+    """Serve the baseline: a queue and a dictionary."""
     queue: asyncio.Queue[str] = asyncio.Queue()
     results: dict[str, bytes] = {}
 

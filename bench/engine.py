@@ -83,7 +83,7 @@ async def _measure(http: aiohttp.ClientSession, options: argparse.Namespace) -> 
 
 
 async def _stream(http: aiohttp.ClientSession, prompt: list[int], tokens: int) -> float:
-    """Seconds to the first token."""
+    """Stream one request; return the seconds to the first token."""
     body = {"model": "policy", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     body |= {"stream": True, "logprobs": 0, "return_token_ids": True}
     started, first, received = time.perf_counter(), 0.0, 0

@@ -38,7 +38,7 @@ from simulation.upstream import Upstream
 MODEL = Path(__file__).parents[1] / "examples" / "tiny_policy" / "model"
 ANSWER = "The answer is written in the file, and so the next thing to do is to look at it once more. "
 TURNS = 8
-"""Of a session, before the next one begins."""
+"""Turns of a session, before the next one begins."""
 WARM_UP = 10
 AT_MOST_MS, FREE_WITHIN_MS = 2.0, 500.0
 
@@ -86,7 +86,7 @@ async def serve_gateway(url: str) -> None:
 
 
 async def _serve(routes: dict[str, Callable[[web.Request], object]], app: web.Application | None, also: str) -> None:
-    """Until our standard input ends. Says where, in one line."""
+    """Serve until standard input ends; print the address in one line."""
     outer = app or web.Application()
     for path, handler in routes.items():
         outer.router.add_get(path, handler)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ async def direct(http: aiohttp.ClientSession, url: str, prompt: Sequence[int]) -
 
 
 async def chat(http: aiohttp.ClientSession, url: str, messages: list[dict[str, str]]) -> float:
-    """`url`: of the model server, or of a session at the gateway."""
+    """Call the model server, or a session at the gateway, at `url`."""
     body = {"model": "policy", "messages": messages, "max_tokens": 1000, "stream": True}
     started = time.perf_counter()
     async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
@@ -134,7 +134,7 @@ async def chat(http: aiohttp.ClientSession, url: str, messages: list[dict[str, s
 
 
 def grown(turn: int) -> list[dict[str, str]]:
-    """A session's messages at its n-th turn."""
+    """Return a session's messages at its n-th turn."""
     messages = [{"role": "system", "content": "You are an agent. " * 40}, {"role": "user", "content": "Begin. " * 40}]
     for number in range(turn):
         messages.append({"role": "assistant", "content": ANSWER.strip()})
@@ -165,7 +165,7 @@ async def at_once(
 
 
 async def until_free(http: aiohttp.ClientSession, upstream: str, gateway: str, times: int) -> list[float]:
-    """From closing a stream in its middle until neither the session nor the model server has a call in flight."""
+    """Measure from closing a stream halfway until neither the session nor the model server has a call in flight."""
     seconds = []
     for number in range(times):
         body = {"model": "policy", "messages": grown(0), "stream": True, "max_tokens": 1000}

@@ -42,7 +42,7 @@ from rollyard.wire.endpoint import Endpoint
 MODEL = Path(__file__).parents[1] / "examples/tiny_policy/model"
 CALL = '{"name": "ipython", "arguments": {"code": "print(sum(range(100)))"}}'
 TYPICAL = ((0.5, 0.05), (2.0, 0.2), (10.0, 1.0))
-"""Seconds of an engine and of a tool for one turn: a small, a middling and a large model."""
+"""Seconds of an engine and of a tool for one turn: a small, a medium and a large model."""
 
 
 # The engine's stand-in, in a process of its own
@@ -63,7 +63,7 @@ async def serve(ids: list[int]) -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     print(runner.addresses[0][1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until the parent goes
+    await asyncio.to_thread(sys.stdin.read)  # until the parent ends
     await runner.cleanup()
 
 
@@ -98,7 +98,7 @@ class Remote:
 
 
 class Here:
-    """A policy that answers in this very process: what the loop costs without HTTP."""
+    """A policy in this process: the cost of the loop without HTTP."""
 
     def __init__(self, ids: list[int]) -> None:
         self._answer = (ids, [-0.5] * len(ids), ["v1"] * len(ids))
@@ -123,9 +123,9 @@ class Figures:
     name: str
     turns: int
     tokens: int
-    """Of the last prompt."""
+    """Tokens of the last prompt."""
     cpu: float
-    """Seconds of this process."""
+    """CPU seconds of this process."""
 
     def line(self) -> str:
         each = 1000 * self.cpu / self.turns
@@ -137,9 +137,9 @@ class Plan:
     template: ChatTemplate
     turns: int
     ids: list[int]
-    """Every answer."""
+    """Ids of every answer."""
     output: str
-    """Every tool result."""
+    """Text of every tool result."""
 
     async def rollout(self, policy: Remote | Here) -> int:
         parser = parser_for(self.template)

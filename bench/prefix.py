@@ -35,10 +35,10 @@ FIRST_TOKENS, TOOL_TOKENS, SAMPLED_TOKENS = 400, 150, 40
 AT_ONCE = 4
 READY_SECONDS = 600.0
 ENOUGH = 0.95
-"""Of the cached share of one server, below which a conversation does not profit from staying where it is."""
+"""Share of one server's cache hits below which staying on an endpoint brings no benefit."""
 
 Place = Callable[[int, int], int]
-"""Conversation and turn -> server."""
+"""Maps conversation and turn to a server."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def _options() -> argparse.Namespace:
 
 @contextlib.asynccontextmanager
 async def _server(options: argparse.Namespace, uds: Path, log: Path) -> AsyncIterator[None]:
-    """As an InferencePool's allocation would start it."""
+    """Start a server as an InferencePool's allocation does."""
     engine = {"vllm": {"python": options.python, "extraArgs": ["--dtype", "float32"]}}
     model = {"path": str(options.model.resolve()), "servedName": "policy"}
     spec = InferencePoolSpec.model_validate({"model": model, "engine": engine, "replicas": 2})
@@ -115,7 +115,7 @@ async def _compare(https: Sequence[aiohttp.ClientSession], options: argparse.Nam
         "one server": lambda conversation, turn: 0,
         "alternates": lambda conversation, turn: (conversation + turn) % 2,
     }
-    for http in https:  # what is slow only once
+    for http in https:  # warm up
         await _turn(http, [11] * 64)
     print(f"{options.conversations} conversations of {options.turns} turns, {AT_ONCE} at once")
     print(f"{'':14} {'cached share':>13} {'first token ms, median':>23} {'of one server':>14}")
@@ -159,7 +159,7 @@ def _random(numbers: random.Random, n: int) -> list[int]:
 
 
 async def _turn(http: aiohttp.ClientSession, prompt: list[int]) -> tuple[list[int], int, float]:
-    """Ids sampled, tokens of the prompt that were cached, seconds to the first token."""
+    """Return the sampled ids, the cached tokens of the prompt, and the seconds to the first token."""
     body = {"model": "policy", "prompt": prompt, "max_tokens": SAMPLED_TOKENS, "ignore_eos": True, "stream": True}
     body |= {"logprobs": 0, "return_token_ids": True, "stream_options": {"include_usage": True}}
     started, first, sampled, cached = time.perf_counter(), 0.0, list[int](), -1

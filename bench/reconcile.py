@@ -37,7 +37,7 @@ SETTLE_SECONDS = 180.0
 
 
 class SimulatedSlurm:
-    """Jobs run at once and for ever; a look-up costs what reading squeue's text costs."""
+    """Jobs start at once and run for ever; a look-up costs as much as parsing squeue's text."""
 
     name = "simulated"
 
@@ -87,7 +87,7 @@ class Bench:
         self.manager, self.agents = self.parts.manager, self.parts.agents
 
     async def build(self, pools: int) -> None:
-        """So many pools of ten, everything ready."""
+        """Create `pools` pools of ten, everything ready."""
         for n in range(pools):
             spec = RolloutPoolSpec.model_validate({"replicas": PER_POOL})
             await self.store.create(RolloutPool(metadata=ObjectMeta(name=f"p{n}"), spec=spec))
@@ -119,14 +119,14 @@ class Bench:
         )
 
     async def steady(self, seconds: float) -> tuple[float, float]:
-        """(look-ups an interval, share of a core) while nothing changes."""
+        """Return (look-ups per interval, share of a core) while nothing changes."""
         calls, cpu, began = self.slurm.calls, time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
         taken = time.monotonic() - began
         return (self.slurm.calls - calls) * INTERVAL_SECONDS / taken, (time.process_time() - cpu) / taken
 
     async def change(self, pools: int) -> list[float]:
-        """Seconds from a change of spec on disk to sbatch, one change at a time."""
+        """Return the seconds from a change of spec on disk to sbatch, for one change at a time."""
         taken = []
         for n in range(CHANGES):
             name = f"p{n % pools}"
@@ -143,7 +143,7 @@ class Bench:
         return taken
 
     async def each_for_itself(self, pools: int, seconds: float) -> float:
-        """The baseline's share of a core: every pool looks up the queue once an interval."""
+        """Return the baseline's share of a core: every pool queries the queue once per interval."""
         cpu, looks = time.process_time(), int(seconds / INTERVAL_SECONDS * pools)
         for _ in range(looks):
             await self.slurm.snapshot()

@@ -59,18 +59,18 @@ SCENES = (
 
 
 def one(scene: Scene, policy: str, seed: int, rollouts: int, pace: float) -> Result:
-    """One run, the same arrivals for every policy."""
+    """Simulate one run; every policy gets the same arrivals."""
     scripts = TRACES[scene.trace](seed, rollouts)
     return Sim(scene.fleet, scripts, POLICIES[policy], seed, rate=scene.load * pace).run()
 
 
 def pace(trace: str, rollouts: int) -> float:
-    """Rollouts a second that five equal servers do when there is always work and it is dealt out evenly."""
+    """Return the rollouts per second of five equal servers with constant, evenly distributed work."""
     return Sim(EQUAL, TRACES[trace](0, rollouts), POLICIES["round-robin"], 0, rate=None).run().rollouts_a_second
 
 
 def compare(seeds: int, rollouts: int) -> bool:
-    """Prints the table; whether the p90 of ours is nowhere above the best of the others' by more than chance."""
+    """Print the table; return whether our p90 is never above the best other one by more than chance."""
     jobs = [(scene, policy, seed) for scene in SCENES for policy in POLICIES for seed in range(seeds)]
     with _processes() as pool:
         paces = dict(zip(TRACES, pool.map(pace, TRACES, [rollouts] * len(TRACES)), strict=True))
@@ -101,10 +101,10 @@ def _mean(results: Sequence[Result]) -> Result:
 
 
 def ablation(seeds: int) -> None:
-    """As many rollouts in flight as there is room for, until all are done; each task where its hash says, or balanced.
+    """Compare hash placement with balancing at full load, until all rollouts are done.
 
-    `BATCH` in flight is the paper's setting: 32 tasks of 8 rollouts on 8 servers. What a server is given beyond its share costs
-    the more the less of it fits into the cache.
+    `BATCH` in flight is the paper's setting: 32 tasks of 8 rollouts on 8 servers. Load beyond a server's share costs
+    more the less of it fits into the cache.
     """
     lengths = [sum(t.grown + t.sampled for t in s.turns) for seed in range(seeds) for s in TRACES["heavy"](seed, FULL)]
     share = statistics.mean(lengths) * BATCH / len(PAPER.capacities)
@@ -134,15 +134,15 @@ def _processes() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(os.cpu_count(), initializer=logging.disable, initargs=[logging.WARNING])
 
 
-# what a choice costs
+# cost of a choice
 
 POOL = ("default", "policy")
 AT_ONCE = 20
-"""Choices between two looks at the clock, which is dearer than one of them."""
+"""Choices between two readings of the clock, which costs more than a choice."""
 
 
 def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -> None:
-    """Each choice is a burst of its own, the dearest way there is, and its lease is put into the books."""
+    """Measure choices, each as a burst of its own, which is the most expensive way, including the lease's bookkeeping."""
     clock = ManualClock()
     parts = Routing(clock)
     registry, leases = parts.endpoints, parts.leases
@@ -166,7 +166,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
     choosing = booking = 0.0
     for first in range(sessions, sessions + choices, AT_ONCE):
         numbers = range(first, first + AT_ONCE)
-        # Of the processor's time: what others do on this machine is not a part of it.
+        # CPU time: work of other processes does not count
         began = time.process_time()
         found = [registry.index_snapshot(POOL).checkout(node=f"n{i % (endpoints // 4)}") for i in numbers]
         choosing += time.process_time() - began
@@ -204,7 +204,7 @@ def _record(i: int, endpoint: str) -> RolloutRecord:
 
 
 def main() -> None:
-    logging.disable(logging.WARNING)  # of the server that dies
+    logging.disable(logging.WARNING)  # of the server that dies in a scene
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=900)

@@ -33,7 +33,7 @@ TASK = '{"pool":"p","task":{"kind":"math","question":"' + "x" * 1000 + '"}}'
 SMALL, LARGE = os.urandom(4 << 10), os.urandom(1 << 20)
 LARGE_BLOBS = 200
 BASELINE_SHARE = 10
-"""The baseline does a tenth: it is that much slower, and steady."""
+"""The baseline runs a tenth of the operations: it is that much slower, and its times vary little."""
 
 
 class Transactor(Protocol):
@@ -41,7 +41,7 @@ class Transactor(Protocol):
 
 
 class OneByOne:
-    """The baseline: a transaction, with its fsyncs, for every operation."""
+    """The baseline: one transaction, with its fsyncs, for every operation."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
         folder.mkdir()
@@ -107,7 +107,7 @@ async def upload(store: Transactor, id: str) -> None:
 async def rate(
     work: Callable[[Transactor, str], Awaitable[None]], store: Transactor, ids: list[str], clients: int
 ) -> float:
-    """Operations a second, by so many clients that each wait for their answer."""
+    """Return the operations per second of `clients` clients that each wait for their answer."""
 
     async def client(mine: Iterable[str]) -> None:
         for id in mine:
@@ -121,7 +121,7 @@ async def rate(
 
 
 async def pairs(store: SqliteStore, count: int) -> float:
-    """get + put a second, inside one transaction: what a grant of many costs on one core."""
+    """Return get + put pairs per second inside one transaction: the cost of granting many leases on one core."""
 
     def change(tx: Transaction) -> float:
         started = time.perf_counter()

@@ -31,7 +31,7 @@ from rollyard.node.sandbox.sandbox import SandboxFactory
 LIMITS = Limits(cpus=os.cpu_count() or 1, memory_bytes=2 << 30, disk_bytes=256 << 20)
 WARM_UP = 20
 FRESH_CALLS = 50
-"""A fresh sandbox takes tens of milliseconds: so many give a steady median."""
+"""Number of calls with a fresh sandbox, which take tens of milliseconds each; enough for a stable median."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ async def ours(runtime: Runtime, calls: int) -> tuple[Figures, Figures]:
 
 
 async def fresh(runtime: Runtime) -> Figures:
-    """A new sandbox for each `bash -c 'echo hi'`."""
+    """Measure a new sandbox for each `bash -c 'echo hi'`."""
     cache = node_cache()
     argv = runtime.command(default_root(cache), LIMITS, own_python(cache), ["/usr/bin/bash", "-c", "echo hi"])
     credentials = sandbox_account().credentials

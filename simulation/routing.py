@@ -1,7 +1,7 @@
-"""Model servers and rollouts on a clock that jumps from event to event; who gets which server is the policy's to say.
+"""Model servers and rollouts on a clock that jumps from event to event; a policy chooses each rollout's server.
 
-A server samples for all its requests together, a step at a time; prompts that are not in its cache hold the steps up; what
-does not fit into its cache waits; conversations that rest stay in the cache, the longest unused go first.
+A server samples for all its requests together, step by step. Prompts that are not in its cache delay the steps.
+Requests that do not fit into its cache wait. Idle conversations stay in the cache; the longest unused is removed first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BEAT_SECONDS = 2.0
 class Fleet:
     capacities: tuple[float, ...]
     joins: float | None = None
-    """At this part of the arrivals one more server of capacity 1 is there."""
+    """Fraction of the arrivals after which one more server of capacity 1 joins."""
     dies: float | None = None
-    """At this part one dies, with all that it was doing."""
+    """Fraction of the arrivals after which one server dies, with all its work."""
     slots: int = 96
-    """Rollouts in flight for each unit of capacity: what node agents have room for."""
+    """Rollouts in flight for each unit of capacity: the node agents' capacity."""
     cache_tokens: int = 64_000
-    """Of a server of capacity 1."""
+    """Cache of a server of capacity 1."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Result:
     hits: float
     tokens_a_second: float
     rollouts_a_second: float
-    """While the second and third quarter of them end: neither the start nor the last stragglers."""
+    """Rate during the second and third quarter of the ends, without the start and the last stragglers."""
     seconds: float
 
     @property
@@ -58,9 +58,9 @@ class Rollout:
     server: str = ""
     turn: int = 0
     tokens: int = 0
-    """Of the conversation so far."""
+    """Tokens of the conversation so far."""
     owed: int = 0
-    """Tokens of this turn that are still to be sampled."""
+    """Tokens of this turn that must still be sampled."""
     repin: bool = False
 
 
@@ -70,25 +70,25 @@ class Policy(Protocol):
     def joined(self, name: str, capacity: float) -> None: ...
 
     def warmed_up(self) -> None:
-        """Whoever has joined so far is not new."""
+        """Count all servers that have joined so far as warmed up."""
         ...
 
     def start(self, rollout: Rollout) -> str | None:
-        """A server for a rollout that begins; None to let it wait."""
+        """Choose a server for a rollout that begins; None to let it wait."""
         ...
 
     def next_turn(self, rollout: Rollout) -> str:
-        """A server for its next turn."""
+        """Choose a server for its next turn."""
         ...
 
     def failed(self, rollout: Rollout) -> str:
-        """Another server than its own, which does not answer."""
+        """Choose another server, because its own does not answer."""
         ...
 
     def ended(self, rollout: Rollout) -> None: ...
 
     def beat(self) -> None:
-        """Every BEAT_SECONDS."""
+        """Called every BEAT_SECONDS."""
         ...
 
 
@@ -97,7 +97,7 @@ class _Request:
     rollout: Rollout
     prompt: int
     ends: float = 0.0
-    """In the server's count of steps."""
+    """Its end in the server's count of steps."""
 
 
 class Server:
@@ -107,7 +107,7 @@ class Server:
         self.dead = False
         self.waiting: deque[_Request] = deque()
         self.prompts: deque[tuple[_Request, float]] = deque()
-        """(request, seconds of prompt left), one after the other."""
+        """(request, seconds of prompt left), processed one after the other."""
         self.sampling: list[tuple[float, int, _Request]] = []
         self._sim = sim
         self._steps, self._at, self._event = 0.0, 0.0, 0
@@ -132,7 +132,7 @@ class Server:
         self._settle()
 
     def die(self) -> list[Rollout]:
-        """Answers whose requests broke off; what had been sampled of them is kept."""
+        """Return the rollouts whose requests broke off; their sampled tokens are kept."""
         self._advance()
         self.dead = True
         for ends, _, request in self.sampling:
@@ -153,7 +153,7 @@ class Server:
             self._steps += left * self.capacity / step_seconds(len(self.sampling))
 
     def _settle(self) -> None:
-        """Take in what fits, and say when the next thing happens."""
+        """Admit the requests that fit, and schedule the next event."""
         while self.waiting and self.running < MOST_RUNNING * self.capacity and self._fits(self.waiting[0]):
             self._begin(self.waiting.popleft())
         self._event += 1
@@ -209,7 +209,7 @@ class Server:
 
 
 class Sim:
-    """All of it. `rate`: rollouts a second that arrive, in groups; None for all at once."""
+    """The whole simulation. `rate`: arriving rollouts per second, in groups; None for all at once."""
 
     def __init__(
         self,

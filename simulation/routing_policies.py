@@ -1,4 +1,4 @@
-"""Who says which server: ours, by the server's own code, and four others."""
+"""Policies that choose a server: ours, by the server's own code, and four others."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from simulation.routing import Policy, Rollout, Sim
 POOL = ("default", "policy")
 PROBE_SECONDS = 0.1
 LOST_SECONDS = 20.0
-"""Until Slurm says that a dead server's job has ended."""
+"""Time until Slurm reports the end of a dead server's job."""
 
 
 class Ours:
-    """The registry, the leases and the re-pinning of the server, told what they would be told."""
+    """The server's registry, leases and rebalancing, with simulated input."""
 
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
@@ -39,10 +39,10 @@ class Ours:
         self._live: dict[str, Rollout] = {}
         self._burst = -1.0, self.endpoints.index_snapshot(POOL)
         self._last = "", ""
-        """The group that came last, and its server."""
+        """The last group that arrived, and its server."""
         parts.agents.connect(ConnectedAgent(_identity("node"), ("default", "swe"), self._heard, expel=lambda: None))
 
-    # its clock
+    # the clock
 
     def time(self) -> float:
         return self._sim.now + self._offset
@@ -53,7 +53,7 @@ class Ours:
         self._offset = SLOW_START_SECONDS
         self.beat()
 
-    # a policy
+    # the policy
 
     def joined(self, name: str, capacity: float) -> None:
         endpoint = Endpoint(id=name, url=f"https://{name}", model="m", weights_version="", tokenizer="/t")
@@ -63,7 +63,7 @@ class Ours:
     def start(self, rollout: Rollout) -> str | None:
         group, mate = self._last
         warm = [mate] if group == rollout.script.group else []
-        if self._burst[0] != self._sim.now:  # what arrives together is handed out together
+        if self._burst[0] != self._sim.now:  # simultaneous arrivals are placed together
             self._burst = self._sim.now, self.endpoints.index_snapshot(POOL)
         found = self._burst[1].checkout(warm=warm)
         if found is None:
@@ -96,7 +96,7 @@ class Ours:
         self._repinner.send_hints()
         self._probe()
 
-    # what the server's other parts would do
+    # parts of the server that are simulated
 
     def _heartbeat(self, name: str) -> None:
         server = self._sim.servers[name]
@@ -133,7 +133,7 @@ def _identity(name: str) -> Identity:
 
 
 class _Plain(abc.ABC):
-    """Knows who is there, and of nobody that it is dead."""
+    """Knows the servers that joined, but not which of them are dead."""
 
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
@@ -165,7 +165,7 @@ class _Plain(abc.ABC):
 
 
 class RoundRobin(_Plain):
-    """By rollout: the best that it can do, for it keeps the prefix."""
+    """Round-robin by rollout: its best form, because it keeps the prefix."""
 
     def __init__(self, sim: Sim) -> None:
         super().__init__(sim)
@@ -176,7 +176,7 @@ class RoundRobin(_Plain):
 
 
 class RoundRobinByTurn(RoundRobin):
-    """By request, as a router in front of the servers does."""
+    """Round-robin by request, as a router in front of the servers does."""
 
     def next_turn(self, rollout: Rollout) -> str:
         return self._choose(rollout)
@@ -204,7 +204,7 @@ class ConsistentHash(_Plain):
 
 
 class CounterHeap(_Plain):
-    """As ProRL Agent has it: a heap of counters, one up for each rollout and never down."""
+    """A heap of counters as in ProRL Agent: each rollout adds one, and nothing is ever subtracted."""
 
     def __init__(self, sim: Sim) -> None:
         super().__init__(sim)

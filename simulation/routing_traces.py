@@ -1,4 +1,4 @@
-"""Rollouts to route: what each turn adds to the conversation, how much is sampled, and how long its tools take."""
+"""Rollouts to route: for each turn the added prompt tokens, the sampled tokens and the duration of its tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = 8
 @dataclass(frozen=True, slots=True)
 class Turn:
     grown: int
-    """Tokens that the prompt has more than the conversation had after the last answer: the task, or tool results."""
+    """Tokens added to the prompt since the last answer: the task, or tool results."""
     sampled: int
     tool_seconds: float
 
@@ -29,7 +29,7 @@ class Script:
 
 
 def demo(seed: int, rollouts: int) -> list[Script]:
-    """The demo's rollouts with its committed policy, drawn anew: each line of the file is the turns of one."""
+    """Draw rollouts from the demo's with its committed policy: each line of the file holds the turns of one."""
     lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
     chance = random.Random(seed)
     scripts = []
@@ -40,7 +40,7 @@ def demo(seed: int, rollouts: int) -> list[Script]:
 
 
 def heavy(seed: int, rollouts: int) -> list[Script]:
-    """Agents at work on code: 2 to 50 turns, long tails everywhere."""
+    """Coding agents: 2 to 50 turns, long tails everywhere."""
     chance = random.Random(seed)
 
     def tail(median: float, sigma: float, most: float) -> float:

@@ -1,6 +1,6 @@
-"""A model server without a model: in vLLM's shape, it answers what it is told to, at a pace.
+"""A model server without a model: in vLLM's shape, it streams given answers at a given pace.
 
-For measuring what lies in front of an engine, and for tests that need a model to say something in particular.
+It serves measurements of the parts in front of an engine, and tests that need a particular answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 
 LOGPROB = -0.5
 Script = Callable[[int, Sequence[int]], Sequence[int]]
-"""(number of the request, prompt ids) -> ids to answer, the one that ends the turn included."""
+"""Maps (number of the request, prompt ids) to the ids of the answer, including the one that ends the turn."""
 
 
 @dataclass
@@ -30,11 +30,13 @@ class Upstream:
     per_chunk: int = 1
     """Ids in a chunk."""
     template: ChatTemplate | None = None
-    """With it there is `/v1/chat/completions` too, and what a chat server does for that: it renders and tokenises the
-    whole conversation, and makes text of the ids."""
+    """With a template there is `/v1/chat/completions` too, with a chat server's work.
+
+    It renders and tokenises the whole conversation, and decodes the ids to text.
+    """
     url: str = ""
     prompts: list[list[int]] = field(default_factory=list)
-    """As they came in."""
+    """Prompts in order of arrival."""
     running: int = 0
     """Requests in flight."""
 
@@ -96,7 +98,7 @@ class Upstream:
             loop = asyncio.get_running_loop()
             began = loop.time()
             for number, start in enumerate(range(0, len(ids), self.per_chunk), 1):
-                if self.pace:  # by the clock, as an engine computes on however slowly its answers are taken
+                if self.pace:  # by the clock, because an engine computes on however slowly its answers are read
                     await asyncio.sleep(max(0.0, began + number * self.pace - loop.time()))
                 await response.write(chunk(ids[start : start + self.per_chunk], None))
             await response.write(chunk([], finish) + b"data: [DONE]\n\n")

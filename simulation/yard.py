@@ -1,7 +1,8 @@
-"""Two pools on a clock that jumps from event to event: Slurm, node agents and model servers are simulated, deciding is real.
+"""Two pools on a clock that jumps from event to event: Slurm, node agents and model servers are simulated, decisions
+are real.
 
-Each look calls what the server calls (`reckon`, `size`, `plan_pool`, `new_allocation`) on real objects; what was decided is
-carried out a moment later, as in the server, so that work may arrive in between.
+Each look calls the server's functions (`reckon`, `size`, `plan_pool`, `new_allocation`) on real objects. A decision
+takes effect a moment later, as in the server, so that work may arrive in between.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size
 
 START = 1_700_000_000.0
 ACT_SECONDS = 0.5
-"""From a look to what comes of it, and from a submit to a look."""
+"""Time from a look to its effect, and from a submit to a look."""
 REST_SECONDS = 300.0
-"""Between looks while nothing moves."""
+"""Time between looks while nothing changes."""
 BOOT_SECONDS = {"RolloutPool": 20.0, "InferencePool": 90.0}
 ENGINE_STOP_SECONDS = 10.0
 SILENCE_SECONDS = 8.0
-"""After a restart of the server, until the model servers have told it of their load again."""
+"""Time after a restart of the server until the model servers have reported their load again."""
 SEQUENCES = 64
-"""One model server decodes together."""
+"""Sequences that one model server decodes together."""
 
 
 class Clock:
@@ -62,7 +63,7 @@ class Clock:
 
 
 class Slurm:
-    """So many jobs at once, first come first served, each after a wait that others cause."""
+    """A limited number of jobs at once, first come first served, each after a wait caused by other users."""
 
     def __init__(self, clock: Clock, chance: random.Random, jobs: int, wait_seconds: float) -> None:
         self._clock, self._chance = clock, chance
@@ -70,7 +71,7 @@ class Slurm:
         self._queue: deque[Callable[[], bool]] = deque()
 
     def submit(self, start: Callable[[], bool]) -> None:
-        """`start` answers whether the job was still wanted."""
+        """`start` returns whether the job was still needed."""
         wait = self._chance.expovariate(1 / self._wait) if self._wait else 0.0
 
         def eligible() -> None:
@@ -90,16 +91,16 @@ class Slurm:
 
 @dataclass
 class Faults:
-    """What went against the rules, and how much the size moved."""
+    """Violations of the rules, and the number of changes of size."""
 
     above_max_minutes: float = 0.0
     below_min_minutes: float = 0.0
     busy_killed: int = 0
     changes: int = 0
     direction: int = 0
-    """Of the last change."""
+    """Direction of the last change."""
     turns: list[float] = field(default_factory=list)
-    """When the direction changed."""
+    """Times at which the direction changed."""
 
     def changed(self, now: float, by: int) -> None:
         direction = 1 if by > 0 else -1
@@ -110,12 +111,12 @@ class Faults:
 
     @property
     def most_turns(self) -> int:
-        """Within any one hour."""
+        """Return the largest number within any one hour."""
         return max((sum(at - FLAP_WINDOW_SECONDS < t <= at for t in self.turns) for at in self.turns), default=0)
 
 
 class SimulatedPool(ABC):
-    """Allocations and their jobs; the kinds differ in who works in them."""
+    """Allocations and their jobs; the subclasses simulate the processes in them."""
 
     def __init__(self, clock: Clock, slurm: Slurm, pool: Pool) -> None:
         self.clock, self.pool, self.faults = clock, pool, Faults()
@@ -125,7 +126,7 @@ class SimulatedPool(ABC):
         self._job = itertools.count(1)
         self._looked_at = clock.now
 
-    # what a kind knows
+    # for the kinds to implement
 
     @abstractmethod
     def load(self, name: str) -> int: ...
@@ -135,17 +136,17 @@ class SimulatedPool(ABC):
 
     @abstractmethod
     def ready(self, name: str) -> None:
-        """Its process has come up."""
+        """Called when its process is ready."""
 
     @abstractmethod
     def told_to_drain(self, name: str) -> None:
-        """It takes nothing new from now on."""
+        """Called when it accepts no new work any more."""
 
     @abstractmethod
     def gone(self, name: str) -> None:
-        """Its job has ended."""
+        """Called when its job has ended."""
 
-    # the server
+    # the simulated server
 
     def restart_server(self) -> None:
         self._memory = None
@@ -181,7 +182,7 @@ class SimulatedPool(ABC):
         self.clock.after(ACT_SECONDS, lambda: self._act(plan))
 
     def _judge(self, members: Sequence[Member], plan: PoolPlan, desired: int) -> None:
-        """What holds between two looks is what the first of them leaves behind."""
+        """Check the rules between two looks, which the first of them must ensure."""
         bounds, status, now = self.pool.spec.autoscaling, self.pool.status, self.clock.now
         assert bounds is not None
         active = {m.name for m in members if m.active}
@@ -265,7 +266,7 @@ class SimulatedPool(ABC):
             del self.allocations[name]
 
     def end(self, name: str, state: str) -> None:
-        """Its job ends by itself, or by what Slurm or a broken node does to it."""
+        """End a job: by itself, by Slurm or by a broken node."""
         if self.running(name):
             self.change(name, "status", job_state=state, ready=False, end_time=as_datetime(self.clock.now))
             self.gone(name)
@@ -284,7 +285,7 @@ class Rollout:
 
 
 class Engines(SimulatedPool):
-    """An InferencePool: who is pinned where, and what its servers report."""
+    """An InferencePool: the sessions on each server, and the servers' reports."""
 
     pool: InferencePool
     users: RolloutSide
@@ -317,7 +318,7 @@ class Engines(SimulatedPool):
         self.users.dispatch()
 
     def pin(self, rollout: Rollout) -> bool:
-        """To the server with the fewest sessions."""
+        """Pin the rollout to the server with the fewest sessions."""
         able = [name for name in self._pinned if not self.allocations[name].spec.drain]
         if not able:
             return False
@@ -330,7 +331,7 @@ class Engines(SimulatedPool):
         rollout.endpoint = None
 
     def told_to_drain(self, name: str) -> None:
-        """Sessions go on elsewhere, where there is an elsewhere."""
+        """Move the sessions to other servers, if there are any."""
         for rollout in list(self._pinned[name]):
             self._pinned[name].discard(rollout)
             if not self.pin(rollout):
@@ -347,11 +348,11 @@ class Engines(SimulatedPool):
     def gone(self, name: str) -> None:
         for rollout in self._pinned.pop(name, set()):
             if not self.pin(rollout):
-                rollout.endpoint = None  # parked; it goes on when there is a server again
+                rollout.endpoint = None  # parked; it continues when there is a server again
 
 
 class Agent:
-    """One node agent: three stages, each with its workers and what waits for one."""
+    """One node agent: three stages, each with its workers and its waiting rollouts."""
 
     def __init__(self, side: RolloutSide, name: str) -> None:
         spec = side.pool.spec
@@ -395,7 +396,7 @@ class Agent:
 
 
 class RolloutSide(SimulatedPool):
-    """A RolloutPool: its queue, and its node agents."""
+    """A RolloutPool with its queue and its node agents."""
 
     pool: RolloutPool
     engines: Engines
@@ -428,7 +429,7 @@ class RolloutSide(SimulatedPool):
         self.dispatch()
 
     def dispatch(self) -> None:
-        """The emptiest first, where what is left of the walltime covers the budgets."""
+        """Fill the node agents, the emptiest first, if the rest of their walltime covers the budgets."""
         if not self._queue:
             return
         now, budget = self.clock.now, self.pool.spec.budget_seconds
@@ -452,7 +453,7 @@ class RolloutSide(SimulatedPool):
         rollout.done()
 
     def moved(self, name: str) -> None:
-        """Something was done there."""
+        """Called after every change of work there."""
         if self.allocations[name].spec.drain and not self.agents[name].held:
             self.end(name, "COMPLETED")
         self.dispatch()
@@ -466,7 +467,7 @@ class RolloutSide(SimulatedPool):
             self.end(name, "COMPLETED")
 
     def gone(self, name: str) -> None:
-        """What was in hand comes back; what had been run is only scored again."""
+        """Return its rollouts to the queue; those that finished RUN are only scored again."""
         agent = self.agents.pop(name, None)
         for rollout in sorted(agent.held if agent else (), key=lambda r: r.arrived, reverse=True):
             if rollout.stage is not Stage.EVAL:
@@ -477,13 +478,13 @@ class RolloutSide(SimulatedPool):
 
 
 class Demand(Protocol):
-    """Who submits."""
+    """A source of rollouts."""
 
     def begin(self, yard: Yard) -> None: ...
 
 
 class Yard:
-    """Both pools, their Slurm, and those who submit."""
+    """Both pools, their Slurm, and the sources of demand."""
 
     def __init__(
         self,
@@ -511,7 +512,7 @@ class Yard:
 
     def _look(self) -> None:
         if self.clock.now < self._due:
-            return  # there was one in between
+            return  # another look happened in between
         self._due = math.inf
         for pool in self.pools:
             pool.look()
@@ -528,7 +529,7 @@ class Yard:
         return self.side.busy or any(not a.status.ready and not a.status.is_ended for a in there)
 
     def submit(self, count: int, done: Callable[[], None] = lambda: None) -> None:
-        """So many rollouts now; `done` is called as each ends."""
+        """Submit `count` rollouts now; `done` is called at the end of each."""
         self.side.submit([self._rollout(done) for _ in range(count)])
         self._look_after(ACT_SECONDS)
 
@@ -548,7 +549,7 @@ class Yard:
         self._look_after(ACT_SECONDS)
 
     def break_a_node(self) -> None:
-        """Under some job, and whatever it has in hand."""
+        """Break the node of some job, with all its work."""
         pool = self.chance.choice(self.pools)
         if running := sorted(name for name in pool.allocations if pool.running(name)):
             pool.end(self.chance.choice(running), "NODE_FAIL")

@@ -41,7 +41,7 @@ STAGES = ("queued", "INIT", "RUN", "EVAL")
 READY_SECONDS, END_SECONDS, DELETE_SECONDS = 60.0, 180.0, 60.0
 VLLM_READY_SECONDS = 600.0
 ENOUGH = 0.6
-"""Mean reward of each kind below which the demo counts as failed; the policy is measured in its own README."""
+"""Mean reward of each kind below which the demo counts as failed; the policy's own README states its measured rewards."""
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def main() -> int:
         "--engine", choices=("embedded", "vllm"), default="embedded", help="engine that serves the policy"
     )
     given = options.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all started processes are ended on exit
     seed = given.seed if given.seed is not None else random.randrange(1 << 30)
     console = Console()
     with tempfile.TemporaryDirectory(prefix="rollyard-demo-") as name, ExitStack() as stack:
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _pools(engine: str) -> list[KindObject]:
-    """The model servers, then what uses them."""
+    """Return the model servers' pool, then the rollout pool."""
     pools = read_manifests((str(POOLS),), "default")
     if engine == "embedded":
         return pools
@@ -85,7 +85,7 @@ def _pools(engine: str) -> list[KindObject]:
 
 @contextmanager
 def _slurm(console: Console, folder: Path) -> Iterator[dict[str, str]]:
-    """A whole Slurm of its own while it lasts; what its users need in their environment."""
+    """Run a throwaway Slurm; yield the environment that its users need."""
     done = subprocess.run([sys.executable, DEVCLUSTER, "up", folder], text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(f"the throwaway cluster did not come up:\n{done.stderr}")
@@ -98,10 +98,11 @@ def _slurm(console: Console, folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
-    """A server in a folder of its own, and the kubeconfig for it; its jobs run on this cluster, or as processes."""
+    """Run a server in a folder of its own; yield its kubeconfig. Its jobs run on this cluster, or as processes."""
     command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data")]
     command += ["--cluster", "slurm" if cluster else "local"]
-    env = {**os.environ, **cluster, "HOME": str(folder)}  # ~/.rollyard links to the newest server; yours stays as it is
+    # ~/.rollyard links to the newest server; the user's own link stays unchanged
+    env = {**os.environ, **cluster, "HOME": str(folder)}
     env.setdefault("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
@@ -111,7 +112,7 @@ def _server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
             text=True,
             env=env,
             cwd=ROOT,
-            start_new_session=True,  # ctrl-C is for the demo alone: it needs the server to delete its pools
+            start_new_session=True,  # ctrl-C ends only the demo, which needs the server to delete its pools
         )
     try:
         assert server.stdout is not None
@@ -144,7 +145,7 @@ async def _demo(
             try:
                 trajectories = await _follow(console, client, ids)
             except asyncio.CancelledError:
-                for id in ids:  # else the pools would finish them before they go
+                for id in ids:  # otherwise the pools finish them before they are deleted
                     await client.cancel(id)
                 raise
         finally:
@@ -153,13 +154,13 @@ async def _demo(
 
 
 def _queue(cluster: Mapping[str, str]) -> str:
-    """Our jobs as Slurm shows them."""
+    """Return our jobs as Slurm shows them."""
     command = ["squeue", "-o", "%.8i %.12j %.9P %.8T %.6C %.8m %N"]
     return subprocess.run(command, env={**os.environ, **cluster}, text=True, capture_output=True).stdout.rstrip()
 
 
 def _requests(seed: int) -> list[RolloutRequest]:
-    """Held-out tasks of the families that the policy was trained on, in groups."""
+    """Return held-out tasks of the policy's training families, in groups."""
     rng = random.Random(seed)
     tasks = [sample(rng, True) for sample in (sample_math, sample_code) for _ in range(TASKS_PER_KIND)]
     return [
@@ -193,7 +194,7 @@ async def _until_ready(console: Console, client: AsyncClient, pools: Sequence[Ki
 
 
 async def _follow(console: Console, client: AsyncClient, ids: Sequence[str]) -> list[Trajectory]:
-    """Progress while they run, trajectories as they end."""
+    """Show progress while rollouts run; return the trajectories."""
     ended: dict[str, Trajectory] = {}
 
     async def collect() -> None:
@@ -259,7 +260,7 @@ def _means(trajectories: Sequence[Trajectory]) -> list[str]:
 
 
 async def _delete(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
-    """The pools end their jobs before they go."""
+    """Delete the pools; they end their jobs first."""
     for pool in reversed(pools):
         await client.delete(pool.key)
     async with asyncio.timeout(DELETE_SECONDS):

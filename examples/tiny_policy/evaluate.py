@@ -1,6 +1,6 @@
 """A quick measurement without the service: held-out tasks, tools in-process, tokens sampled by transformers.
 
-It is a check of the policy, not of the service: the figures that count are measured through real sandboxes.
+It checks the policy, not the service: the published rewards are measured through real sandboxes.
 
     python -m examples.tiny_policy.evaluate --model examples/tiny_policy/model --tasks 400
 """
@@ -33,7 +33,7 @@ CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 
 @dataclass
 class Attempt:
-    """One task in work: its conversation so far and the state of its tools."""
+    """One task in progress: its conversation so far and the state of its tools."""
 
     task: Task
     setting: Setting
@@ -52,7 +52,7 @@ class Attempt:
         return sum(message["role"] == "assistant" for message in self.messages)
 
     def advance(self, reply: str) -> None:
-        """Take the policy's reply: run its call, or end."""
+        """Process the policy's reply: run its call, or end."""
         self.messages.append({"role": "assistant", "content": reply})
         if "<tool_call>" in reply:
             self.messages.append({"role": "tool", "content": self._call(reply)})
@@ -92,7 +92,7 @@ class Policy:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def replies(self, attempts: list[Attempt], temperature: float) -> list[str]:
-        """One assistant turn each; greedy at temperature 0."""
+        """Return one assistant turn each; greedy at temperature 0."""
         prompts = [
             self.tokenizer.apply_chat_template(
                 a.messages, tools=list(a.setting.tools), add_generation_prompt=True, tokenize=False
@@ -102,7 +102,7 @@ class Policy:
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature:
-            # top_k 0: transformers would otherwise cut the distribution to 50 tokens.
+            # top_k 0: otherwise transformers cuts the distribution to 50 tokens.
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         with torch.inference_mode():
             output = self.model.generate(**inputs, max_new_tokens=MAX_TURN_TOKENS, **sampling)
@@ -125,7 +125,7 @@ def attempt_all(policy: Policy, kind: str, tasks: int, temperature: float, seed:
 
 
 def evaluate_folder(folder: Path, tasks: int, temperature: float, seed: int = 7) -> dict[str, float]:
-    """The share of held-out tasks solved, by kind."""
+    """Return the share of solved held-out tasks, by kind."""
     policy = Policy(folder)
     return {
         kind: sum(a.succeeded() for a in attempt_all(policy, kind, tasks, temperature, seed)) / tasks

@@ -115,9 +115,9 @@ class CodeProblem:
     name: str
     arguments: tuple[str, ...]
     expression: str
-    """Python source of what the function returns."""
+    """Python source of the function's return value."""
     inputs: tuple[tuple[Any, ...], ...]
-    """One tuple of argument values a hidden test."""
+    """One tuple of argument values for each hidden test."""
 
     @property
     def key(self) -> str:
@@ -188,7 +188,7 @@ def _any_math(rng: random.Random) -> MathProblem:
 
 
 def _story(rng: random.Random, numbers: dict[str, int]) -> MathProblem:
-    """A story about things that can be counted; fewer than one of them would be no story."""
+    """Make a story about countable things; a number below one would make no sense."""
     while True:
         text, expression = rng.choice(STORIES)
         problem = MathProblem(text.format(**numbers), expression.format(**numbers))
@@ -213,7 +213,7 @@ def _any_code(rng: random.Random) -> CodeProblem:
 
 
 def _inputs(numbers: int, a: int) -> tuple[tuple[Any, ...], ...]:
-    """Inputs on both sides of the constant, where a wrong comparison or a wrong sign shows."""
+    """Return inputs on both sides of the constant, which reveal a wrong comparison or a wrong sign."""
     if numbers == 1:
         return tuple((n,) for n in dict.fromkeys([0, 1, -3, a - 1, a, a + 1, 2 * a, 101]))
     if numbers == 2:

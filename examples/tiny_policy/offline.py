@@ -30,11 +30,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "sum": sum, 
 
 
 class NotOffline(Exception):
-    """The source is Python, but not of the forms that this module gives a meaning."""
+    """The source is Python, but in a form that this module does not support."""
 
 
 def evaluate(source: str, names: Mapping[str, Any] | None = None) -> Any:
-    """The value of one expression. Raises SyntaxError, NotOffline, or what the arithmetic itself raises."""
+    """Evaluate one expression. Raises SyntaxError, NotOffline, or the errors of the arithmetic itself."""
     return _value(ast.parse(source.strip(), mode="eval").body, names or {})
 
 
@@ -63,7 +63,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def call_function(source: str, call: str) -> Any:
-    """The value of `call` after `source`, one function of one return statement. Raises as `evaluate` does."""
+    """Evaluate `call` after `source`, one function with one return statement. Raises as `evaluate` does."""
     match ast.parse(source).body:
         case [ast.FunctionDef(name=name, args=args, body=[ast.Return(value=ast.expr() as result)])]:
             parameters = [arg.arg for arg in args.args]
@@ -114,7 +114,7 @@ class Toolbox:
         return tool_schemas.bash_result("OK", 0)
 
     def passes(self, path: str, cases: Sequence[Mapping[str, str]]) -> bool:
-        """Whether the file at `path` gives what every case expects."""
+        """Return whether the file at `path` gives the expected value in every case."""
         try:
             return all(repr(call_function(self.files[path], case["call"])) == case["expect"] for case in cases)
         except (KeyError, SyntaxError, ArithmeticError, NameError, TypeError, ValueError, NotOffline):

@@ -58,7 +58,7 @@ TEMPLATE = r"""
 
 
 def chat_template() -> str:
-    """The Jinja source that goes into the model's folder."""
+    """Return the Jinja source for the model's folder."""
     filled = TEMPLATE.replace("BEFORE_TOOLS", _jinja_string(BEFORE_TOOLS)).replace(
         "AFTER_TOOLS", _jinja_string(AFTER_TOOLS)
     )
@@ -71,7 +71,7 @@ def _jinja_string(text: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a conversation opens with: a system prompt (may be empty) and at least one tool."""
+    """The opening of a conversation: a system prompt (may be empty) and at least one tool."""
 
     system: str
     tools: tuple[ToolSchema, ...]
@@ -82,7 +82,7 @@ class Message:
     role: str
     content: str
     trained: bool = False
-    """Whether an assistant's message is learned; mistakes put in on purpose are not."""
+    """Whether an assistant's message is trained on; deliberate mistakes are not."""
 
     def chat(self) -> dict[str, str]:
         return {"role": self.role, "content": self.content}
@@ -101,7 +101,7 @@ def opening(setting: Setting) -> str:
 
 
 def parts(messages: Sequence[Message]) -> list[Part]:
-    """The text after the opening, cut where the loss goes on and off; ends with the last message's end token."""
+    """Return the text after the opening, split where the loss goes on and off, up to the last message's end token."""
     cut: list[Part] = []
     for message in messages:
         if message.role == "assistant":
@@ -110,7 +110,7 @@ def parts(messages: Sequence[Message]) -> list[Part]:
         body = message.content
         if message.role == "tool":
             body = f"<tool_response>\n{body}\n</tool_response>"
-        # The newline that closes the assistant's turn was not sampled, so it belongs to what follows.
+        # The newline that closes the assistant's turn was not sampled, so it belongs to the following part.
         before = "\n" if cut else ""
         cut.append(Part(f"{before}<|im_start|>user\n{body}{TURN_END}\n<|im_start|>assistant\n", False))
     return cut

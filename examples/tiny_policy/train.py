@@ -31,7 +31,7 @@ EXERCISES_UNTIL = 0.5
 CONSTANT_UNTIL = 0.45
 ROWS = 32
 GROUP = 4
-"""Batches that share a setting and are sorted by length together, so that little is padded."""
+"""Number of batches that share a setting and are sorted by length together, so that little is padded."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Row:
 @dataclass(frozen=True)
 class Batch:
     prefix: list[int]
-    """The opening that all rows share (empty for exercises); computed once a batch."""
+    """The opening that all rows share (empty for exercises); computed once for each batch."""
     rows: list[Row]
 
 
@@ -122,7 +122,7 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
     if batch.prefix:
         model.model(input_ids=torch.tensor([batch.prefix]), past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(batch.rows))
-    # Rows are padded on the right, where a causal mask already hides the padding from all that counts.
+    # Rows are padded on the right; the causal mask hides the padding from all other tokens.
     hidden = model.model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True).last_hidden_state
     learned = learned[:, 1:]
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[learned]), ids[:, 1:][learned])
@@ -179,10 +179,10 @@ def fit(
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write the folder as others will load it, weights in bfloat16."""
+    """Write the folder for loading, with weights in bfloat16."""
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    # The name under which older and newer transformers alike know a plain tokenizer.json.
+    # Both older and newer transformers know a plain tokenizer.json by this name.
     config_path = out / "tokenizer_config.json"
     config = json.loads(config_path.read_text())
     config["tokenizer_class"] = "PreTrainedTokenizerFast"

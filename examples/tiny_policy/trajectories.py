@@ -1,7 +1,7 @@
-"""What the policy is shown: whole conversations with the tools' real answers, and plain copying exercises.
+"""Training data of the policy: whole conversations with the tools' real answers, and plain copying exercises.
 
-Nine in ten open exactly as Rollyard's task kinds do. A few contain a mistake that is answered by an error and then put
-right; the mistake itself is never learned.
+Nine in ten open exactly as Rollyard's task kinds do. A few contain a mistake, the error that answers it, and the
+correction; the mistake itself is never trained on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw_setting(rng: random.Random) -> Setting:
 
 
 def draw_problem(rng: random.Random, setting: Setting) -> Problem:
-    """A problem of the training part that the setting's tools can solve."""
+    """Draw a problem of the training part that the setting's tools can solve."""
     solvable: list[Callable[[random.Random, bool], Problem]] = []
     if tool_schemas.IPYTHON in setting.tools:
         solvable.append(draw_math)
@@ -47,13 +47,13 @@ def draw_problem(rng: random.Random, setting: Setting) -> Problem:
 
 
 def conversation(problem: Problem, rng: random.Random) -> list[Message]:
-    """The messages after the system's, from the user's to the final answer."""
+    """Return the messages after the system prompt, from the user's message to the final answer."""
     work = _math(problem, rng) if isinstance(problem, MathProblem) else _code(problem, rng)
     return [Message("user", problem.text), *work]
 
 
 def exercise(rng: random.Random) -> list[Part]:
-    """Copying without any chat around it: a dense signal, from which the heads that copy numbers form early."""
+    """Make a copying exercise without chat: a dense signal, from which heads that copy numbers form early."""
     kind = rng.random()
     if kind < 0.5:
         question = answer = "".join(rng.choices("0123456789", k=rng.randint(1, 12)))
@@ -112,7 +112,7 @@ def _unlearned(tool: str, arguments: dict[str, str], result: str) -> list[Messag
 
 
 def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[Message]:
-    """A call whose JSON is broken, and the refusal."""
+    """Return a call with broken JSON, and its refusal."""
     good = json.dumps({"name": tool, "arguments": arguments})
     bad, error = _spoil(good, json.loads, rng)
     return [
@@ -122,7 +122,7 @@ def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[M
 
 
 def _spoil(text: str, parse: Callable[[str], object], rng: random.Random) -> tuple[str, SyntaxError | ValueError]:
-    """The text with one character lost, added or replaced such that `parse` refuses it, and its refusal."""
+    """Remove, add or replace one character so that `parse` refuses the text; return it and the refusal."""
     while True:
         place = rng.randrange(len(text))
         added, kept = rng.choice([("", 1), (rng.choice(NOISE), 0), (rng.choice(NOISE), 1)])

@@ -1,1 +1,1 @@
-"""A throwaway Slurm cluster in one folder, as an ordinary user. The standard library is all it needs."""
+"""A throwaway Slurm cluster in one folder, as an ordinary user. It needs only the standard library."""

@@ -1,4 +1,4 @@
-"""MariaDB, slurmdbd and what is entered in them: one account, and QOS that preempt and that limit."""
+"""MariaDB, slurmdbd and their entries: one account, and QOS that preempt and that limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACCOUNT = "rl"
 
 
 def install_database(place: Place) -> None:
-    """Tables of MariaDB's own. Its root has no password: the folder of its socket is closed to others."""
+    """Create MariaDB's own tables. Its root has no password: the folder of its socket is closed to others."""
     command = ["mariadb-install-db", f"--defaults-file={place.folder}/db/my.cnf"]
     command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
     done = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True)
@@ -39,7 +39,7 @@ def database_answers(place: Place) -> bool:
 
 
 def enter_accounts(place: Place, options: Options, here: Here) -> None:
-    """Before slurmctld starts, so that it finds its cluster; `sacctmgr` adds to it at any time."""
+    """Enter the accounts before slurmctld starts, so that it finds its cluster; `sacctmgr` can add to them at any time."""
     for words in (
         f"cluster {CLUSTER}",
         f"account {ACCOUNT} Cluster={CLUSTER} Description=throwaway Organization=throwaway",

@@ -1,4 +1,4 @@
-"""Up and down: every daemon is remembered before the next is started, and what was started is what is ended."""
+"""Starts and stops a cluster: every daemon is recorded before the next one starts, and recorded daemons are ended."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .options import ClusterError, Options, Place
 from .process import Process, ancestors, end, every_process, identities, with_descendants
 
 UP_SECONDS = 60.0
-"""Within this each step of bringing it up has to be over; all of them take about one second."""
+"""Limit of each step of the start; all of them together take about one second."""
 DAEMON_SECONDS, JOB_SECONDS = 2.0, 3.0
-"""What daemons and jobs have to end by themselves when their cluster goes down."""
+"""Time that daemons and jobs have to end by themselves when their cluster goes down."""
 POLL_SECONDS = 0.02
 
 
 def up(folder: Path, options: Options) -> tuple[Daemons, bool]:
-    """The cluster in the folder, and whether it was brought up just now: False where it was up before.
+    """Return the cluster in the folder, and whether this call started it: False when it was up before.
 
-    Raises ClusterError, with the last words of the daemon that is to blame; nothing is left running then.
+    Raises ClusterError with the last output of the daemon that failed; no process is left running then.
     """
     folder = folder.absolute()
     if known := _still_up(folder):
@@ -49,12 +49,12 @@ def up(folder: Path, options: Options) -> tuple[Daemons, bool]:
 def down(folder: Path) -> None:
     """End every daemon and every job of the cluster; its folder stays, with the logs.
 
-    Raises ClusterError where no cluster was ever up in the folder.
+    Raises ClusterError when no cluster was ever up in the folder.
     """
     daemons = Daemons.load(folder.absolute())
     if daemons is None:
         raise ClusterError(f"no cluster was brought up in {folder}")
-    storage = ("slurmdbd", "mariadbd", "munged")  # the others speak to these while they end
+    storage = ("slurmdbd", "mariadbd", "munged")  # the others talk to these while they end
     end(daemons.processes(name for name in daemons.by_name if name not in storage), DAEMON_SECONDS)
     _end_jobs(daemons)
     for name in storage:
@@ -74,7 +74,7 @@ def _still_up(folder: Path) -> Daemons | None:
 
 
 def _client_environment(place: Place, options: Options, here: Here) -> dict[str, str]:
-    """What a shell needs to use the cluster."""
+    """Return the environment variables that a shell needs to use the cluster."""
     env = {"SLURM_CONF": str(place.conf)}
     if options.command():
         env["PATH"] = f"{place.folder}/bin:{os.environ.get('PATH', os.defpath)}"
@@ -116,12 +116,12 @@ def _start_munge(daemons: Daemons, options: Options) -> None:
         "seed-file": "run/munged.seed",
     }
     words = [f"--{option}={inside}/{name}" for option, name in files.items()]
-    # --force: it would rather live in a folder of root's
+    # --force: munged otherwise requires a folder of root's
     daemons.add("munged", options.command("munged", "--foreground", "--force", "--num-threads=2", *words))
 
 
 def _until(daemons: Daemons, what: str, condition: Callable[[], bool]) -> None:
-    """Raises ClusterError when a daemon ends, or when it takes too long."""
+    """Wait for the condition. Raises ClusterError when a daemon ends, or after the limit."""
     deadline = time.monotonic() + UP_SECONDS
     while not condition():
         for name in daemons.dead():
@@ -138,7 +138,7 @@ def _listens(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def _registered(place: Place, options: Options) -> int:
-    """How many nodes slurmctld has heard of: an asterisk marks those that have not answered yet."""
+    """Count the nodes that slurmctld has heard of: an asterisk marks those that have not answered yet."""
     command = options.command("sinfo", "-h", "-N", "-o", "%N %T")
     env = {"PATH": SEARCH_PATH, "SLURM_CONF": str(place.conf)}
     answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
@@ -147,18 +147,18 @@ def _registered(place: Place, options: Options) -> int:
 
 
 def _end_jobs(daemons: Daemons) -> None:
-    """Once no slurmd is left to start one: what runs in the jobs, then what looked after them."""
+    """End the jobs' processes, then their slurmstepds, once no slurmd is left to start one."""
     found = _job_processes(daemons)
     keepers = {process for process in found if process.name() == "slurmstepd"}
     end(found - keepers, JOB_SECONDS)
-    end(_job_processes(daemons), 0.0)  # a slurmstepd would tell a slurmctld that is gone, for ever
+    end(_job_processes(daemons), 0.0)  # otherwise a slurmstepd reports to the dead slurmctld for ever
 
 
 def _job_processes(daemons: Daemons) -> set[Process]:
-    """Whatever carries this cluster's name and a job's, or writes its logs, and all that such processes started.
+    """Find all processes that carry this cluster's name and a job's, or write its logs, and their descendants.
 
-    A slurmstepd has written its title over its environment, hence the logs. The shell in which `down` is typed may itself
-    stand in a job: it is left out, and so is what started it.
+    A slurmstepd has overwritten its environment with its title, hence the logs. The shell that runs `down` may be
+    inside a job: it and its ancestors are left out.
     """
     parents = every_process()
     logs = identities((daemons.place.folder / "log").iterdir())

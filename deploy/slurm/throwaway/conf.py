@@ -1,4 +1,4 @@
-"""The text of slurm.conf and its kin. Pure: what the options mean to Slurm is all here."""
+"""The text of slurm.conf and related files. Pure: the only place that turns options into Slurm's settings."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from .options import Options, Place
 CLUSTER = "throwaway"
 KILL_WAIT_SECONDS = 2
 _DISABLED_CGROUPS = (24, 5)
-"""The first Slurm that can be told to leave cgroups alone; since 24.11 its slurmd asks systemd for them otherwise."""
+"""The first Slurm in which cgroups can be disabled; since 24.11 its slurmd otherwise asks systemd for them."""
 _NO_CREDENTIAL_TYPE = (24, 11)
-"""From here on the credential's plugin follows from AuthType, and the line is an error."""
+"""From this version on the credential's plugin follows from AuthType, and the line is an error."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """What is found out on this machine before the files can be written."""
+    """Facts about this machine that the files need."""
 
     host: str
     address: str
-    """Of the loopback interface; what the host's name leads to, where that is one."""
+    """Address of the loopback interface; the one of the host's name, if that is a loopback address."""
     closed: bool
-    """Whether it is: the daemons can be kept to the address of the host's name alone, and listen everywhere otherwise."""
+    """Whether it is one: then the daemons listen only on the address of the host's name, else everywhere."""
     user: str
     version: tuple[int, int]
-    """Slurm's, such as (22, 5)."""
+    """Slurm's version, such as (22, 5)."""
     controller_port: int
     node_ports: range
     database_port: int
@@ -72,9 +72,9 @@ def _folders(place: Place) -> list[str]:
 
 
 def _behaviour() -> list[str]:
-    """Quick where a site is patient, and nothing that takes root or cgroups."""
+    """Settings that are quick where a site is patient, and that need neither root nor cgroups."""
     scheduler = [
-        "batch_sched_delay=0",  # what makes a job start at once
+        "batch_sched_delay=0",  # starts jobs at once
         "sched_interval=1",
         "sched_min_interval=0",
         "bf_interval=1",
@@ -95,7 +95,7 @@ def _behaviour() -> list[str]:
         "DefMemPerCPU=100",
         "SchedulerType=sched/backfill",
         f"SchedulerParameters={','.join(scheduler)}",
-        "SlurmdParameters=config_overrides",  # nodes have what is said here, not what this machine has
+        "SlurmdParameters=config_overrides",  # nodes have the resources given here, not this machine's
         "ReturnToService=2",
         "SlurmctldTimeout=30",
         "SlurmdTimeout=10",
@@ -125,7 +125,7 @@ def _accounting(place: Place, options: Options, here: Here) -> list[str]:
         "PreemptType=preempt/qos",
         "PreemptMode=REQUEUE",
         "PriorityType=priority/multifactor",
-        "PriorityWeightQOS=1000",  # a job of a higher QOS is not kept behind older ones
+        "PriorityWeightQOS=1000",  # a job of a higher QOS does not wait behind older ones
     ]
 
 
@@ -146,13 +146,13 @@ def _nodes(options: Options, here: Here) -> list[str]:
 
 
 def _replaced(lines: list[str], more: tuple[str, ...]) -> list[str]:
-    """Slurm takes the last of two lines but complains about it in each command's stderr."""
+    """Replace lines with the same key: Slurm uses the last of two lines but warns about it in each command's stderr."""
     given = {_key(line) for line in more}
     return [line for line in lines if _key(line) not in given] + list(more)
 
 
 def _key(line: str) -> str:
-    """`MinJobAge=2` is known by its name, `PartitionName=main …` by name and value."""
+    """Return the key: the name for `MinJobAge=2`, name and value for `PartitionName=main …`."""
     name, _, value = line.split()[0].partition("=") if line.strip() else ("", "", "")
     return f"{name}={value}" if name.lower() in ("nodename", "partitionname") else name.lower()
 
@@ -189,7 +189,7 @@ def slurmdbd_conf(place: Place, options: Options, here: Here, password: str) -> 
 
 
 def mariadb_conf(place: Place, user: str) -> str:
-    """MariaDB listens on a socket alone, in a folder that is closed to others, and need not survive a power cut."""
+    """Return MariaDB's settings: it listens only on a socket in a closed folder, and need not survive a power cut."""
     lines = [
         "[mariadbd]",
         f"user={user}",
@@ -209,7 +209,7 @@ def mariadb_conf(place: Place, user: str) -> str:
 
 
 def database_init(password: str) -> str:
-    """Run by MariaDB at each start: one statement a line."""
+    """Return the statements that MariaDB runs at each start, one on each line."""
     return (
         "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
         f"CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED BY '{password}';\n"

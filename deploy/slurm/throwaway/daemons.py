@@ -1,4 +1,4 @@
-"""The daemons of one cluster and the file that remembers them: who was started how, and as which process."""
+"""The daemons of one cluster, and the file that records each one's command and process."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Daemon:
 
 @dataclass
 class Daemons:
-    """By name: munged, mariadbd, slurmdbd, slurmctld, slurmd-n1, ..., slurmrestd, slurmrestd-jwt."""
+    """Daemons by name: munged, mariadbd, slurmdbd, slurmctld, slurmd-n1, ..., slurmrestd, slurmrestd-jwt."""
 
     place: Place
     environment: dict[str, str]
-    """What a shell needs to use the cluster."""
+    """Environment variables that a shell needs to use the cluster."""
     root: str = "/"
-    """Where the root folder of Slurm's processes lies on this machine."""
+    """Root folder of Slurm's processes, as a path on this machine."""
     by_name: dict[str, Daemon] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path) -> Daemons | None:
-        """None where no cluster was ever brought up."""
+        """Load the record; None when no cluster was ever started."""
         try:
             record = json.loads((folder / RECORD).read_text())
         except FileNotFoundError:
@@ -79,7 +79,8 @@ class Daemons:
         self.start(name)
 
     def start(self, name: str) -> None:
-        """Start it as it was started before. Raises ClusterError where it runs or its command cannot be found."""
+        """Start the daemon with its recorded command. Raises ClusterError when it is running or its command cannot be
+        found."""
         daemon = self.by_name[name]
         if daemon.alive():
             raise ClusterError(f"{name} is up already")
@@ -92,19 +93,20 @@ class Daemons:
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        # Not subprocess: nobody waits for a daemon, and whoever brought the cluster up may end before it.
+        # Not subprocess: no process waits for a daemon, and the starting process may end before it.
         pid = os.posix_spawn(program, daemon.argv, daemon.env, file_actions=files, setsid=True)
         daemon.process = Process.of(pid)
         self.save()
 
     def remember_root(self) -> None:
-        """A wrapper may have taken Slurm's processes to a tree of its own: their jobs are told by it."""
+        """Record the root of Slurm's processes: a wrapper may have moved them into another tree, by which their jobs
+        are found."""
         process = self.by_name["slurmctld"].process
         self.root = process.root() if process is not None else self.root
         self.save()
 
     def processes(self, names: Iterable[str]) -> list[Process]:
-        """Of those among these that were ever started."""
+        """Return the processes of these daemons, if they were ever started."""
         found = (self.by_name[name].process for name in names if name in self.by_name)
         return [process for process in found if process is not None]
 
@@ -112,7 +114,7 @@ class Daemons:
         return [name for name, daemon in self.by_name.items() if not daemon.alive()]
 
     def last_words(self, name: str) -> str:
-        """The end of what it wrote."""
+        """Return the end of its output."""
         try:
             lines = self.place.log(name).read_text(errors="replace").splitlines()
         except OSError:

@@ -1,4 +1,4 @@
-"""The cluster's folder: what lies in it before the first daemon starts."""
+"""The cluster's folder: its content before the first daemon starts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .options import ClusterError, Options, Place
 
 RECORD = "devcluster.json"
 _LONGEST = 60
-"""Slurm's daemons make Unix sockets in the folder, and the path of one ends at 107 characters."""
+"""Slurm's daemons create Unix sockets in the folder, and the path of one has at most 107 characters."""
 _COMMANDS = ("sacct", "sacctmgr", "salloc", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun")
 
 
 def lay_out(place: Place, options: Options, here: conf.Here) -> None:
-    """Raises ClusterError for a folder that holds anything that is not a former cluster's."""
+    """Write the folder. Raises ClusterError for a folder that holds anything but a former cluster's files."""
     _clear(place)
     for name in ("state", "log", "run", "dev", "db", "bin", *(f"spool/n{i + 1}" for i in range(options.nodes))):
         (place.folder / name).mkdir(parents=True)
     for name in (".", "run"):
-        (place.folder / name).chmod(0o755)  # other users submit too, and what is secret in it is closed by itself
+        (place.folder / name).chmod(0o755)  # other users submit too, and secret files in it are closed themselves
     for name in ("state", "db"):
         (place.folder / name).chmod(0o700)
     _write_conf(place, options, here)
     _write_secret(place, "munge.key", secrets.token_bytes(128))
     _write_secret(place, "jwt.key", secrets.token_bytes(32))
-    for index in range(options.gpus):  # a device file each: Slurm refuses one twice
+    for index in range(options.gpus):  # one device file for each: Slurm refuses a repeated one
         (place.folder / "dev" / f"gpu{index}").symlink_to("/dev/null")
     if options.command():
         _write_shims(place, options)
@@ -51,7 +51,7 @@ def _write_conf(place: Place, options: Options, here: conf.Here) -> None:
     (folder / "gres.conf").write_text(conf.gres_conf(place, options))
     (folder / "cgroup.conf").write_text(conf.cgroup_conf(here.version))
     for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
-        (folder / name).chmod(0o644)  # whatever the umask: slurmrestd may run as nobody
+        (folder / name).chmod(0o644)  # regardless of the umask: slurmrestd may run as nobody
     if options.accounting:
         password = secrets.token_hex(16)
         _write_secret(place, "slurmdbd.conf", conf.slurmdbd_conf(place, options, here, password).encode())
@@ -65,7 +65,7 @@ def _write_secret(place: Place, name: str, content: bytes) -> None:
 
 
 def _write_shims(place: Place, options: Options) -> None:
-    """Slurm's commands for programs that know nothing of the wrapper: first in PATH they look like any other Slurm's."""
+    """Write wrappers of Slurm's commands for programs that do not know the wrapper option; they come first in PATH."""
     shims = place.folder / "bin"
     entry = shims / "wrapped"
     entry.write_text(_WRAPPED.format(shims=shlex.quote(str(shims)), wrapper=options.shell_command()))

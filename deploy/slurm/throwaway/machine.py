@@ -1,4 +1,4 @@
-"""What this machine has for a cluster: commands, Slurm's version, ports, names."""
+"""This machine's prerequisites for a cluster: commands, Slurm's version, ports, names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .conf import Here
 from .options import ClusterError, Options
 
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
-"""Daemons lie in folders that an ordinary user's PATH leaves out."""
+"""Daemons are in folders that an ordinary user's PATH leaves out."""
 _PORTS = range(20_000, 31_000)
-"""Below the range from which the kernel hands out ports by itself."""
+"""Below the range from which the kernel assigns ports itself."""
 _PLUGIN_FOLDERS = ("usr/lib/*/slurm-wlm", "usr/lib/*/slurm", "usr/lib64/slurm")
 
 
 def missing(options: Options) -> list[str]:
-    """Commands and plugins that such a cluster needs and this machine lacks. What a wrapper shows cannot be looked into."""
+    """List missing commands and plugins. The inside of a wrapper's tree cannot be checked."""
     slurm = ["slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo"]
     slurm += ["munged"] if options.auth == "munge" else []
     slurm += ["slurmdbd", "sacctmgr", "sacct"] if options.accounting else []
@@ -40,13 +40,13 @@ def missing(options: Options) -> list[str]:
 
 
 def _lacks_plugin(tree: Path, name: str) -> bool:
-    """False where Slurm's plugins lie in a folder that is not known here: it will speak for itself."""
+    """Return False when the folder of Slurm's plugins is unknown: Slurm then reports the error itself."""
     folders = [folder for pattern in _PLUGIN_FOLDERS for folder in tree.glob(pattern)]
     return bool(folders) and not any((folder / name).exists() for folder in folders)
 
 
 def look_around(options: Options) -> Here:
-    """Raises ClusterError where something is missing."""
+    """Collect the facts. Raises ClusterError when something is missing."""
     if lacking := missing(options):
         raise ClusterError(f"not installed: {', '.join(lacking)}; deploy/slurm/install.sh installs it")
     try:
@@ -75,7 +75,7 @@ def look_around(options: Options) -> Here:
 
 
 def _address(host: str, options: Options) -> str:
-    """What Slurm's own name resolver, in a tree perhaps another, makes of the host's name; empty where it is unknown."""
+    """Resolve the host's name as Slurm does, perhaps in another tree; empty when it is unknown."""
     command = options.command("getent", "ahostsv4", host)
     done = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True, timeout=10)
     return done.stdout.partition(" ")[0]
@@ -94,7 +94,7 @@ def _version(options: Options) -> tuple[int, int]:
 
 
 def _free_ports(count: int) -> range:
-    """Consecutive ports of the loopback interface that nobody listens on at this moment."""
+    """Return consecutive ports of the loopback interface that are free at this moment."""
     for _ in range(100):
         first = random.randrange(_PORTS.start, _PORTS.stop - count)
         ports = range(first, first + count)

@@ -1,4 +1,4 @@
-"""What a throwaway cluster is asked to be."""
+"""Options of a throwaway cluster."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Literal
 
 
 class ClusterError(Exception):
-    """The cluster cannot be had; the message says why and what one can do."""
+    """The cluster cannot be started; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Options:
     nodes: int = 4
     cpus: int = 8
-    """Of each node; the nodes share this machine, so they may promise more than it has."""
+    """CPUs of each node; the nodes share this machine, so their sum may exceed it."""
     gpus: int = 4
-    """Of each node; they are /dev/null under other names."""
+    """GPUs of each node; they are /dev/null under other names."""
     memory: int = 16_000
     """MB of each node. Nothing enforces it."""
     accounting: bool = False
     """MariaDB and slurmdbd: accounts, QOS, limits, preemption, sacct."""
     auth: Literal["munge", "none"] = "munge"
-    """`none` believes everybody on this machine who they say they are."""
+    """`none` trusts every user on this machine without proof."""
     rest: bool = False
     """slurmrestd, once on a Unix socket and once with JWT on a port of the loopback interface."""
     conf: tuple[str, ...] = ()
-    """More lines of slurm.conf; a line replaces ours of the same key, or of the same node or partition."""
+    """More lines of slurm.conf; a line replaces the default one of the same key, or of the same node or partition."""
     wrapper: tuple[str, ...] = ()
-    """Put before each command of Slurm, such as `chroot ROOT`; it has to end up as the command (exec)."""
+    """Prefix of each Slurm command, such as `chroot ROOT`; it must end by executing the command (exec)."""
     prefix: Path | None = None
-    """A tree that has another Slurm: its commands run by `chroot`, which takes root."""
+    """A tree with another Slurm: its commands run by `chroot`, which requires root."""
 
     def command(self, *argv: str) -> list[str]:
-        """A command line of Slurm's as it is started on this machine."""
+        """Return a Slurm command line as it is started on this machine."""
         chroot = ("chroot", str(self.prefix)) if self.prefix is not None else ()
         return [*self.wrapper, *chroot, *argv]
 
@@ -45,16 +45,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Place:
-    """The cluster's folder, by both of its names."""
+    """The cluster's folder, with its two paths."""
 
     folder: Path
-    """On this machine."""
+    """Path on this machine."""
     inside: Path
-    """To the commands of Slurm; another name only where these run in a tree that holds the folder."""
+    """Path for Slurm's commands; it differs only when these run in a tree that contains the folder."""
 
     @classmethod
     def of(cls, folder: Path, options: Options) -> Place:
-        """Raises ClusterError where the tree does not show the folder."""
+        """Make the place. Raises ClusterError when the tree does not contain the folder."""
         folder = folder.absolute()
         if options.prefix is None:
             return cls(folder, folder)
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def conf(self) -> Path:
-        """What SLURM_CONF says."""
+        """Value of SLURM_CONF."""
         return self.inside / "slurm.conf"
 
     def log(self, name: str) -> Path:

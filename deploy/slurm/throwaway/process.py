@@ -1,4 +1,4 @@
-"""A process by pid and start time: what has the pid alone may be somebody else's by now, and is never signalled."""
+"""A process by pid and start time: a process with only the same pid may be another one, and is never signalled."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ POLL_SECONDS = 0.02
 class Process:
     pid: int
     started: int
-    """Clock ticks from the boot to its start, as /proc tells."""
+    """Clock ticks from the boot to its start, from /proc."""
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has this pid now; None where there is none or only its exit status is left."""
+        """Return the process with this pid; None when there is none, or only its exit status is left."""
         fields = _stat(pid)
         if fields is None or fields[0] in "ZX":
             _reap(pid)
@@ -32,7 +32,7 @@ class Process:
         return Process.of(self.pid) == self
 
     def send(self, number: int) -> None:
-        """A signal to this very process; to nobody where it has ended."""
+        """Send a signal to this very process; do nothing when it has ended."""
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(self.pid)
             try:
@@ -42,7 +42,7 @@ class Process:
                 os.close(handle)
 
     def environ(self) -> dict[str, str]:
-        """The environment that it was started with; empty where it cannot be read."""
+        """Return the environment with which it was started; empty when it cannot be read."""
         try:
             text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="surrogateescape")
         except OSError:
@@ -50,14 +50,14 @@ class Process:
         return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
 
     def name(self) -> str:
-        """What it runs, as far as 15 letters go."""
+        """Return its program's name, up to 15 letters."""
         with contextlib.suppress(OSError):
             return Path(f"/proc/{self.pid}/comm").read_text().strip()
         return ""
 
     def holds_open(self, files: set[tuple[int, int]]) -> bool:
-        """Whether one of these files, by device and inode, is open in it."""
-        with contextlib.suppress(OSError):  # it ended, or it is another user's
+        """Return whether it has one of these files, by device and inode, open."""
+        with contextlib.suppress(OSError):  # it ended, or belongs to another user
             for number in os.listdir(f"/proc/{self.pid}/fd"):
                 with contextlib.suppress(OSError):
                     if _identity(f"/proc/{self.pid}/fd/{number}") in files:
@@ -65,19 +65,19 @@ class Process:
         return False
 
     def root(self) -> str:
-        """Its root folder as this process sees it."""
+        """Return its root folder as this process sees it."""
         with contextlib.suppress(OSError):
             return os.readlink(f"/proc/{self.pid}/root")
         return ""
 
 
 def identities(files: Iterable[Path]) -> set[tuple[int, int]]:
-    """Device and inode of each: what a file is known by under any name, in any tree."""
+    """Return device and inode of each file, which identify it under any name, in any tree."""
     return {_identity(str(file)) for file in files}
 
 
 def every_process() -> dict[Process, int]:
-    """Each live process of this machine -> the pid of its parent."""
+    """Map each live process of this machine to the pid of its parent."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) and fields[0] not in "ZX":
@@ -86,7 +86,7 @@ def every_process() -> dict[Process, int]:
 
 
 def ancestors(of: int) -> set[int]:
-    """The pid itself, its parent, and so on."""
+    """Return the pid itself, its parent, and so on."""
     found: set[int] = set()
     while of > 0 and (fields := _stat(of)):
         found.add(of)
@@ -95,7 +95,7 @@ def ancestors(of: int) -> set[int]:
 
 
 def with_descendants(roots: Iterable[Process], parents: dict[Process, int]) -> set[Process]:
-    """The roots and whatever they started, as `every_process` saw it."""
+    """Return the roots and all their descendants, as `every_process` saw them."""
     children: dict[int, list[Process]] = {}
     for process, parent in parents.items():
         children.setdefault(parent, []).append(process)
@@ -110,12 +110,12 @@ def with_descendants(roots: Iterable[Process], parents: dict[Process, int]) -> s
 
 
 def end(processes: Iterable[Process], seconds: float) -> None:
-    """TERM, up to `seconds` to go by itself, KILL; returns once all are gone."""
+    """Send TERM, wait up to `seconds`, send KILL; return once all are gone."""
     left = [process for process in processes if process.alive()]
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
         for process in left:
             process.send(number)
-            process.send(signal.SIGCONT)  # one that a test has stopped could not end
+            process.send(signal.SIGCONT)  # a stopped process could not end
         left = _still_alive_after(left, patience)
 
 
@@ -132,7 +132,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name: state, parent, ...; the name may hold spaces and brackets."""
+    """Return the fields of /proc/PID/stat after the name: state, parent, ...; the name may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -140,6 +140,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _reap(pid: int) -> None:
-    """Where it is a child of ours, as in a test, its exit status is collected."""
+    """Collect the exit status of a child of this process, as in a test."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

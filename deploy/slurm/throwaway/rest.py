@@ -1,4 +1,4 @@
-"""slurmrestd, twice: on a Unix socket, and on a loopback port for whoever has a token."""
+"""slurmrestd, twice: on a Unix socket, and on a loopback port for clients with a token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .options import ClusterError, Options, Place
 
 SOCKET = "run/rest/restd.sock"
 _RUNS_AS_SLURM_USER = (22, 5)
-"""The last Slurm whose slurmrestd can be talked into that; the next ones end when asked to."""
+"""The last Slurm whose slurmrestd can run as Slurm's user; later ones exit with an error."""
 _NOBODY = 65534
 
 
 def start_rest(daemons: Daemons, options: Options, here: Here) -> None:
-    """On the socket it knows its own user by the connection; where it has to run as nobody, it wants a token there too.
+    """Start both. On the socket slurmrestd identifies its own user by the connection; run as nobody, it requires a
+    token there too.
 
-    Raises ClusterError where it would have to run as nobody, and we are not root.
+    Raises ClusterError when it must run as nobody and this process is not root.
     """
     place = daemons.place
     as_us = here.version <= _RUNS_AS_SLURM_USER
@@ -41,7 +42,7 @@ def start_rest(daemons: Daemons, options: Options, here: Here) -> None:
 
 
 def _plugins(program: list[str], place: Place, options: Options, env: dict[str, str]) -> list[str]:
-    """What this slurmrestd serves; without slurmdbd, the database's plugins would end it."""
+    """List the plugins that this slurmrestd should serve; without slurmdbd, the database's plugins would end it."""
     env = {"PATH": SEARCH_PATH, "SLURM_CONF": str(place.conf), **env}
     done = subprocess.run([*program, "-s", "list"], env=env, capture_output=True, text=True, timeout=10)
     words = (done.stdout + done.stderr).split()
