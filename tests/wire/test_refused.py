@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
+import time
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from rollyard.core.errors import Incompatible
 from rollyard.engine.main import InferenceServer
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.node.agent import NodeAgent
+from rollyard.reconcilers.allocation_folder import last_output
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.base import MIN_PROTOCOL, PROTOCOL, Identity, protocol_refusal
 from tests.node.test_agent import Yard
@@ -62,6 +67,36 @@ async def test_an_engine_of_another_time_ends(
         link = ServerLink.open(yard.job)
         with pytest.raises(Incompatible, match=sentence):
             await InferenceServer(link, spec, tmp_path, None).run()
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from rollyard.client.server_link import ServerLink
+from {module} import main
+identity = ServerLink.identity
+ServerLink.identity = lambda link: identity(link).model_copy(update={{"protocol": {protocol}}})
+sys.exit(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize(("module", "role"), [("rollyard.node.main", Role.NODE), ("rollyard.engine.main", Role.ENGINE)])
+async def test_the_sentence_is_the_reason_that_the_allocation_shows(yard: Yard, module: str, role: Role) -> None:
+    spec = {"replicas": 1, "model": {"path": "/models/policy"}, "engine": {"vllm": {}}}
+    async with yard.server() as server:
+        told = (await yard.allocate(server)).allocation
+        told = told.model_copy(update={"inference": InferencePoolSpec.model_validate(spec)})
+        (yard.job / "allocation.json").write_text(told.model_dump_json())
+        (yard.job / "token").write_text(server.parts.signer.issue(role, told.uid))
+        code = PROCESS.format(module=module, protocol=PROTOCOL + 1)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(yard.job), stdout=PIPE, stderr=STDOUT
+        )
+        output, _ = await process.communicate()
+    last = last_output(output.decode().splitlines(), time.time(), time.time())
+    assert last is not None, output
+    assert (process.returncode, last.is_exit_reason) == (1, True)
+    assert re.search(NEW[1], last.text)
 
 
 def test_protocols_in_between_are_welcome() -> None:
