@@ -61,7 +61,7 @@ async def _add(request: web.Request) -> web.Response:
 
 @accepts("url")
 async def _remove(request: web.Request) -> web.Response:
-    """It drains: its sessions go on elsewhere with their next turn."""
+    """Remove an external server from the pool's spec. It drains: its sessions go on elsewhere with their next turn."""
     url = request.query.get("url", "")
     if not url:
         raise BadRequest("name the endpoint: DELETE …/endpoints?url=URL, with the URL as it is listed")

@@ -181,7 +181,7 @@ async def _cancel(request: web.Request) -> web.Response:
 
 @accepts("namespace", "pool", "group")
 async def _counts(request: web.Request) -> web.Response:
-    """How far a pool or a group is: queued, in each stage, by terminal status, and the mean reward so far."""
+    """Progress of a pool or a group: rollouts in the queue, in each stage, by terminal status, and the mean reward so far."""
     services, query = request.app[SERVICES], request.query
     scope = (_namespace(request), query.get("pool"), query.get("group"))
     counts: dict[str, Any] = {"queued": 0} | {s.value: 0 for s in Stage} | {s.value: 0 for s in Status if s.terminal}

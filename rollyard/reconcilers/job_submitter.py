@@ -109,9 +109,7 @@ class Submitter:
                     continue  # decided on an older copy
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                step = (
-                    meta.uid if allocation.spec.template.within is not None else None
-                )  # a step cannot be a task of an array
+                step = meta.uid if allocation.spec.template.within is not None else None  # no task of an array
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():

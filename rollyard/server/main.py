@@ -74,9 +74,7 @@ def run(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT; allocations stay for the next start. Returns 3 when a newer server took over."""
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
-    os.environ.setdefault(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    )  # it reports a missing PyTorch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # nothing here needs PyTorch
     os.umask(0o077)
     try:
         asyncio.run(_serve(options))

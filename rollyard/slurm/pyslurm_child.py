@@ -73,9 +73,7 @@ def jobs(prefix: str) -> list[dict[str, Any]]:
     for job in pyslurm.Jobs.load().values():
         if job.user_id == me and text(job, "name").startswith(prefix):
             end = job.end_time
-            if (
-                job.time_limit is None and end and end > now
-            ):  # for a job without a time limit Slurm puts the end a year off
+            if job.time_limit is None and end and end > now:  # Slurm puts an unlimited end a year off
                 end = None
             found += job_records(job, node=job.allocated_nodes, end=end)
     return found

@@ -54,7 +54,7 @@ async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
             tell(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
-            ):  # a --stop was interrupted: this job would have no successor
+            ):  # a --stop was interrupted: it would have no successor
                 await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)

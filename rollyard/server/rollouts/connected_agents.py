@@ -48,7 +48,7 @@ class ConnectedAgent:
 
     @property
     def holder(self) -> str:
-        """Its name in records: the allocation's uid, so that its token can be checked, and the process."""
+        """Name of the node agent in records: the allocation's uid, so that its token can be checked, and the process."""
         return f"{self.identity.uid}/{self.identity.instance}"
 
 

@@ -78,7 +78,7 @@ class _AgentCapacity:
     held: int
     """Leases that it has, those of this round included."""
     reserved: bool = False
-    """It gets no more leases now, so that it is empty soon: a rollout waits for an exclusive node agent."""
+    """True: no more leases go there now, so that it is empty soon. A rollout waits for an exclusive node agent."""
 
     def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
         """Whether it has capacity, and no other lease where the rollout needs it exclusively."""

@@ -34,7 +34,7 @@ class LiveLease:
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
-    """Its holder gets no other lease."""
+    """True: its holder gets no other lease."""
     reported_at: float = float("-inf")
     """Time at which its holder last got a hint to ask for another endpoint."""
     parked_since: float = 0.0

@@ -26,7 +26,7 @@ class EndpointShare:
     weight: float
     """Capacity, or the part of it that it may fill now; 0 when it takes no new work."""
     leaving: bool = False
-    """It drains: all its sessions should move."""
+    """True: it drains, so all its sessions should move."""
 
 
 def excess(places: Sequence[EndpointShare]) -> dict[str, int]:

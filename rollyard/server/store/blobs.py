@@ -85,11 +85,9 @@ class PackWriter:
             self._fd,
             None,
             0,
-        )  # first: the descriptor is gone even if close fails
+        )  # first: a failed close frees the descriptor too
         self._number += 1
-        with contextlib.suppress(
-            OSError
-        ):  # bytes of committed rows are on disk since `sync`, and other bytes are harmless
+        with contextlib.suppress(OSError):  # `sync` has saved all bytes of committed rows
             if cut_at is not None:
                 os.ftruncate(fd, cut_at)
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 READERS = 4
 BUSY_SECONDS = 10.0
-"""Without WAL a reader and a commit wait for each other; neither takes long."""
+"""Seconds that SQLite waits for a lock: without WAL a reader and a commit wait for each other; neither takes long."""
 TAKE_OVER_SECONDS = 10.0
 """Seconds to wait for the lock: a live holder checks the epoch every second, and ends."""
 

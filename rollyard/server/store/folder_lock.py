@@ -39,7 +39,7 @@ class JobRun:
 
 
 class FolderLock:
-    """Not yet held when made: `acquire` it; `release` closes it in any case."""
+    """Lock of a data folder, not yet held when made: `acquire` it; `release` closes it in any case."""
 
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run

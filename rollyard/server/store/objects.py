@@ -131,7 +131,7 @@ def _with_status(current: KindObject, obj: KindObject) -> KindObject:
 
 
 def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
-    """The object with the user's metadata and content, without status; generation moves when the content changed."""
+    """The stored object with the user's metadata and content, and its own status; generation moves with the content."""
     _check_finalizers(current, obj.metadata)
     content = {name: getattr(obj, name) for name in type(obj).model_fields if name not in _NOT_CONTENT}
     metadata = current.metadata.model_copy(

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Readers:
-    """As many connections as threads, so that every thread finds a free one."""
+    """Pool of as many connections as threads, so that every thread finds a free one."""
 
     def __init__(self, connections: list[sqlite3.Connection]) -> None:
         self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
