@@ -1,4 +1,4 @@
-"""What tests of several packages start from."""
+"""Set-up and fixtures for the tests of several packages."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 
-# Where people work Python keeps what it compiles, beside the sources.
+# Python keeps its compiled files beside the sources, as on users' machines.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Processes of ours that a test starts find no torch.
+# Rollyard's processes that a test starts find no torch.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent / "support/without_torch"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
-# Threads of torch and numpy wait for each other busily, on cores that other tests want.
+# Threads of torch and numpy busy-wait for each other, on cores that other tests need.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules marked `slow` come first, the longest before the others: no worker may meet one when the rest are done."""
+    """Run modules marked `slow` first, the longest before the others, so that none starts when the rest are done."""
 
     def seconds(item: pytest.Item) -> float:
         mark = item.get_closest_marker("slow")
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ByModule(LoadFileScheduling):
-    """Workers take whole modules, in their order. Those with a vLLM count as one: there is memory for one at a time."""
+    """Gives whole modules to workers, in order. Modules with a vLLM form one group: memory suffices for one at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = str(super()._split_scope(nodeid))
@@ -66,7 +66,7 @@ class EngineProcess:
     socket: Path
 
     def session(self) -> aiohttp.ClientSession:
-        """Every request of it goes to this engine; the URL's host is of no account."""
+        """Make a session whose every request goes to this engine; the URL's host is ignored."""
         return aiohttp.ClientSession("http://engine", connector=aiohttp.UnixConnector(str(self.socket), limit=0))
 
 
@@ -75,7 +75,7 @@ StartEngine = Callable[..., EngineProcess]
 
 @pytest.fixture(scope="session")
 def start_engine(model_dir: Path) -> Iterator[StartEngine]:
-    """start_engine(*options, model=...): an engine that answers; ended with the test run at the latest."""
+    """start_engine(*options, model=...): an engine that answers; it is ended with the test run at the latest."""
     started: list[EngineProcess] = []
     with tempfile.TemporaryDirectory() as folder:
 

@@ -1,4 +1,4 @@
-"""Sessions of agents outside of sandboxes, at the real API, in front of a model that says what a test wants."""
+"""Sessions of external agents at the real API, in front of a model with scripted answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.outside_api import Api, Serve
 
 @pytest.fixture
 def serving(tmp_path: Path, model_dir: Path) -> Serve:
-    """serving(connector=None, **spec): an Api on the same data folder each time; `spec` of its InferencePool."""
+    """serving(connector=None, **spec): an Api, each time on the same data folder; `spec` is for its InferencePool."""
 
     @asynccontextmanager
     async def start(connector: aiohttp.BaseConnector | None = None, **spec: Any) -> AsyncIterator[Api]:
@@ -75,7 +75,7 @@ def template(model_dir: Path) -> ChatTemplate:
 
 @pytest.fixture
 def saying(template: ChatTemplate) -> Callable[..., Upstream]:
-    """saying(text): a model server that says it."""
+    """saying(text): a model server that always answers this text."""
 
     def make(*texts: str, **pace: Any) -> Upstream:
         def script(number: int, prompt: Sequence[int]) -> list[int]:

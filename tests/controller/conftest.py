@@ -31,7 +31,7 @@ def make_pool() -> MakePool:
 
 @pytest.fixture
 def beside() -> Callable[[Coroutine[Any, Any, None]], contextlib.AbstractAsyncContextManager[None]]:
-    """`async with beside(x.run())`: it runs meanwhile, and is over afterwards."""
+    """`async with beside(x.run())`: run it during the block, and end it afterwards."""
 
     @contextlib.asynccontextmanager
     async def run(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:

@@ -11,5 +11,5 @@ __all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "vllm_pyt
 
 @pytest.fixture
 def long_run(request: pytest.FixtureRequest) -> bool:
-    """Whether faults last as long as is stated, and not only until they show."""
+    """Whether faults last for the stated time, and not only until they are detected."""
     return str(request.config.option.markexpr) == "long or not long"

@@ -1,4 +1,4 @@
-"""A gateway on a port of this machine, in front of the embedded engine or of one that says what a test wants."""
+"""A gateway on a port of this machine, in front of the embedded engine or of one with scripted answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simulation.upstream import Upstream
 
 @dataclass
 class EndpointPolicy:
-    """One endpoint, as node agents use theirs."""
+    """Samples on one endpoint, as node agents do."""
 
     tokens: TokenClient
     endpoint: Endpoint
@@ -42,7 +42,7 @@ class EndpointPolicy:
 
 @dataclass
 class Gateway:
-    """A running gateway; any session that is named is made."""
+    """A running gateway; a session is created when it is first named."""
 
     template: ChatTemplate
     policy: EndpointPolicy
@@ -86,7 +86,7 @@ def engine(start_engine: Any) -> Any:
 
 @pytest.fixture
 async def tiny(engine: Any, template: ChatTemplate) -> AsyncIterator[Gateway]:
-    """In front of the tiny policy."""
+    """Run a gateway in front of the tiny policy."""
     connector = aiohttp.UnixConnector(str(engine.socket), limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
         endpoint = Endpoint(id="e", url="http://engine", model="policy", weights_version="v1", tokenizer="")
@@ -98,7 +98,7 @@ async def tiny(engine: Any, template: ChatTemplate) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 def scripted(template: ChatTemplate) -> Any:
-    """scripted(texts): a gateway whose model says these texts, one a call; (gateway, the model server)."""
+    """scripted(texts): a gateway whose model answers these texts, one for each call; (gateway, the model server)."""
 
     @asynccontextmanager
     async def start(

@@ -11,7 +11,7 @@ from tests.support.reconciler_site import Site
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    """Started, looking more often than a server would; ended with all its jobs."""
+    """A started site that polls more often than a server would; all its jobs are ended afterwards."""
     for name in (
         "slurm_snapshots.INTERVAL_SECONDS",
         "allocation.WAIT_SECONDS",

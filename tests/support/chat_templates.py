@@ -1,4 +1,4 @@
-"""Shapes of chat templates met in the wild, written for the tests' tokenizer. `<|im_end|>` is its end of turn."""
+"""Chat templates in shapes of real models, written for the tests' tokenizer, whose end of turn is `<|im_end|>`."""
 
 CHATML = """
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
@@ -7,7 +7,7 @@ CHATML = """
 TRIMMED_HEADERS = """
 {%- for m in messages %}{{ '<|start|>' + m.role + '<|end|>\n\n' + m.content | trim + '<|im_end|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"""
-"""As Llama 3: nothing between two turns, contents trimmed."""
+"""Shape of Llama 3: nothing between two turns, contents trimmed."""
 
 INSTRUCTIONS = """
 {%- for m in messages %}
@@ -15,7 +15,7 @@ INSTRUCTIONS = """
     {%- elif m.role == 'tool' %}{{ '[RESULT] ' + m.content + ' [/RESULT]' }}
     {%- else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}
 {%- endfor %}"""
-"""As Mistral: no generation prompt, turns closed by eos."""
+"""Shape of Mistral: no generation prompt, turns closed by eos."""
 
 GROUPED_RESULTS = """
 {%- for m in messages %}
@@ -26,7 +26,7 @@ GROUPED_RESULTS = """
     {%- else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""As Qwen: results of one turn share a user message."""
+"""Shape of Qwen: results of one turn share a user message."""
 
 UNTHINKING = """
 {%- for m in messages %}
@@ -36,7 +36,7 @@ UNTHINKING = """
     {%- else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""As Qwen3: earlier thinking is taken out of assistant text. Sampled ids are not text: they stay whole."""
+"""Shape of Qwen3: earlier thoughts are removed from assistant text. Sampled ids are not text and stay whole."""
 
 STABLE = {
     "chatml": CHATML,
@@ -53,12 +53,12 @@ TOOLS_BEFORE_LAST_USER = """
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""As Mistral 7B v0.3: the tools move along to the newest user message."""
+"""Shape of Mistral 7B v0.3: the tools move to the newest user message."""
 
 LAST_THREE = """
 {%- for m in messages[-3:] %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""Forgets all but the newest messages."""
+"""Drops all but the newest messages."""
 
 ALTERNATING = """
 {%- for m in messages %}

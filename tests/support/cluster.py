@@ -26,25 +26,25 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Cluster:
-    """One that is up, in a folder of its own."""
+    """A running cluster in a folder of its own."""
 
     def __init__(self, daemons: Daemons, wrapper: tuple[str, ...]) -> None:
         self.daemons = daemons
         self.wrapper = wrapper
-        """Words before each command of Slurm, where these live in a tree of their own."""
+        """Prefix of each Slurm command, when Slurm is in a tree of its own."""
         self.folder = daemons.place.folder
         self.env = {"PATH": os.environ["PATH"], **daemons.environment}
-        """What a command or a server needs to use this cluster."""
+        """Environment of a command or server that uses this cluster."""
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the daemons that live: slurmctld, slurmd-n1, slurmd-n2, ..."""
+        """Pids of the live daemons: slurmctld, slurmd-n1, slurmd-n2, ..."""
         return {name: d.process.pid for name, d in self.daemons.by_name.items() if d.process is not None and d.alive()}
 
-    # asking Slurm
+    # queries
 
     def run(self, *argv: str, seconds: float = 60.0) -> str:
-        """What a command of Slurm prints. Raises AssertionError with what it complains about."""
+        """Run a Slurm command and return its output. Raises AssertionError with its error output."""
         done = subprocess.run(
             [shutil.which(argv[0], path=self.env["PATH"]) or argv[0], *argv[1:]],
             env={**os.environ, **self.env},
@@ -57,20 +57,21 @@ class Cluster:
         return done.stdout.strip()
 
     def submit(self, command: str, *options: str) -> str:
-        """The id of a job that runs this shell command; what it prints is dropped unless an option says where to."""
+        """Submit a job that runs this shell command, and return its id; its output is dropped unless an option names a
+        file."""
         return self.run("sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={command}")
 
     def token(self, seconds: int = 1800) -> str:
-        """For slurmrestd, of a cluster that has one; ours."""
+        """Return a token for slurmrestd, on a cluster that has it; for our user."""
         return self.run("scontrol", "token", f"lifespan={seconds}").removeprefix("SLURM_JWT=")
 
     def state(self, job: str) -> str:
-        """Slurm's word for the job's state; empty once Slurm has forgotten it."""
+        """Return Slurm's name of the job's state; empty once Slurm has forgotten the job."""
         rows = self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i %T").splitlines()
         return dict(row.split() for row in rows).get(job, "")
 
     def wait_for(self, predicate: Callable[[], Any], seconds: float = 120.0) -> Any:
-        """The first true answer. Fails with what Slurm holds by then."""
+        """Return the first true answer. Fails with Slurm's state after `seconds`."""
         deadline = time.monotonic() + seconds
         while not (found := predicate()):
             assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s\n{self.run('squeue', '-t', 'all')}"
@@ -81,11 +82,11 @@ class Cluster:
         return str(self.wait_for(lambda: (state := self.state(job)) in states and state, seconds))
 
     def clear(self) -> None:
-        """Cancel what the last test left, and wait until the nodes are free again."""
+        """Cancel the jobs that the last test left, and wait until the nodes are free."""
         self.run("scancel", "-u", getpass.getuser())
         self.wait_for(lambda: not self.run("squeue", "-h"))
 
-    # breaking it
+    # faults
 
     def stop_daemon(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a signal; for one that ends a process, return once it has ended."""
@@ -96,9 +97,9 @@ class Cluster:
             self.wait_for(lambda: not process.alive())
 
     def settle(self) -> None:
-        """Wait until slurmctld has written down what it knows: killed before, it takes a job that runs for one that waits.
+        """Wait until slurmctld has saved its state: if it is killed before, it treats a running job as pending.
 
-        It writes up to five seconds after a change, so there has to be one: a job that comes and goes.
+        It saves up to five seconds after a change, so this makes one: a short job.
         """
         written = self.folder / "state" / "job_state"
         before = written.stat().st_mtime_ns if written.exists() else 0
@@ -106,7 +107,7 @@ class Cluster:
         self.wait_for(lambda: written.exists() and written.stat().st_mtime_ns > before)
 
     def start_daemon(self, name: str) -> None:
-        """Start it again as it was; slurmctld answers when this returns, a slurmd has yet to register."""
+        """Start the daemon again with the same command; slurmctld answers when this returns, a slurmd must still register."""
         self.daemons.start(name)
         if name == "slurmctld":
             self.wait_for(lambda: "UP" in self._ping())
@@ -116,7 +117,7 @@ class Cluster:
         return done.stdout
 
     def freeze(self, name: str = "slurmctld") -> None:
-        """It listens and does not answer."""
+        """Stop the daemon's processes: it listens and does not answer."""
         process = self.daemons.by_name[name].process
         assert process is not None
         assert process.alive()
@@ -130,14 +131,14 @@ NewCluster = Callable[..., Cluster]
 
 
 def start_cluster(*, sid: bool = False, **options: Any) -> Cluster:
-    """With `sid` on Slurm 26.05. Skips, saying what is missing, where this machine has no such Slurm."""
+    """Start a cluster; with `sid` on Slurm 26.05. Skips with the reason when this machine has no such Slurm."""
     if sid:
         options["wrapper"] = (f"{sid_tree()}/enter",)
     asked = Options(**options)
     if lacking := missing(asked):
         level = " --accounting" if asked.accounting else ""
         pytest.skip(f"Slurm is not all here: no {', '.join(lacking)}; deploy/slurm/install.sh{level} installs it")
-    # short, since Slurm's sockets lie in it and pytest's own folders have long names; a tree has to show it
+    # short, because Slurm's sockets are in it and pytest's folders have long names; a tree must contain it
     parent = asked.prefix / "tmp" if asked.prefix is not None else None
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=parent))
     try:
@@ -149,7 +150,7 @@ def start_cluster(*, sid: bool = False, **options: Any) -> Cluster:
 
 
 def sid_tree() -> Path:
-    """The tree with Slurm 26.05 and pyslurm. Skips, saying why, where it cannot be had."""
+    """Return the tree with Slurm 26.05 and pyslurm. Skips with the reason when there is none."""
     made = _make_sid_tree()
     if made.returncode:
         pytest.skip(f"no tree with Slurm 26.05: {(made.stderr.strip().splitlines() or ['it does not say why'])[-1]}")
@@ -168,7 +169,7 @@ def stop_cluster(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """4 nodes of 8 cpus and 4 GPUs, shared by the tests: break nothing, and `clear()` behind you."""
+    """4 nodes of 8 cpus and 4 GPUs, shared by the tests: break nothing, and call `clear()` afterwards."""
     made = start_cluster()
     yield made
     stop_cluster(made)
@@ -184,7 +185,7 @@ def accounting_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def new_cluster() -> Iterator[NewCluster]:
-    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): one to break; the options are those of `devcluster up`, and sid."""
+    """new_cluster(nodes=2, conf=("SlurmdTimeout=5",), ...): a cluster to break; options as of `devcluster up`, and sid."""
     made: list[Cluster] = []
 
     def start(**options: Any) -> Cluster:

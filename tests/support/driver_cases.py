@@ -1,4 +1,4 @@
-"""The drivers that the common suite runs on, and the clusters that they run on. Another driver is another entry of CASES."""
+"""The drivers of the common suite, with their clusters. A further driver is a further entry of CASES."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Case:
 
     id: str
     open: Callable[[Cluster, float], Driver]
-    """(cluster, seconds after which no answer is one) -> the driver."""
+    """Maps (cluster, seconds without an answer after which a call fails) to the driver."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of `devcluster up`, and `sid` for Slurm 26.05; cases with the same ones share a cluster."""
+    """Options of `devcluster up`, and `sid` for Slurm 26.05; cases with equal options share a cluster."""
     accounting: bool = True
-    """Whether such a cluster can have slurmdbd too."""
+    """Whether such a cluster can also have slurmdbd."""
     accounting_codes: bool = True
-    """Whether accounting knows exit codes: 22.05's slurmrestd calls them all 0."""
+    """Whether accounting reports exit codes: 22.05's slurmrestd reports 0 for all."""
     marks: Sequence[pytest.MarkDecorator] = ()
 
 
@@ -47,13 +47,13 @@ def open_cli(cluster: Cluster, limit_seconds: float) -> Driver:
 
 
 def open_pyslurm(cluster: Cluster, limit_seconds: float) -> PyslurmDriver:
-    """With the Python that has it, in the tree."""
+    """Open the driver with the tree's Python, which has pyslurm."""
     python = (*cluster.wrapper, "/opt/pyslurm/bin/python")
     return PyslurmDriver({**os.environ, **cluster.env}, python=python, limit_seconds=limit_seconds)
 
 
 def open_rest(cluster: Cluster, limit_seconds: float) -> RestDriver:
-    """On its socket; since 26.05 it runs as nobody's and wants a token there too."""
+    """Open the driver on its socket; since 26.05 slurmrestd runs as nobody and requires a token there too."""
     address = SlurmrestdAddress.parse(f"unix:{cluster.env['SLURMRESTD_SOCKET']}")
     identity = SlurmCredentials(cluster.token()) if cluster.wrapper else SlurmCredentials()
     return RestDriver(address, identity, {**os.environ, **cluster.env}, limit_seconds=limit_seconds)
@@ -68,14 +68,14 @@ CASES = [
     Case("pyslurm-26.05", open_pyslurm, SID, marks=(pytest.mark.heavy,)),
     Case("rest-26.05", open_rest, SID, marks=(pytest.mark.heavy,)),
 ]
-"""Those that talk to a Slurm; the local driver is none of them."""
+"""Cases of drivers that use a Slurm, so without the local driver."""
 
 ON_SLURM = [pytest.param(case, id=case.id, marks=case.marks) for case in CASES]
 EVERYWHERE = [pytest.param(None, id="local"), *ON_SLURM]
 
 
 class Ground:
-    """A driver, and what a test needs to see what it does. What was submitted is cancelled in the end."""
+    """A driver, and the means to observe its effects. Submitted jobs are cancelled at the end."""
 
     def __init__(self, driver: Driver, folder: Path, cluster: Cluster | None, case: Case | None = None) -> None:
         self.driver, self.folder, self.case = driver, folder, case
@@ -88,7 +88,7 @@ class Ground:
         return self._cluster
 
     def script(self, command: str, *, name: str = "rollyard-t-0", comment: str = COMMENT, **more: Any) -> BatchScript:
-        """`tasks` and `after_job` as for batch_script; anything else is a field of the template."""
+        """Make a script. `tasks` and `after_job` as for batch_script; other arguments are fields of the template."""
         ours = {key: more.pop(key) for key in ("tasks", "after_job") if key in more}
         return batch_script(
             AllocationTemplate(**{"time_limit": "00:10:00", **more}),
@@ -109,7 +109,7 @@ class Ground:
         return ids
 
     async def until(self, id: str, done: Callable[[Job], object]) -> Job:
-        """The job, once it is so."""
+        """Return the job once the condition holds."""
 
         async def seen() -> Job | None:
             return (await self.driver.snapshot()).jobs.get(id)
@@ -127,7 +127,7 @@ class Ground:
         return await self.until(id, lambda job: job.state.ended)
 
     async def appears(self, name: str) -> str:
-        """The text of a file that a job writes in one go."""
+        """Return the text of a file that a job writes at once."""
         path = self.folder / name
         return str(await until(lambda: path.exists() and path.read_text(), WAIT_SECONDS))
 
@@ -147,7 +147,7 @@ Clusters = Callable[..., Cluster]
 
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[Clusters]:
-    """clusters(**options): one that is shared by all who ask for the same; break nothing, and cancel what you submit."""
+    """clusters(**options): a cluster shared by all tests with equal options; break nothing, and cancel your jobs."""
     made: dict[str, Cluster] = {}
 
     def shared(**options: Any) -> Cluster:

@@ -33,7 +33,7 @@ class GatedHandler:
         await _gate(task, "INIT")
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Still in RUN."""
+        """Collect the artifact; this is still in RUN."""
         await _gate(task, "RUN")
         return {}
 
@@ -51,7 +51,7 @@ async def _gate(task: Task, stage: str) -> None:
 
 
 def install(folder: Path) -> str:
-    """PYTHONPATH of processes that shall know the task kind."""
+    """Return the PYTHONPATH for processes that should find the task kind."""
     known = folder / "gated_tasks-1.dist-info"
     known.mkdir(parents=True)
     for name, text in FILES.items():

@@ -1,4 +1,4 @@
-"""What the host sees of a sandbox's processes."""
+"""A sandbox's processes as the host sees them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class HostProcess:
-    """One process; its start time tells it from a later one with the same pid."""
+    """One process; its start time distinguishes it from a later one with the same pid."""
 
     pid: int
     parent: int
@@ -21,7 +21,7 @@ class HostProcess:
 
 
 def host_processes() -> list[HostProcess]:
-    """All that are not zombies."""
+    """List all processes that are not zombies."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

@@ -1,4 +1,4 @@
-"""Jobs of every fate on a cluster, made by Slurm's own commands: each driver has to read them in the same way."""
+"""Jobs with every outcome on a cluster, made by Slurm's own commands: each driver must read them alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Fate:
 
 
 class History:
-    """By id, what a driver shall say in the end. The jobs are as they were for all the tests of a cluster."""
+    """Job id -> the expected outcome. The jobs stay unchanged for all tests of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -34,24 +34,24 @@ class History:
         return self._cluster.submit(command, f"--job-name={NAME}", "--comment=rollyard:h:1", "--no-requeue", *options)
 
     def _out_of_time(self) -> None:
-        """Slurm looks for such jobs twice a minute, and no time limit is shorter than one: its end is put forward."""
+        """Move the job's time limit forward: Slurm checks limits twice a minute, and none is shorter than one minute."""
         job = self._submit("sleep 1000", "--time=1")
         self._cluster.wait_for_state(job, "RUNNING")
         self._cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now")
         self.fates[job] = Fate(JobState.TIMEOUT, "TimeLimit", _codes(128 + 15))
 
     def _on_a_lost_node(self) -> None:
-        """Nobody waits until slurmctld misses a slurmd: the node is declared dead, and is found alive again."""
+        """Declare the node dead, without waiting until slurmctld misses a slurmd; later it is found alive again."""
         job = self._submit("sleep 1000", "--nodelist=n4")
         self._cluster.wait_for_state(job, "RUNNING")
         self._cluster.run("scontrol", "update", "nodename=n4", "state=down", "reason=it was said so")
         self._cluster.wait_for_state(job, "NODE_FAIL")
         self._cluster.wait_for(self._n4_is_back)
-        # 128 + 1: 26.05; 1: its launch was still under way, as on a busy machine
+        # 128 + 1: 26.05; 1: its launch was not finished, as on a busy machine
         self.fates[job] = Fate(JobState.NODE_FAIL, "NodeDown", _codes(0, 1, 128 + 15, 128 + 1))
 
     def _n4_is_back(self) -> bool:
-        with contextlib.suppress(AssertionError):  # it is already: its slurmd has said that it is well
+        with contextlib.suppress(AssertionError):  # the node is back already: its slurmd has registered
             self._cluster.run("scontrol", "update", "nodename=n4", "state=resume")
         return "idle" in self._cluster.run("sinfo", "-h", "-n", "n4", "-o", "%T")
 
@@ -61,7 +61,7 @@ class History:
         self.fates[job] = Fate(JobState.CANCELLED, "BeginTime", _codes(0))
 
     def _waiting(self) -> None:
-        """In the partition below, so that nothing waits behind them."""
+        """Make pending jobs in the partition below, so that nothing waits behind them."""
         first = self._submit("sleep 10000", "--partition=low", "--nodelist=n4", "--exclusive", "--time=100")
         self._cluster.wait_for_state(first, "RUNNING")
         behind = self._submit("true", "--partition=low", "--nodelist=n4", "--exclusive")
@@ -77,12 +77,12 @@ class History:
         }
 
     def _arrays(self) -> None:
-        """One with tasks that have ended, that run and that wait in one record of Slurm's."""
+        """Make an array with ended, running and pending tasks in one record of Slurm's."""
         command = "[ $SLURM_ARRAY_TASK_ID != 0 ] || exit 3; sleep 10000"
         job = self._submit(command, "--array=0-7%2", "--partition=low", "--nodelist=n3")
         self._cluster.wait_for_state(f"{job}_0", "FAILED")
         self._cluster.wait_for_state(f"{job}_2", "RUNNING")
-        self._cluster.run("scancel", f"{job}_5")  # of a task that waits nothing is left
+        self._cluster.run("scancel", f"{job}_5")  # a pending task leaves no trace
         for task in (3, 4, 6, 7):
             self.fates[f"{job}_{task}"] = Fate(JobState.PENDING, "JobArrayTaskLimit")
         self.fates |= {

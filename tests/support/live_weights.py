@@ -1,4 +1,4 @@
-"""A pool's weights as tests see them: made, served, and told of by the tokens that they sampled."""
+"""A pool's weights in tests: created, served, and observed by the sampled tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ POLICY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 
 
 def other_weights(model: Path, folder: Path, seed: int = 1, amount: float = 0.2) -> Path:
-    """The same model with every number moved by a random share of itself. With a tenth of that it still does its tasks."""
+    """Copy the model, with every number changed by a random share of itself. With a tenth of that it still solves its
+    tasks."""
     folder.mkdir()
     for file in model.iterdir():
         shutil.copy(file, folder / file.name)
@@ -37,7 +38,7 @@ async def pool_of(client: AsyncClient) -> InferencePool:
 
 
 async def serves(client: AsyncClient, version: str, count: int) -> bool:
-    """Whether so many endpoints are ready, all with this version, which is the current one."""
+    """Return whether so many endpoints are ready, all with this version, which is the current one."""
     pool = await pool_of(client)
     fact = get_condition(pool.status.conditions, "WeightsCurrent")
     ready = [e.weights_version for e in pool.status.endpoints if e.ready]
@@ -51,13 +52,13 @@ async def current_version(client: AsyncClient) -> str:
 
 
 def versions(trajectory: Trajectory) -> list[str]:
-    """Of its sampled tokens in their order, each run of one version once."""
+    """List the versions of the sampled tokens in order, each run of one version once."""
     sampled = [v for s in trajectory.segments for v in s.weights_version if v is not None]
     return [version for version, _ in groupby(sampled)]
 
 
 def crossings(trajectory: Trajectory) -> list[tuple[str, str]]:
-    """The versions on both sides of each boundary that lies within a turn."""
+    """List the versions on both sides of each boundary within a turn."""
     return [
         (one, other)
         for s in trajectory.segments

@@ -1,4 +1,4 @@
-"""A sandbox image with mini-swe-agent from PyPI in it, made once: pip's packages, a shell and a few programs."""
+"""A sandbox image with mini-swe-agent from PyPI, built once: pip's packages, a shell and a few programs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rollyard.node.sandbox.build_once import build_once
 
 VERSION = "2.4.6"
 WITH = ("litellm==1.106.2", "mcp", "fastapi")
-"""litellm imports the last two as soon as a call has tools, without asking for them."""
+"""litellm imports the last two as soon as a call has tools, but does not require them."""
 PACKAGES = "opt/mini-swe-agent"
 PROGRAMS = ("sh", "bash", "env", "ls", "cat", "echo", "mkdir", "rm", "grep", "sed", "head", "tail", "sleep")
 
 
 def image() -> Path:
-    """Minutes the first time. Raises CalledProcessError where pip cannot get it."""
+    """Return the image; building it takes minutes. Raises CalledProcessError when pip cannot download it."""
     return build_once(node_cache() / f"mini-swe-agent-{VERSION}-py{sys.version_info.minor}", _fill)
 
 

@@ -1,13 +1,13 @@
-"""Chat templates that do more with a conversation than write it down, for the tests' tokenizers: `<|im_end|>` ends turns.
+"""Chat templates that change a conversation while rendering it, for the tests' tokenizers: `<|im_end|>` ends turns.
 
-Each of them is shown word for word to the model, or refused before any conversation.
+The model gets each rendering word for word, or the template is refused before any conversation.
 """
 
 from __future__ import annotations
 
 
 def chatml(content: str, header: str = "", prompt: str = "<|im_start|>assistant\\n") -> str:
-    """A template of the ChatML shape around an expression for the content of message `m`."""
+    """Make a template in the ChatML shape around an expression for the content of message `m`."""
     return (
         header
         + "{%- for m in messages %}{%- set c = m.content %}"
@@ -150,4 +150,4 @@ UNUSABLE = {
     ),
     "fails at results": (chatml("c if m.role != 'tool' else m.call.id.x"), "role 'tool': it fails: UndefinedError"),
 }  # fmt: skip
-"""And what is said of them."""
+"""Unusable templates, with the expected error of each."""

@@ -1,4 +1,4 @@
-"""The API of a server without the server: what a test of sessions talks to, and how."""
+"""The API of a server without the server, for tests of sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOL = ("default", "policy")
 
 @dataclass
 class Api:
-    """The API of a server, and what it works on."""
+    """The API of a server, with the parts behind it."""
 
     url: str
     admin: str
@@ -66,7 +66,7 @@ def client(opened: dict[str, Any], **more: Any) -> openai.AsyncOpenAI:
 
 
 async def messages(base: str, key: str, body: Any) -> tuple[int, Any]:
-    """As Anthropic's client calls."""
+    """Call as Anthropic's client does."""
     headers = {"x-api-key": key}
     async with aiohttp.ClientSession() as http, http.post(f"{base}/v1/messages", json=body, headers=headers) as answer:
         return answer.status, await answer.json()

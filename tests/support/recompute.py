@@ -1,4 +1,4 @@
-"""What transformers says of a trajectory's tokens, beside what the engine said when it sampled them."""
+"""Compares the logprobs that transformers computes for a trajectory's tokens with those of the engine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def differences(
     model: Path | Mapping[str, Path],
     kept: Container[str] = (),
 ) -> list[float]:
-    """Of the logprob of each sampled token, in float32. Fails where a segment's arrays do not fit together.
+    """Return the differences of each sampled token's logprob, in float32. Fails when a segment's arrays do not match.
 
-    `model`: of all tokens, or of those of each version. `kept`: versions that came in mode Pause; what a turn has of them
-    behind tokens of others was sampled over the keys and values of those.
+    `model`: for all tokens, or for those of each version. `kept`: versions that came in mode Pause; their tokens after
+    tokens of other versions in the same turn were sampled over the keys and values of those.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)  # two of a small model's wait for each other most of the time, where others want the cores
+    torch.set_num_threads(1)  # two threads of a small model mostly wait for each other, on cores that other tests need
     loaded: dict[Path, Any] = {}
     found = []
     for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
@@ -49,7 +49,7 @@ def differences(
 
 
 def _turns(segment: Segment) -> Iterator[list[tuple[str, list[int]]]]:
-    """The places of the tokens of each turn, apart by the version that made them."""
+    """Yield the positions of each turn's tokens, grouped by version."""
     n = len(segment.token_ids)
     assert n == len(segment.loss_mask) == len(segment.logprobs) == len(segment.weights_version)
     for sampled, places in groupby(range(n), key=segment.loss_mask.__getitem__):

@@ -1,6 +1,6 @@
 """The reconcilers as the server runs them, on a real store and real jobs of this machine; the jobs only sleep.
 
-Node agents are the peers of what is tested: they are connected here by hand.
+Node agents are peers of the tested code: tests connect them by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAIT_SECONDS = 60.0
 
 
 class Line:
-    """The line to a real driver, which a test may cut, or make slow."""
+    """The connection to a real driver, which a test can cut or slow down."""
 
     name = "line"
 
@@ -41,22 +41,22 @@ class Line:
         self.driver = driver
         self.down = False
         self.answers = asyncio.Event()
-        """Look-ups wait for it."""
+        """Look-ups wait for this event."""
         self.answers.set()
         self.lose_answers = 0
-        """So many submits go through, but their answer does not come back."""
+        """Number of submits that succeed but whose answer is lost."""
         self.complaint = ""
-        """What Slurm says beside the ids of a submit."""
+        """Slurm's message beside the ids of a submit."""
         self.submitted = asyncio.Event()
-        """Submits that went through answer only then."""
+        """Successful submits answer only after this event."""
         self.submitted.set()
         self.submits = 0
         self.stale: Snapshot | None = None
-        """What every look-up answers while it is set."""
+        """The answer of every look-up while it is set."""
         self.accounts: dict[str, Job] | None = {}
-        """What accounting knows; None while it does not answer."""
+        """Content of accounting; None while it does not answer."""
         self.asked = 0
-        """How often accounting was."""
+        """Number of queries to accounting."""
 
     async def snapshot(self) -> Snapshot:
         await self.answers.wait()
@@ -105,7 +105,7 @@ class Site:
         self._new_process()
 
     def _new_process(self) -> None:
-        """What a server has in memory, as it is right after a start."""
+        """Make the objects that a server has in memory right after its start."""
         parts = self.parts = Parts(self.store, self.line, self.folder, SystemClock(), lease_seconds=60.0)
         self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
         self.rollouts, self.manager, self.workspace = parts.rollouts, parts.manager, parts.workspace
@@ -127,13 +127,13 @@ class Site:
         await self.start()
 
     async def end(self, *ids: str) -> None:
-        """Ends these jobs, or all, whoever's they are."""
+        """End these jobs, or all, regardless of their owner."""
         async with asyncio.timeout(WAIT_SECONDS):
             while live := [j.id for j in await self.live() if not ids or j.id in ids]:
                 await self.line.driver.cancel(live)
                 await asyncio.sleep(0.05)
 
-    # declare
+    # declare objects
 
     async def apply(
         self, *, replicas: int | None = 2, setup: str = "exec sleep 600", name: str = "swe", **spec: Any
@@ -144,7 +144,7 @@ class Site:
         return made
 
     async def apply_inference(self, name: str = "policy") -> None:
-        """An InferencePool whose servers others run: a RolloutPool without one is not ready."""
+        """Apply an InferencePool with external servers: a RolloutPool without one is not ready."""
         spec = {"model": {"path": "/models/tiny"}, "engine": {"external": {}}}
         await self.store.create(InferencePool.model_validate({"metadata": {"name": name}, "spec": spec}))
 
@@ -181,20 +181,20 @@ class Site:
         return agent
 
     async def connect_again(self, *agents: ConnectedAgent) -> None:
-        """As node agents do when the server has come back."""
+        """Connect again, as node agents do when the server is back."""
         for agent in agents:
             agent.draining = False
             self.agents.connect(agent)
 
     async def submit(self, count: int, pool: str = "swe") -> None:
-        """Rollouts that nobody takes."""
+        """Submit rollouts for which there is no node agent."""
         await self.rollouts.submit("default", [RolloutRequest(pool=pool, task=Task(kind="null")) for _ in range(count)])
 
     async def cancel_queued(self, pool: str = "swe") -> None:
         await self.rollouts.cancel_queued(("default", pool), "Test", "not wanted any more")
 
     async def lease(self, agent: ConnectedAgent) -> None:
-        """Give this node agent a rollout to work on."""
+        """Lease a rollout to this node agent."""
         request = RolloutRequest(pool=agent.pool[1], task=Task(kind="null"))
         ((record, _),) = await self.rollouts.submit("default", [request])
 
@@ -211,7 +211,7 @@ class Site:
             if record.holder == agent.holder:
                 await self.rollouts.cancel("default", record.id)
 
-    # look
+    # observe
 
     def now(self) -> float:
         return SystemClock().time()
@@ -233,7 +233,7 @@ class Site:
         return [e for e in found if isinstance(e, Event) and e.reason == reason]
 
     async def live(self) -> list[Job]:
-        """Jobs that really run, as the machine sees them."""
+        """List the jobs that really run, from the machine's processes."""
         jobs = (await self.line.driver.snapshot()).jobs.values()
         return sorted((j for j in jobs if not j.state.ended), key=lambda j: [int(part) for part in j.id.split("_")])
 
@@ -245,9 +245,9 @@ class Site:
         await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
 
     async def running(self, count: int, *, newest: int | None = None) -> list[Allocation]:
-        """Waits until so many jobs live, all of them recorded as running; answers their allocations.
+        """Wait until so many jobs run, all recorded as running; return their allocations.
 
-        `newest`: and until the one with this index is among them.
+        `newest`: also wait until the allocation with this index is among them.
         """
 
         async def holds() -> bool:

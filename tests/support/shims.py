@@ -1,4 +1,4 @@
-"""Commands of Slurm that misbehave on demand: each shim does as a file says, then hands over to the real command."""
+"""Slurm commands that misbehave on demand: each shim follows a file's orders, then runs the real command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ esac
 
 
 class Shims:
-    """A folder to put first in PATH."""
+    """A folder of shims to put first in PATH."""
 
     def __init__(self, folder: Path, path: str) -> None:
         self.folder = folder
@@ -46,17 +46,17 @@ class Shims:
             (folder / name).chmod(0o755)
 
     def order(self, name: str, what: str, times: int = 1, *, word: str = "") -> None:
-        """So many calls of this command go wrong, from the next one on; `but-one` leaves out lines with this word."""
+        """Make the next `times` calls of this command fail; `but-one` omits output lines with this word."""
         (self.folder / f"{name}.word").write_text(word)
         fresh = self.folder / f"{name}.fresh"
         fresh.write_text(f"{what}\n" * times)
         with (self.folder / f"{name}.lock").open(
             "a"
-        ) as lock:  # a call that takes its order would put the old ones back
+        ) as lock:  # a call at the same moment must not restore the old orders
             fcntl.flock(lock, fcntl.LOCK_EX)
             fresh.replace(self.folder / f"{name}.orders")
 
     def done(self, name: str) -> bool:
-        """Whether all that was ordered has happened."""
+        """Return whether all ordered failures have happened."""
         orders = self.folder / f"{name}.orders"
         return not orders.exists() or not orders.read_text()

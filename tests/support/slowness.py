@@ -1,4 +1,4 @@
-"""How slow this machine is at the moment, for tests whose clock is the world's and cannot wait for a condition."""
+"""The machine's current slowness, for tests that depend on real time and cannot wait for a condition."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MOST = 3
 
 
 def slowness() -> int:
-    """1 where there is a core for each process that wants one; what else a test's own budgets are to be multiplied by."""
+    """Return 1 when each busy process has a core; else the factor for a test's own budgets."""
     return min(MOST, 1 + int(os.getloadavg()[0] / (2 * (os.cpu_count() or 1))))

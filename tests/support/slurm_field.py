@@ -1,4 +1,4 @@
-"""A yard on a real cluster, and what must hold after whatever is done to it."""
+"""A yard on a real cluster, and the conditions that must hold after every fault."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ ROLLOUTS = 8
 
 
 class Field:
-    """A yard on a cluster, with a stranger's job beside it that is called as ours are."""
+    """A yard on a cluster, beside a foreign job with a name like ours."""
 
     def __init__(self, yard: Yard, cluster: Cluster, shims: Shims) -> None:
         self.yard, self.cluster, self.shims = yard, cluster, shims
         self.stranger = ""
         self.ids: list[str] = []
         self.attempts: set[int] = set()
-        """Which attempts led to the results."""
+        """Attempt numbers of the results."""
         self.client: AsyncClient
         self._open = contextlib.AsyncExitStack()
 
     async def connect(self) -> None:
-        """Again after a restart: the server may be on another port."""
+        """Connect, again after a restart: the server may be on another port."""
         await self.close()
         self.client = await self._open.enter_async_context(self.yard.client())
 
@@ -45,7 +45,7 @@ class Field:
         await self._open.aclose()
 
     async def begin(self, **changes: dict[str, Any]) -> None:
-        """Both pools ready, rollouts under way."""
+        """Start both pools and some rollouts."""
         options = ("--job-name=rollyard-demo-rp-0", "--comment=rollyard:another:uid", "--nodelist=n4", "--time=60")
         self.stranger = await asyncio.to_thread(self.cluster.submit, "sleep 100000", *options)
         await self.apply(**changes)
@@ -53,7 +53,7 @@ class Field:
         await self.submit("before")
 
     async def apply(self, **changes: dict[str, Any]) -> None:
-        """Away from the stranger, so that what happens to a node of ours does not happen to it."""
+        """Apply the pools on other nodes than the foreign job, so that faults of our nodes do not affect it."""
         ours: dict[str, dict[str, Any]] = {
             "policy": {"allocation": {"exclude": ["n4"]}},
             "demo": {"allocation": {"exclude": ["n4"]}, "stages": BUDGETS},
@@ -66,7 +66,7 @@ class Field:
         self.ids += await self.client.submit(requests(count, 0, prefix=prefix))
 
     async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
-        """More work is done too; then as many jobs live as are declared, and each is one of an allocation."""
+        """Finish more work, then check that as many jobs run as are declared, each of one allocation."""
         await self.submit(f"after-{len(self.ids)}", 2)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
@@ -103,7 +103,7 @@ class Field:
         return found
 
     async def condition(self, type: str, status: str, kind: str = "RolloutPool", name: str = "demo") -> str:
-        """Waits for it; answers `reason: message`."""
+        """Wait for the condition; return `reason: message`."""
 
         async def look() -> str | None:
             found = get_condition((await self.pool(kind, name)).status.conditions, type)
@@ -112,7 +112,7 @@ class Field:
         return str(await self.yard.until(look))
 
     async def ended(self, old: Allocation, *states: str, seconds: float = 120.0) -> Allocation:
-        """Its job has ended so, for us too."""
+        """Wait until its job has ended with one of these states, also for us; return the allocation."""
 
         async def look() -> Allocation | None:
             now = {a.metadata.name: a for a in await self.yard.allocations(self.client)}.get(old.metadata.name)
@@ -128,7 +128,7 @@ class Field:
         return [e.message for e in events if isinstance(e, Event) and e.reason == reason]
 
     async def requeued(self, old: Allocation) -> None:
-        """Its job was, and its second run has ended; the pool may have removed the allocation by then."""
+        """Wait until its requeued job's second run has ended; the pool may have removed the allocation by then."""
         why = "requeued, not by Rollyard (restart 1); that run was ended, because its work has moved"
 
         async def told() -> bool:

@@ -1,4 +1,4 @@
-"""Small tokenizers of the shapes there are, trained on a few lines."""
+"""Small tokenizers of all common shapes, trained on a few lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCABULARY = 600
 
 
 def byte_level_bpe() -> Tokenizer:
-    """As Qwen: bytes, no space in front, words with their leading space."""
+    """Shape of Qwen: bytes, no space in front, words with their leading space."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -32,7 +32,7 @@ def byte_level_bpe() -> Tokenizer:
 
 
 def digits_bpe() -> Tokenizer:
-    """As Llama 3: bytes behind an expression of its own that cuts digits in threes."""
+    """Shape of Llama 3: bytes after an expression of its own that cuts digits into threes."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     words = Regex(r"(?i:'s|'t|'re|'ll)|[^\r\n\w]?\p{L}+|\p{N}{1,3}| ?[^\s\w]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -50,7 +50,7 @@ def digits_bpe() -> Tokenizer:
 
 
 def metaspace_bpe() -> Tokenizer:
-    """As Llama 2 and Mistral: ▁ for spaces, one before the first word, bytes as tokens of their own."""
+    """Shape of Llama 2 and Mistral: ▁ for spaces, one before the first word, bytes as tokens of their own."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     tokenizer.decoder = decoders.Sequence(
@@ -65,7 +65,7 @@ def metaspace_bpe() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """As T5: pieces by likelihood, a space before everything, what is unknown is lost."""
+    """Shape of T5: pieces by likelihood, a space before everything, unknown characters are lost."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -76,7 +76,7 @@ def unigram() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """As BERT: lower case, white space lost, pieces that go on begin with ##."""
+    """Shape of BERT: lower case, white space lost, continuing pieces begin with ##."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -96,7 +96,7 @@ SHAPES: dict[str, Callable[[], Tokenizer]] = {
 
 
 LOSSLESS = {"byte-level BPE", "digits BPE"}
-"""What these decode is what was encoded; the others lose white space, letters or the ▁ of special tokens."""
+"""Shapes that decode exactly the encoded text; the others lose white space, letters or the ▁ of special tokens."""
 
 
 @cache
@@ -106,7 +106,7 @@ def trained(shape: str) -> str:
 
 
 def fitted(shape: str, family: Family) -> Any:
-    """A transformers tokenizer of the shape with the family's tokens and template."""
+    """Make a transformers tokenizer of the shape with the family's tokens and template."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(

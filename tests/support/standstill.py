@@ -1,4 +1,4 @@
-"""Processes that are stopped in their tracks."""
+"""Freezes processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def freeze(pid: int) -> None:
-    """Stop it, and return when each of its threads stands: one is told first, and the others still work meanwhile."""
+    """Stop a process; return when each of its threads has stopped, which happens one after the other."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not all(state in "TtZX" for state in _states(pid)):

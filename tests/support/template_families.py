@@ -1,7 +1,7 @@
-"""Chat templates in the shapes of the common families, and how each family writes thoughts, calls and its end.
+"""Chat templates in the shapes of common families, and each family's form of thoughts, calls and turn ends.
 
-Written for these tests: what they keep of the families is what a conversation as ids meets in them, their headers, the
-role of tool results, generation prompts, what they drop and what they refuse.
+Written for these tests. They keep the parts of the families that matter for a conversation as ids: headers, the role of
+tool results, generation prompts, dropped text and refusals.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Said:
     calls: int
     thoughts: bool
     after: str
-    """Role of what it answers: `user` or `tool`."""
+    """Role of the message that it answers: `user` or `tool`."""
 
 
 @dataclass(frozen=True)
@@ -218,14 +218,14 @@ class Family:
     name: str
     template: str
     special: list[str]
-    """Tokens of their own; none of them is ever split."""
+    """Special tokens, which are never split."""
     stops: list[str]
     parser: str
     thoughts: Callable[[str], str]
-    """How a turn begins that thinks first; empty for families that do not think."""
+    """Beginning of a turn with thoughts; empty for families without thoughts."""
     calls: Callable[[list[Call]], str]
     breaks: Callable[[list[Said], str], bool]
-    """The rule, by what was said so far and the role of what was added: whether the next prompt breaks the prefix."""
+    """The rule, by the turns so far and the role of the added message: whether the next prompt breaks the prefix."""
     answer: Callable[[str], str] = str
     most_calls: int = 3
     systems: bool = True
@@ -233,7 +233,7 @@ class Family:
 
 
 def since_user(said: list[Said]) -> list[Said]:
-    """The turns that answer the newest question."""
+    """Return the turns after the newest user message."""
     first = max((i for i, turn in enumerate(said) if turn.after == "user"), default=0)
     return said[first:]
 
@@ -279,25 +279,25 @@ def harmony_calls(calls: list[Call]) -> str:
 
 
 def qwen3_breaks(said: list[Said], added: str) -> bool:
-    """A question makes the thoughts of the answers to the one before disappear; till then they have their opening tag."""
+    """A user message removes the thoughts of earlier answers; until then these keep their opening tag."""
     if added == "user":
         return any(turn.thoughts for turn in since_user(said))
     return said[-1].thoughts and not said[-1].text.lstrip().startswith("<think>")
 
 
 def r1_breaks(said: list[Said], added: str) -> bool:
-    """Thoughts are never shown again, nor the tag that opened them; system messages are gathered in front."""
+    """Thoughts and their opening tag are never rendered again; system messages are collected at the front."""
     return added == "system" or said[-1].after != "tool" or said[-1].thoughts
 
 
 def glm_breaks(said: list[Said], added: str) -> bool:
-    """An answer without thoughts gets empty ones; a question empties those that there were."""
+    """An answer without thoughts gets empty ones; a user message empties existing ones."""
     written = said[-1].thoughts and said[-1].text.lstrip().startswith("<think>")
     return not written or (added == "user" and any(turn.thoughts for turn in since_user(said)))
 
 
 def gpt_oss_breaks(said: list[Said], added: str) -> bool:
-    """A final answer ends all thoughts up to it. What is neither call nor final message is shown as a final one."""
+    """A final answer removes all thoughts before it. A message that is neither call nor final is rendered as a final one."""
     if said[-1].calls:
         return False
     finals = [i for i, turn in enumerate(said[:-1]) if not turn.calls]

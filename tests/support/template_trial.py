@@ -1,9 +1,10 @@
-"""Tries chat templates: is every prompt what the template says, rendered whole?
+"""Tries chat templates: compares every prompt with the template's rendering of the whole conversation.
 
     python tests/support/template_trial.py FILE.jinja ... [--tokenizer FOLDER] [--stop TEXT ...] [--seeds 20]
 
-The tokenizer is the tiny policy's own unless a folder is named; `--stop` names the token that ends turns, `<|im_end|>` by
-default. For each file one line: refused and why, or how many prompts were compared and what opened segments.
+The tokenizer is the tiny policy's own unless a folder is named; `--stop` names the token that ends turns, `<|im_end|>`
+by default. Prints one line for each file: the reason of a refusal, or the number of compared prompts and the causes of
+new segments.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ WORDS = [
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 TURNS = 8
 FAILURES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""Of a template's own expressions, beside what the template engine raises."""
+"""Errors of a template's own expressions, beside the template engine's."""
 
 
 @dataclass
 class Trial:
-    """What came of one conversation, or of several."""
+    """The result of one conversation, or of several."""
 
     prompts: int = 0
     breaks: Counter[str] = field(default_factory=Counter)
@@ -43,7 +44,7 @@ class Trial:
 
 
 class Noon(datetime):
-    """A template that writes the time gives the same text twice."""
+    """A fixed time, so that a template that writes the time always gives the same text."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Noon:
@@ -51,12 +52,12 @@ class Noon(datetime):
 
 
 class Whole:
-    """The template rendered whole, by transformers alone."""
+    """The template's rendering of whole conversations, by transformers alone."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._parts: set[str] = set()
-        for role in ("user", "assistant", "system", "tool"):  # a role's own conversation begins with those before it
+        for role in ("user", "assistant", "system", "tool"):  # a role's conversation begins with the roles before it
             if not self._shows(role):
                 self._parts.add(role)
                 if not self._shows(role):
@@ -98,7 +99,7 @@ class Whole:
 
 
 def converse(template: ChatTemplate, tokenizer: Any, pick: random.Random) -> Trial:
-    """One random conversation under a template. Turns are split into ids as no tokenizer would; some are noise."""
+    """Run one random conversation under a template. Turns are split into ids as no tokenizer would; some are noise."""
     trial, whole = Trial(), Whole(tokenizer)
     messages = [{"role": "user", "content": _text(pick)}]
     if whole.takes("system", "user"):
@@ -136,7 +137,7 @@ def converse(template: ChatTemplate, tokenizer: Any, pick: random.Random) -> Tri
 
 
 def tried(tokenizer: Any, stop_ids: Sequence[int], seeds: int, name: str = "") -> Trial:
-    """Several conversations under the tokenizer's template. Raises TemplateUnusable."""
+    """Try several conversations under the tokenizer's template. Raises TemplateUnusable."""
     template, sum_ = ChatTemplate(tokenizer, stop_ids), Trial()
     for seed in range(seeds):
         with mock.patch("transformers.utils.chat_template_utils.datetime", Noon):

@@ -1,4 +1,4 @@
-"""What callers offer to the model."""
+"""Tools that callers offer to the model."""
 
 from __future__ import annotations
 

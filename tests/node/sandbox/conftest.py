@@ -48,14 +48,14 @@ def spec() -> SandboxSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox(sandboxes: SandboxFactory, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-    """One sandbox for the tests of a module that leave it usable."""
+    """One sandbox for all tests of a module that leave it usable."""
     async with await sandboxes.start(spec) as started:
         yield started
 
 
 @pytest.fixture
 def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that the account of the sandboxes can reach, unlike pytest's own, which are for their owner alone."""
+    """A folder that the sandboxes' account can reach, unlike pytest's own folders, which only their owner can."""
     folder = Path(tempfile.mkdtemp(prefix="rollyard-test-"))
     folder.chmod(0o755)
     yield folder

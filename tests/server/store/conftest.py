@@ -19,7 +19,7 @@ def clock() -> ManualClock:
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[SqliteStore]:
-    """One on a file system known to be local (WAL), and one as on a file system that nodes may share."""
+    """One store on a file system known to be local (WAL), and one as on a file system that nodes may share."""
     if request.param == "shared":
         monkeypatch.setattr(journal_mode, "LOCAL", frozenset())
     store = await SqliteStore.open(tmp_path, clock)

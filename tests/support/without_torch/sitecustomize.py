@@ -1,6 +1,7 @@
-"""Rollyard's own processes that a test starts find no torch, as on a node without it.
+"""Hides torch from Rollyard's processes that a test starts, as on a node without it.
 
-transformers imports torch wherever it finds it, though a tokenizer needs none of it: two seconds of CPU a process.
+transformers imports torch when it finds it, though a tokenizer does not need it: that costs two seconds of CPU a
+process.
 """
 
 import sys
