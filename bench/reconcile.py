@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import ObjectMeta
+from rollyard.kinds.base import ObjectMeta, evolve
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -132,10 +132,10 @@ class Bench:
             name = f"p{n % pools}"
             pool = next(p for p in (await self.store.list_objects("RolloutPool"))[0] if p.metadata.name == name)
             assert isinstance(pool, RolloutPool)
-            spec = pool.spec.model_copy(update={"replicas": (pool.spec.replicas or 0) + 1})
+            spec = evolve(pool.spec, replicas=(pool.spec.replicas or 0) + 1)
             self.slurm.submitted.clear()
             began = time.monotonic()
-            await self.store.update(pool.model_copy(update={"spec": spec}), "spec")
+            await self.store.update(evolve(pool, spec=spec), "spec")
             async with asyncio.timeout(30):
                 await self.slurm.submitted.wait()
             taken.append(time.monotonic() - began)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rollyard.core.clock import as_datetime
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import set_condition
+from rollyard.kinds.base import evolve, set_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
@@ -161,7 +161,7 @@ class SimulatedPool(ABC):
         self._memory = scale.memory
         plan = plan_pool(self.pool, members, scale.desired, now, slurm_known=True)
         self._judge(members, plan, scale.desired)
-        ends, replicas = plan.ends, self.pool.status.replicas.model_copy(update={"desired": scale.desired})
+        ends, replicas = plan.ends, evolve(self.pool.status.replicas, desired=scale.desired)
         update = {
             "observed_generation": 1,
             "replicas": replicas,
@@ -178,7 +178,7 @@ class SimulatedPool(ABC):
             "scaling": scale.record,
             "gpu_ledger": ledger,
         }
-        self.pool = self.pool.model_copy(update={"status": self.pool.status.model_copy(update=update)})
+        self.pool = evolve(self.pool, status=evolve(self.pool.status, **update))
         self.clock.after(ACT_SECONDS, lambda: self._act(plan))
 
     def _judge(self, members: Sequence[Member], plan: PoolPlan, desired: int) -> None:
@@ -211,7 +211,7 @@ class SimulatedPool(ABC):
 
     def change(self, name: str, part: str, **update: Any) -> Allocation:
         old = self.allocations[name]
-        new = old.model_copy(update={part: getattr(old, part).model_copy(update=update)})
+        new = evolve(old, **{part: evolve(getattr(old, part), **update)})
         self.allocations[name] = new
         return new
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import Conflict, Fenced, NotFound
 from rollyard.kinds.allocation import Allocation, Binding
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.server.store.base import Store
 from rollyard.wire.base import Identity
 
@@ -44,7 +44,7 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
             registered_at=as_datetime(clock.time()),
         )
         update = {"binding": binding, "job_id": identity.job_id}
-        bound = allocation.model_copy(update={"status": status.model_copy(update=update)})
+        bound = evolve(allocation, status=evolve(status, **update))
         try:
             updated = await store.update(bound, "status")
         except Conflict:

@@ -26,7 +26,7 @@ from rollyard.core.errors import (
     TooLarge,
     UnsupportedMediaType,
 )
-from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.registry import BY_PLURAL, Pool
 from rollyard.kinds.schema.validation import validate_object
 from rollyard.server.store.base import Store, WatchEvent
@@ -228,7 +228,7 @@ async def _create(request: web.Request) -> web.Response:
     check_site(request, obj)
     meta = obj.metadata
     fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
-    obj = obj.model_copy(update={"metadata": fresh})
+    obj = evolve(obj, metadata=fresh)
     if _is_dry_run(request):
         return _respond_object(request, obj, 201)
     return _respond_object(request, await _store(request).create(obj), 201)
@@ -248,10 +248,10 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
     meta = wanted.metadata
     if meta.uid and meta.uid != current.metadata.uid:
         raise Conflict("metadata.uid differs: the object was deleted and created again; read it again")
-    kept = current.metadata.model_copy(
-        update={"labels": meta.labels, "annotations": meta.annotations, "resource_version": meta.resource_version}
+    kept = evolve(
+        current.metadata, labels=meta.labels, annotations=meta.annotations, resource_version=meta.resource_version
     )
-    merged = current.model_copy(update={"metadata": kept, "spec": wanted.spec})
+    merged = evolve(current, metadata=kept, spec=wanted.spec)
     if not isinstance(current, Pool) or current.spec.allocation != wanted.spec.allocation:
         check_site(request, wanted)
     return merged if _is_dry_run(request) else await _store(request).update(merged, "spec")

@@ -15,6 +15,7 @@ from rollyard.api.objects import BASE, check_site, object_key, parse_pool, read_
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, NotFound
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import evolve
 from rollyard.kinds.registry import Pool
 
 
@@ -43,7 +44,7 @@ async def _script_of_body(request: web.Request) -> web.Response:
     except NotFound:
         return await _submission(request, wanted)
     assert isinstance(current, Pool)
-    return await _submission(request, current.model_copy(update={"spec": wanted.spec}))
+    return await _submission(request, evolve(current, spec=wanted.spec))
 
 
 async def _submission(request: web.Request, pool: Pool) -> web.Response:

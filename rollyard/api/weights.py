@@ -14,7 +14,7 @@ from rollyard.api.objects import BASE, read_body, respond
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.clock import as_exact_datetime
 from rollyard.core.errors import Conflict, Invalid
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 from rollyard.server.weights.pool_update import begin
@@ -44,9 +44,9 @@ async def _post(request: web.Request) -> web.Response:
         weights, new = _begin(services, pool, update)
         if not new:
             return _respond(request, weights, 200)
-        status = pool.status.model_copy(update={"weights": weights})
+        status = evolve(pool.status, weights=weights)
         try:
-            await services.store.update(pool.model_copy(update={"status": status}), "status")
+            await services.store.update(evolve(pool, status=status), "status")
         except Conflict:
             if tries <= 0:
                 raise

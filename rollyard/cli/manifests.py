@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollyard.cli.text_files import read_text
 from rollyard.core.errors import BadRequest
-from rollyard.kinds.base import KindObject
+from rollyard.kinds.base import KindObject, evolve
 from rollyard.kinds.schema.yaml import load_manifests
 
 ENDINGS = {".yaml", ".yml", ".json"}
@@ -47,4 +47,4 @@ def _objects(name: str, source: str, folder: str | None) -> list[KindObject]:
 def _in_namespace(obj: KindObject, namespace: str) -> KindObject:
     if "namespace" in obj.metadata.model_fields_set:
         return obj
-    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update={"namespace": namespace})})
+    return evolve(obj, metadata=evolve(obj.metadata, namespace=namespace))

@@ -16,6 +16,7 @@ from rollyard.cli.top_table import Line, lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import NotFound, Unavailable
+from rollyard.kinds.base import evolve
 from rollyard.kinds.top import TopView
 
 REFRESH_SECONDS = 2.0
@@ -75,7 +76,7 @@ def select_pools(found: TopView, words: tuple[str, ...]) -> TopView:
         "inference_pools": [p for p in found.inference_pools if {p.name, "inference"} & set(words)],
         "rollout_pools": [p for p in found.rollout_pools if {p.name, "rollouts"} & set(words)],
     }
-    return found.model_copy(update=update)
+    return evolve(found, **update)
 
 
 def _print(found: TopView, form: str, empty: str) -> None:

@@ -20,7 +20,7 @@ from rollyard.client.server_link import Backoff
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
-from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey
+from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, evolve
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.preview import Submission
@@ -268,7 +268,7 @@ class AsyncClient:
 
     async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
         """Submit rollouts; return the accepted ids in order. Requests without an id get one here, so that a retry is safe."""
-        named = [r if r.id else r.model_copy(update={"id": f"r-{secrets.token_hex(8)}"}) for r in requests]
+        named = [r if r.id else evolve(r, id=f"r-{secrets.token_hex(8)}") for r in requests]
         body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
         answer = await self._http.json("POST", "/v1/rollouts", query=self._query(namespace), body=body)
         return [row["id"] for row in answer["rollouts"]]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import ApiError, NotFound
-from rollyard.kinds.base import KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.base import KindObject, ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.event import Event, InvolvedObject
 from rollyard.server.store.base import Store
 
@@ -47,7 +47,7 @@ class EventRecorder:
                 await self._store.create(event)
             else:
                 assert isinstance(there, Event)
-                again = there.model_copy(update={"count": there.count + 1, "last_timestamp": now})
+                again = evolve(there, count=there.count + 1, last_timestamp=now)
                 await self._store.update(again, "spec")
         except ApiError as error:
             log.warning("event %s of %s was not written: %s", reason, obj.key, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -13,6 +13,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 FINALIZER = f"{GROUP}/allocations"
 NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class KindModel(BaseModel):
@@ -33,6 +35,21 @@ class WireModel(BaseModel):
     """Message or REST body in snake_case. Unknown fields are errors, so a misspelt field is refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+
+def evolve(model: M, /, **changes: Any) -> M:
+    """Return a shallow copy of a model with these fields changed. Values are not validated: they come from code.
+
+    `model_copy(update=...)` takes a misspelt field without an error.
+
+    Raises:
+        TypeError: a field that the model does not have.
+    """
+    fields = type(model).__pydantic_fields__
+    if not changes.keys() <= fields.keys():
+        unknown = ", ".join(sorted(changes.keys() - fields.keys()))
+        raise TypeError(f"{type(model).__name__} has no field {unknown}; its fields are {', '.join(fields)}")
+    return model.model_copy(update=changes)
 
 
 class OwnerReference(KindModel):

@@ -13,6 +13,7 @@ from rollyard.core.errors import (
     SandboxError,
     TaskError,
 )
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
 
 
@@ -36,7 +37,7 @@ def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, n
     """Build the outcome without a reward; the tokens sampled so far are kept for inspection."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
     told = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
-    return base.model_copy(update={"status": error_outcome(error), "reward": None, "error": told})
+    return evolve(base, status=error_outcome(error), reward=None, error=told)
 
 
 def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:

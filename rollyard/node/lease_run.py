@@ -23,6 +23,7 @@ from rollyard.core.errors import (
 )
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn, sampled_tokens
 from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 from rollyard.kinds.values.quantity import size_bytes
@@ -148,8 +149,8 @@ class LeaseRun:
         return handlers.loaded[kind]
 
     def _failed(self, error: RollyardError) -> Outcome:
-        return failed_outcome(self._partial_outcome, self.stage, error, self._node.node).model_copy(
-            update={"timings": self._timings_now()}
+        return evolve(
+            failed_outcome(self._partial_outcome, self.stage, error, self._node.node), timings=self._timings_now()
         )
 
     # INIT and RUN
@@ -258,10 +259,10 @@ class LeaseRun:
         budget = self._budget(Stage.EVAL)
         async with self._stage_worker(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
             score = await self._score(handler, run, HARNESS_MEMORY_SHARE * budget)
-        timings = run.outcome.timings.model_copy(update={"eval": self._timings["eval"]})
+        timings = evolve(run.outcome.timings, eval=self._timings["eval"])
         metrics = {**run.outcome.metrics, **score.metrics}
         update = {"reward": score.reward, "metrics": metrics, "timings": timings}
-        return run.outcome.model_copy(update=update)
+        return evolve(run.outcome, **update)
 
     async def _score(self, handler: TaskHandler, run: RunResult, seconds: float) -> Score:
         task, turns = self._lease.task, run.outcome.turns

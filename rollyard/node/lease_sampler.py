@@ -12,6 +12,7 @@ import aiohttp
 
 from rollyard.client.server_link import Backoff, ServerLink
 from rollyard.core.errors import ContextExceeded, NoEndpoint, RollyardError, Unavailable
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.requests_in_flight import InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled
@@ -146,7 +147,7 @@ class LeaseSampler:
                     return Endpoint.from_wire(answer)
                 except Unavailable as error:
                     log.warning("no other endpoint yet: %s", error)
-                wanted = wanted.model_copy(update={"again": True})
+                wanted = evolve(wanted, again=True)
                 if time.monotonic() - began > PARKED_SECONDS:
                     raise NoEndpoint(f"no other endpoint was ready for {PARKED_SECONDS:g} s")
                 await backoff.wait()

@@ -14,7 +14,7 @@ from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.allocation import Allocation, AllocationStatus
-from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, get_condition, set_condition
+from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, evolve, get_condition, set_condition
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.failure_backoff import GONE
@@ -175,22 +175,20 @@ class AllocationReconciler:
             update = _status_from_job(plan.adopt)
         elif plan.gone:
             update = await self._is_gone(allocation)
-        status = before.model_copy(update=update)
+        status = evolve(before, **update)
         over = status.is_ended
         end: JobEnd | None = None
         if over and not before.is_ended:
             end = await self._end(allocation, plan, status)
             if end is None:
                 return allocation
-            status = status.model_copy(update={"ready": False, "reason": short_text(end)})
+            status = evolve(status, ready=False, reason=short_text(end))
         elif not over:
             ready = self._ready(uid)
             ready_at = status.ready_at or (as_datetime(self._clock.time()) if ready else None)
-            status = status.model_copy(update={"ready": ready, "ready_at": ready_at})
+            status = evolve(status, ready=ready, ready_at=ready_at)
         conditions = await self._conditions(allocation, status, long_text(end) if end is not None else status.reason)
-        final = status.model_copy(
-            update={"conditions": conditions, "observed_generation": allocation.metadata.generation}
-        )
+        final = evolve(status, conditions=conditions, observed_generation=allocation.metadata.generation)
         if final != before:
             allocation = await self._write(allocation, dict(final))
             await self._record_changes(allocation, before)
@@ -359,11 +357,11 @@ class AllocationReconciler:
         await asyncio.to_thread(self._workspace.remove, allocation)
         self._forget(allocation.metadata.uid)
         kept = [f for f in allocation.metadata.finalizers if f != FINALIZER]
-        meta = allocation.metadata.model_copy(update={"finalizers": kept})
-        await self._store.update(allocation.model_copy(update={"metadata": meta}), "spec")
+        meta = evolve(allocation.metadata, finalizers=kept)
+        await self._store.update(evolve(allocation, metadata=meta), "spec")
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
-        changed = allocation.model_copy(update={"status": allocation.status.model_copy(update=update)})
+        changed = evolve(allocation, status=evolve(allocation.status, **update))
         written = await self._store.update(changed, "status")
         assert isinstance(written, Allocation)
         return written

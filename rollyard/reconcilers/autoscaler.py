@@ -31,6 +31,7 @@ from rollyard.kinds.autoscaling import (
     ScalingRecord,
     ScalingRules,
 )
+from rollyard.kinds.base import evolve
 from rollyard.reconcilers.sliding_max import SlidingMax
 
 TOLERANCE = 0.1
@@ -158,7 +159,7 @@ def autoscale(
     unknown = [m.name for m in metrics if m.missing and asked < size]
     wanted = size if unknown else min(max(asked, low), high)
     memory = memory.observe(now, current, wanted)
-    record = record.model_copy(update={"idle_since": _idle_since(metrics, record, now)})
+    record = evolve(record, idle_since=_idle_since(metrics, record, now))
     case = _Decision(bounds, memory, record, size, wanted, now)
     desired, limit = _up(case) if wanted > size else _down(case) if wanted < size else (size, None)
     if unknown:
@@ -303,5 +304,5 @@ def _with_direction(record: ScalingRecord, size: int, desired: int, now: float) 
         return record
     direction: Literal["Up", "Down"] = "Up" if desired > size else "Down"
     if record.direction in (None, direction):
-        return record.model_copy(update={"direction": direction})
-    return record.model_copy(update={"direction": direction, "turns": [*_recent(record, now), as_datetime(now)]})
+        return evolve(record, direction=direction)
+    return evolve(record, direction=direction, turns=[*_recent(record, now), as_datetime(now)])

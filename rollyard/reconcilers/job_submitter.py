@@ -19,7 +19,7 @@ from rollyard.controller.failpoints import failpoint
 from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Condition, ObjectKey, get_condition, set_condition
+from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition, set_condition
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
@@ -256,7 +256,7 @@ class Submitter:
         await self._write(allocation, update)
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
-        changed = allocation.model_copy(update={"status": allocation.status.model_copy(update=update)})
+        changed = evolve(allocation, status=evolve(allocation.status, **update))
         written = await self._store.update(changed, "status")
         assert isinstance(written, Allocation)
         return written

@@ -23,6 +23,7 @@ from rollyard.kinds.base import (
     ObjectKey,
     ObjectMeta,
     OwnerReference,
+    evolve,
     get_condition,
     set_condition,
 )
@@ -139,8 +140,8 @@ class PoolReconciler:
             await self._recorder.record_event(pool, "Renewing", _why_renewed(pool, by_name[successor.of], now))
         for name in plan.drain:
             allocation = by_name[name]
-            spec = allocation.spec.model_copy(update={"drain": True})
-            await self._store.update(allocation.model_copy(update={"spec": spec}), "spec")
+            spec = evolve(allocation.spec, drain=True)
+            await self._store.update(evolve(allocation, spec=spec), "spec")
             await self._recorder.record_event(pool, "Draining", f"allocation {name} accepts no new work")
         for name in plan.delete:
             await self._delete(pool, by_name[name])
@@ -170,13 +171,13 @@ class PoolReconciler:
             raise
 
     async def _add_finalizer(self, pool: Pool) -> None:
-        meta = pool.metadata.model_copy(update={"finalizers": [*pool.metadata.finalizers, FINALIZER]})
-        await self._store.update(pool.model_copy(update={"metadata": meta}), "spec")
+        meta = evolve(pool.metadata, finalizers=[*pool.metadata.finalizers, FINALIZER])
+        await self._store.update(evolve(pool, metadata=meta), "spec")
 
     async def _drop_finalizer(self, pool: Pool) -> None:
         kept = [f for f in pool.metadata.finalizers if f != FINALIZER]
-        meta = pool.metadata.model_copy(update={"finalizers": kept})
-        await self._store.update(pool.model_copy(update={"metadata": meta}), "spec")
+        meta = evolve(pool.metadata, finalizers=kept)
+        await self._store.update(evolve(pool, metadata=meta), "spec")
 
     # report
 
@@ -318,4 +319,4 @@ def _datetime(unix: float | None) -> datetime | None:
 
 
 def _with_status(pool: Pool, update: dict[str, Any]) -> Pool:
-    return pool.model_copy(update={"status": pool.status.model_copy(update=update)})
+    return evolve(pool, status=evolve(pool.status, **update))

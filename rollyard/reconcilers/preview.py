@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rollyard.core.clock import as_datetime
 from rollyard.core.errors import Cause
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
@@ -48,7 +49,7 @@ class Preview:
         if _external(pool):
             return Submission(script="", jobs=0, summary="others start its servers, so nothing is submitted")
         first = new_allocation(pool, pool.status.next_index)
-        named = first.model_copy(update={"metadata": first.metadata.model_copy(update={"uid": SAMPLE_NAMESPACE})})
+        named = evolve(first, metadata=evolve(first.metadata, uid=SAMPLE_NAMESPACE))
         new, old, surplus = _changes(pool, allocations)
         words = _summary(pool, new, old, surplus, self._shape(pool.spec.allocation))
         return Submission(script=self._workspace.script(named).text, jobs=new + old, summary=words)

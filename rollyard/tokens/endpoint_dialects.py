@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens import sglang
 
@@ -55,7 +56,7 @@ def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) ->
     If less than the least number of tokens fits, that number is lowered: engines refuse a minimum that cannot be met.
     """
     if sampling.min_tokens is not None:
-        sampling = sampling.model_copy(update={"min_tokens": min(sampling.min_tokens, max_tokens)})
+        sampling = evolve(sampling, min_tokens=min(sampling.min_tokens, max_tokens))
     stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
     body = sampling.model_dump(exclude={"logprobs", "extra", "stop_token_ids", "max_tokens"}, exclude_none=True)
     named = {key: value for key, value in body.items() if value not in ([], {})}

@@ -14,6 +14,7 @@ import aiohttp
 from pydantic_core import to_json
 
 from rollyard.core.errors import ContextExceeded, EndpointRefused
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.endpoint_routes import Route, Routes
 from rollyard.tokens.requests_in_flight import InFlightRequest, InFlightRequests
@@ -196,4 +197,4 @@ def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
         update["seed"] = seed_after(sampling.seed, drawn)
     if sampling.min_tokens is not None:
         update["min_tokens"] = max(sampling.min_tokens - drawn, 0)
-    return sampling.model_copy(update=update)
+    return evolve(sampling, **update)

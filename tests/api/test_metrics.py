@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.api.metrics import endpoint_metrics
 from rollyard.core.clock import ManualClock
+from rollyard.kinds.base import evolve
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
@@ -30,7 +31,7 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     engine = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n1")
     made = Endpoint(id="default/a", url="https://a", model="policy", weights_version="", tokenizer="/m")
     endpoints.register(KEY, engine, made)
-    strange = made.model_copy(update={"id": 'default/policy/http://n"1\\2\n3'})
+    strange = evolve(made, id='default/policy/http://n"1\\2\n3')
     endpoints.add_external(KEY, strange, 1.0)
     endpoints.probed(strange.id, "")
     for at in (0, 2, 4):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.base import KindObject, ObjectKey, evolve
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -52,7 +52,7 @@ async def settled(api: Api, replicas: int) -> None:
     found = await _stored(api)
     size = Replicas(desired=replicas, requested=replicas, observed=replicas, ready=replicas)
     update = {"replicas": size, "observed_generation": found.metadata.generation}
-    await api.store.update(found.model_copy(update={"status": found.status.model_copy(update=update)}), "status")
+    await api.store.update(evolve(found, status=evolve(found.status, **update)), "status")
 
 
 async def _stored(api: Api) -> RolloutPool:

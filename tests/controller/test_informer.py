@@ -7,6 +7,7 @@ from typing import Any
 
 from rollyard.controller.informer import Informer
 from rollyard.core.errors import Expired
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.store.base import WatchEvent
@@ -35,7 +36,7 @@ class GapStore:
 
 
 def scaled(pool: RolloutPool, replicas: int) -> RolloutPool:
-    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"replicas": replicas})})
+    return evolve(pool, spec=evolve(pool.spec, replicas=replicas))
 
 
 def names(informer: Informer[Any]) -> set[str]:

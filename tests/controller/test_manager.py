@@ -13,7 +13,7 @@ from rollyard.controller.manager import Controller, Done, Manager, RequeueAfter
 from rollyard.controller.work_queue import WorkQueue
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable
 from rollyard.core.telemetry import RECONCILES
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.until import until
@@ -109,8 +109,8 @@ async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
         await asyncio.sleep(0.05)
         assert scripted.seen["p"] == 1
         assert isinstance(pool, RolloutPool)
-        spec = pool.spec.model_copy(update={"replicas": 2})
-        await store.update(pool.model_copy(update={"spec": spec}), "spec")
+        spec = evolve(pool.spec, replicas=2)
+        await store.update(evolve(pool, spec=spec), "spec")
         await until(lambda: scripted.seen["p"] == 2)
 
 

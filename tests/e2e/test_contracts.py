@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, error_from_reason
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from rollyard.node.agents.tool_execution import Tools
@@ -91,7 +91,7 @@ async def test_the_same_id_attaches_and_another_body_is_refused(served: tuple[Ya
     (request,) = requests(1, 0, prefix="twice")
     assert await client.submit([request]) == await client.submit([request])
     with pytest.raises(Conflict, match="another body"):
-        await client.submit([request.model_copy(update={"priority": 5})])
+        await client.submit([evolve(request, priority=5)])
     first, again = await client.wait("twice-0"), await client.wait("twice-0")
     assert first == again
     assert sum([v.id == "twice-0" async for v in client.rollouts()]) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import NotFound
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionOpened, SessionRequest
@@ -51,7 +51,7 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
     async with yard.client() as client:
         with pytest.raises(NotFound, match="memory alone"):
             await client.session("lost")
-        lost = lost.model_copy(update={"base_url": f"{client.context.url}/gateway/s/lost/v1"})
+        lost = evolve(lost, base_url=f"{client.context.url}/gateway/s/lost/v1")
         async with agent(client, lost) as ai:
             with pytest.raises(openai.APIStatusError, match="POST /v1/sessions") as gone:
                 await ai.chat.completions.create(model="any", messages=[{"role": "user", "content": "Still there?"}])

@@ -13,7 +13,7 @@ import pytest
 
 from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate
 from rollyard.node.agent import NodeAgent
@@ -70,8 +70,8 @@ async def change_sandbox(server: RollyardServer) -> None:
     """Now four times as many would fit."""
     pool = await server.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
     assert isinstance(pool, RolloutPool)
-    spec = pool.spec.model_copy(update={"sandbox": SandboxTemplate(cpus=1 / PER_CORE / 4)})
-    await server.store.update(pool.model_copy(update={"spec": spec}), "spec")
+    spec = evolve(pool.spec, sandbox=SandboxTemplate(cpus=1 / PER_CORE / 4))
+    await server.store.update(evolve(pool, spec=spec), "spec")
 
 
 async def connected(server: RollyardServer) -> Connected:

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from rollyard.client.server_link import ServerLink
+from rollyard.kinds.base import evolve
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.rollout import Sampling
 from rollyard.node.lease_sampler import LeaseSampler
@@ -174,7 +175,7 @@ async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -
     app = web.Application()
     app.add_routes([web.post("/generate", generate)])
     async with listening(app) as url:
-        first = endpoint("first", url).model_copy(update={"dialect": "sglang", "ca": False})
+        first = evolve(endpoint("first", url), dialect="sglang", ca=False)
         async with policy(Yard(), first, tmp_path) as leased:
             sampled = await leased.sample([10, 11], Sampling(max_tokens=9, temperature=0.5))
     assert (sampled.token_ids, sampled.finish_reason) == ([1, 2, 3, 4, 5], "stop")
@@ -208,7 +209,7 @@ async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_t
     monkeypatch.setattr(requests_in_flight, "QUIET_SECONDS", 0.2)
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
     async with listening(engine("idle", here)) as one, listening(engine("well", there)) as two:
-        patient = endpoint("first", one).model_copy(update={"patience": Patience()})
+        patient = evolve(endpoint("first", one), patience=Patience())
         async with policy(yard, patient, tmp_path) as leased:
             streamed = asyncio.Event()
             turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Condition
+from rollyard.kinds.base import Condition, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
@@ -74,12 +74,11 @@ def view(
     hash = template_hash(pool)
     named = [
         Member(
-            m.allocation.model_copy(
-                update={
-                    "spec": m.allocation.spec.model_copy(
-                        update={"template_hash": hash if m.allocation.spec.template_hash == "new" else "old"}
-                    )
-                }
+            evolve(
+                m.allocation,
+                spec=evolve(
+                    m.allocation.spec, template_hash=hash if m.allocation.spec.template_hash == "new" else "old"
+                ),
             ),
             m.ready,
         )
@@ -151,13 +150,13 @@ def test_a_change_is_through_when_nothing_old_counts_any_more() -> None:
 def test_a_change_that_went_through_stays_so_when_a_node_is_lost() -> None:
     pool = engines()
     before = Condition(type="Updated", status="True", last_transition_time=at(-50), reason="Updated")
-    status = pool.status.model_copy(update={"template_hash": template_hash(pool), "conditions": [before]})
-    through = pool.model_copy(update={"status": status})
+    status = evolve(pool.status, template_hash=template_hash(pool), conditions=[before])
+    through = evolve(pool, status=status)
     one_left = [one(2, serving=True), one(3, jobState="NODE_FAIL", endTime=-5)]
     assert said(updated(view(*one_left, pool=through))) == (True, "Updated")
     assert not ready(view(*one_left, pool=through)).status
-    changed = status.model_copy(update={"template_hash": "another"})
-    assert not updated(view(*one_left, pool=pool.model_copy(update={"status": changed}))).status
+    changed = evolve(status, template_hash="another")
+    assert not updated(view(*one_left, pool=evolve(pool, status=changed))).status
 
 
 # what waits now, before what failed before

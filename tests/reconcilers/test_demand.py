@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger, InferenceAutoscaling
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
@@ -199,5 +200,5 @@ def test_hours_in_the_status_do_not_move_with_every_look() -> None:
 def test_a_suspended_pool_and_a_fixed_one_ask_nobody() -> None:
     pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 3}})
     assert decide_size(pool, None, [], GpuLedger(), NOW).desired == 3
-    off = pool.model_copy(update={"spec": pool.spec.model_copy(update={"suspend": True})})
+    off = evolve(pool, spec=evolve(pool.spec, suspend=True))
     assert decide_size(off, None, [], GpuLedger(), NOW).desired == 0

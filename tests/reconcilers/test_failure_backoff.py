@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolStatus
 from rollyard.reconcilers.failure_backoff import (
     BACKOFF_CAP_SECONDS,
@@ -56,13 +57,12 @@ class Pool:
     def look(self, now: float, *allocations: Allocation, template: str = "t", serves: bool = True) -> EndCounts:
         ends = count_ends(self.status, template, allocations, NOW + now, serves=serves, all_ready=False)
         unix = {"last_failure_time": ends.last_failure, "last_interruption_time": ends.last_interruption}
-        self.status = self.status.model_copy(
-            update={
-                "template_hash": ends.template,
-                "failures": ends.failures,
-                "interruptions": ends.interruptions,
-                **{name: datetime.fromtimestamp(t, UTC) if t is not None else None for name, t in unix.items()},
-            }
+        self.status = evolve(
+            self.status,
+            template_hash=ends.template,
+            failures=ends.failures,
+            interruptions=ends.interruptions,
+            **{name: datetime.fromtimestamp(t, UTC) if t is not None else None for name, t in unix.items()},
         )
         return ends
 

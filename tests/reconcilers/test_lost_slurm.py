@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import get_condition
+from rollyard.kinds.base import evolve, get_condition
 from rollyard.slurm.base import Job, JobState
 from rollyard.slurm.local_driver import LocalDriver
 from tests.support.reconciler_site import Site
@@ -60,7 +60,7 @@ async def forget(site: Site, allocation: Allocation, **status: datetime) -> Job:
     await site.end(job.id)
     known = await site.store.get(allocation.key)
     assert isinstance(known, Allocation)
-    await site.store.update(known.model_copy(update={"status": known.status.model_copy(update=status)}), "status")
+    await site.store.update(evolve(known, status=evolve(known.status, **status)), "status")
     site.line.driver = LocalDriver(site.folder / "slurm", kill_wait=1.0, min_job_age=0.0)
     site.line.down = False
     return job

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.failure_backoff import BACKOFF_CAP_SECONDS, GONE, IDLE_CAP_SECONDS
 from rollyard.reconcilers.plan import (
@@ -252,7 +253,7 @@ class World:
             "failures": found.ends.failures,
             "last_failure_time": last,
         }
-        self.pool = self.pool.model_copy(update={"status": self.pool.status.model_copy(update=status)})
+        self.pool = evolve(self.pool, status=evolve(self.pool.status, **status))
         self.members = [self._told(m, found) for m in self.members]
         self.members += [member(index, ready=False, state=None) for index in found.create]
         self.members += [member(s.index, ready=False, state=None, of=s.of) for s in found.successors]
@@ -281,7 +282,7 @@ class World:
 
 
 def _changed(obj: Allocation, part: str, **update: Any) -> Allocation:
-    return obj.model_copy(update={part: getattr(obj, part).model_copy(update=update)})
+    return evolve(obj, **{part: evolve(getattr(obj, part), **update)})
 
 
 @st.composite

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
-from rollyard.kinds.base import FINALIZER
+from rollyard.kinds.base import FINALIZER, evolve
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import StageStatus
 from rollyard.reconcilers.conditions import CRASH_LOOP
@@ -242,8 +242,8 @@ async def test_allocations_of_a_pool_that_was_torn_out_go_with_it(site: Site) ->
     await site.running(1)
     await site.stop()
     pool = await site.pool()
-    bare = pool.metadata.model_copy(update={"finalizers": [], "resource_version": ""})
-    await site.store.update(pool.model_copy(update={"metadata": bare}), "spec")
+    bare = evolve(pool.metadata, finalizers=[], resource_version="")
+    await site.store.update(evolve(pool, metadata=bare), "spec")
     await site.delete("RolloutPool", "swe")
     await site.apply(replicas=0)
     await site.restart()

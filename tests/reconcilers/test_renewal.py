@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import STUCK_SECONDS, Member, PoolPlan, Successor, blocked, plan_pool, template_hash
@@ -143,9 +144,7 @@ def test_none_goes_long_before_its_end_and_none_ends_before_another_is_there(
             members[new.name], booting[new.name] = new, now + BOOT
         assert len(members) <= len(ends) + surge
         assert sum(m.ready for m in members.values()) >= len(ends)
-        of = of.model_copy(
-            update={"status": of.status.model_copy(update={"next_index": found.next_index or len(ends)})}
-        )
+        of = evolve(of, status=evolve(of.status, next_index=found.next_index or len(ends)))
 
 
 def test_no_more_successors_than_the_surge_stand_beside_the_others() -> None:

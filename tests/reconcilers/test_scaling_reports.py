@@ -6,6 +6,7 @@ from typing import Any
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
@@ -80,7 +81,7 @@ async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> 
     beat(endpoints, "a", waiting=1, kv_usage=0.5)
     endpoints.expire()
     assert said(await look()) == ["requests waiting at least 1, target 5 each", "KV use at least 0.5, target 0.8 each"]
-    drained = allocation("b").model_copy(update={"spec": allocation("b").spec.model_copy(update={"drain": True})})
+    drained = evolve(allocation("b"), spec=evolve(allocation("b").spec, drain=True))
     assert said(await trade.observe(pool(), [allocation("a"), drained])) == [
         "requests waiting 1, target 5 each",
         "KV use 0.5, target 0.8 each",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollyard.core.clock import ManualClock
+from rollyard.kinds.base import evolve
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
@@ -34,9 +35,18 @@ class Server:
     def beat(self, **more: float) -> None:
         at = self._clock.now - self._began
         load = EngineLoad(at=at, generated_tokens=int(5 * at * at))
-        words = EngineHeartbeat(
-            identity=self._identity, url=self._identity.uid, ready=True, weights_version="1", waiting=int(at), load=load
-        ).model_copy(update={"running": 100, **more})
+        words = evolve(
+            EngineHeartbeat(
+                identity=self._identity,
+                url=self._identity.uid,
+                ready=True,
+                weights_version="1",
+                waiting=int(at),
+                load=load,
+            ),
+            running=100,
+            **more,
+        )
         assert self._endpoints.heartbeat(f"default/{self._identity.uid}", words)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from tests.support.reconciler_site import Site
 from tests.support.weights_site import BASE, MODEL, Disk, WeightsYard
@@ -92,8 +93,8 @@ async def test_a_new_and_a_restarted_endpoint_enter_with_the_current_version_onl
     await yard.until(lambda: engine.orders == ["v1", "v1"], "the welcome says it")
     await yard.serve("v1", 1)
     pool = await yard.pool()
-    grown = pool.spec.model_copy(update={"replicas": 2})
-    await yard.site.store.update(pool.model_copy(update={"spec": grown}), "spec")
+    grown = evolve(pool.spec, replicas=2)
+    await yard.site.store.update(evolve(pool, spec=grown), "spec")
     running = await yard.site.running(2)
     new = yard.engine(running[1])
     new.disk_fails = True
@@ -263,11 +264,11 @@ async def test_another_model_in_the_spec_begins_anew(yard: WeightsYard) -> None:
     await yard.update("v1")
     await yard.serve("v1", 1)
     pool = await yard.pool()
-    model = pool.spec.model.model_copy(update={"path": "/models/other"})
+    model = evolve(pool.spec.model, path="/models/other")
     yard.disk.folders["/models/other"] = "bbbbbbbbbbbb"
-    anew = {"spec": pool.spec.model_copy(update={"model": model})}
-    anew["metadata"] = pool.metadata.model_copy(update={"resource_version": ""})  # its status may move meanwhile
-    await yard.site.store.update(pool.model_copy(update=anew), "spec")
+    anew = {"spec": evolve(pool.spec, model=model)}
+    anew["metadata"] = evolve(pool.metadata, resource_version="")  # its status may move meanwhile
+    await yard.site.store.update(evolve(pool, **anew), "spec")
     running = await yard.site.running(2)
     (old,) = yard.engines.values()
     assert yard.heap() == {old.id: "v1"}, "it serves until its successor is ready"

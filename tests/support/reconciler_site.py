@@ -14,7 +14,7 @@ from typing import Any
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import SlurmUnreachable
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Condition, ObjectKey, get_condition
+from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
@@ -151,11 +151,8 @@ class Site:
     async def change(self, name: str = "swe", **spec: Any) -> None:
         pool = await self.pool(name)
         given = pool.spec.model_dump(by_alias=True, exclude_none=True) | spec
-        new = pool.model_copy(
-            update={
-                "spec": type(pool.spec).model_validate(given),
-                "metadata": pool.metadata.model_copy(update={"resource_version": ""}),
-            }
+        new = evolve(
+            pool, spec=type(pool.spec).model_validate(given), metadata=evolve(pool.metadata, resource_version="")
         )
         await self.store.update(new, "spec")
 

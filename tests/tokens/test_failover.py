@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
@@ -126,6 +127,6 @@ async def test_a_stop_text_ends_a_turn_of_the_embedded_engine(start_engine: Any,
         client = TokenClient(http)
         free = (await client.complete(one, prompt, sampling, 40, [])).token_ids
         stop = template.decode(free[8:10])
-        asked = sampling.model_copy(update={"stop": [stop]})
+        asked = evolve(sampling, stop=[stop])
         ended = await client.complete(one, prompt, asked, 40, template.stop_ids)
     assert (ended.token_ids, ended.finish_reason) == (free[:10], "stop")

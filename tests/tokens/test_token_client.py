@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rollyard.core.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.tokens.token_client import StreamTimeouts, TokenClient, seed_after
@@ -153,7 +154,7 @@ async def test_silence_is_a_loss(endpoint: Endpoint, server: Server, script: Any
 
 
 async def test_nobody_listening_is_a_loss(client: TokenClient, endpoint: Endpoint) -> None:
-    gone = endpoint.model_copy(update={"url": "http://127.0.0.1:1"})
+    gone = evolve(endpoint, url="http://127.0.0.1:1")
     assert (await failure(client, gone, StreamLost)).partial.token_ids == []
 
 
@@ -190,7 +191,7 @@ async def test_it_goes_on_elsewhere_with_what_it_has(client: TokenClient, endpoi
     async def checkout(which: str | None) -> Endpoint:
         failed.append(which)
         name = others[which] if which else "one"
-        return endpoint.model_copy(update={"id": name, "weights_version": f"of {name}"})
+        return evolve(endpoint, id=name, weights_version=f"of {name}")
 
     sampled = await client.complete_with_failover(checkout, PROMPT, Sampling(seed=9), 8, [2])
     assert sampled == Sampled([5, 6, 7, 8, 2], [-0.5] * 5, ["of one"] * 2 + ["of three"] * 3, "stop")
@@ -369,7 +370,7 @@ async def test_the_other_logprobs_are_refused_before_anything_is_asked(
     with pytest.raises(EndpointRefused, match=r"returns raw logprobs.*`engine.vllm.logprobsMode: processed`"):
         await client.complete(endpoint, PROMPT, Sampling(logprobs="processed"), 8, [2])
     server.scripts = [stream(chunk([2], "stop"))]
-    processed = endpoint.model_copy(update={"logprobs": "processed"})
+    processed = evolve(endpoint, logprobs="processed")
     assert (await client.complete(processed, PROMPT, Sampling(logprobs="processed"), 8, [2])).token_ids == [2]
 
 
@@ -440,7 +441,7 @@ async def test_a_server_of_others_without_generate_is_asked_for_completions(
     client: TokenClient, endpoint: Endpoint, server: Server
 ) -> None:
     server.scripts = [stream(chunk([2], "stop"))]
-    foreign = endpoint.model_copy(update={"ca": False})
+    foreign = evolve(endpoint, ca=False)
     assert (await client.complete(foreign, PROMPT, Sampling(), 8, [2])).weights_versions == ["v1"]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.weights.checksum import weights_version
+from rollyard.kinds.base import evolve
 from rollyard.kinds.engine_spec import ModelSpec
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import WeightsTarget
@@ -80,8 +81,8 @@ def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSp
     model = spec.model
     if folder is None or folder == model.path:
         return spec
-    moved = model.model_copy(update={"path": folder, "tokenizer": model.tokenizer or model.path})
-    return spec.model_copy(update={"model": moved})
+    moved = evolve(model, path=folder, tokenizer=model.tokenizer or model.path)
+    return evolve(spec, model=moved)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from rollyard.core.errors import TaskError
 from rollyard.gateway.requests.chat_request import ChatRequest
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate, Message
 from rollyard.tokens.conversation import Break, BreakCause, Conversation
@@ -261,7 +262,7 @@ class ChatHistory:
 def _trim_to_first_sampled(segment: Segment) -> Segment:
     """Cut the caller's ids from the beginning of a turn."""
     first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
-    return segment if first == segment.prompt_length else segment.model_copy(update={"prompt_length": first})
+    return segment if first == segment.prompt_length else evolve(segment, prompt_length=first)
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:

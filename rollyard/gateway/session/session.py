@@ -41,6 +41,7 @@ from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.streaming_text import StreamingText
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
@@ -141,7 +142,7 @@ class GatewaySession:
             so_far += branch.segment_count
         own = {id(branch): iter(branch.turns) for branch in self._branches()}
         ordered = [(branch, next(own[id(branch)])) for branch, _ in self._turns]
-        return [turn.model_copy(update={"segment": first[id(b)] + turn.segment}) for b, turn in ordered]
+        return [evolve(turn, segment=first[id(b)] + turn.segment) for b, turn in ordered]
 
     def breaks(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -271,7 +272,7 @@ class GatewaySession:
             return sampling
         # each call has its own seed, the same in every attempt
         seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
-        return sampling.model_copy(update={"seed": seed})
+        return evolve(sampling, seed=seed)
 
     async def _sample(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText, tell: SendText | None
@@ -395,7 +396,7 @@ class GatewaySession:
     ) -> None:
         """Append a turn. `results`: the tool results for the branch's previous turn."""
         if results and branch.turns:
-            branch.turns[-1] = branch.turns[-1].model_copy(update={"tool_results": list(results)})
+            branch.turns[-1] = evolve(branch.turns[-1], tool_results=list(results))
         turn = Turn(
             segment=branch.segment_count - 1,
             prompt_length=len(prompt),

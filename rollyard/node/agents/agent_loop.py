@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rollyard.core.errors import ContextExceeded
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
 from rollyard.node.agents import tool_schemas
 from rollyard.node.agents.tool_execution import Tools
@@ -81,7 +82,7 @@ async def run_agent(
         results = [await tools.call(c.name, c.arguments) for c in said.calls]
         results = _append_results(run, said, results)
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
-        run.turns[-1] = turn.model_copy(update={"tool_results": results, "timings": timings})
+        run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
 
 
 async def _prompt_ids(conversation: Conversation) -> list[int]:
@@ -116,4 +117,4 @@ def _with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Samplin
     """Return the sampling with a seed for this turn and sample; the seed is the same in every attempt."""
     if sampling.seed is None:
         return sampling
-    return sampling.model_copy(update={"seed": zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode())})
+    return evolve(sampling, seed=zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode()))

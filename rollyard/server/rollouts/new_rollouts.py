@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from rollyard.core.errors import Conflict, Invalid
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.server.store.base import RolloutRecord, Transaction
 
@@ -18,7 +19,7 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     """The n records of one request, with ids. Raises Invalid when the task is too large."""
     name = request.id or f"r-{secrets.token_hex(8)}"
     group = request.group or (name if request.n > 1 else None)
-    single = request.model_copy(update={"n": 1, "id": None, "group": group})
+    single = evolve(request, n=1, id=None, group=group)
     body = single.model_dump_json()
     if len(body) > MAX_TASK_BYTES:
         raise too_large(len(body))

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollyard.core.errors import Fenced
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
@@ -218,7 +219,7 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
     record = replace(record, outdated=record.outdated + 1, error=error)
     if record.outdated > MAX_OUTDATED:
         words = f"it started {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
-        error = error.model_copy(update={"message": words})
+        error = evolve(error, message=words)
         return _end(record, Status.CANCELLED, None, error, None, {}, event.at), (stop, Ended())
     queued, effects = _requeue(record, event.at, event.at)
     return queued, (stop, *effects)

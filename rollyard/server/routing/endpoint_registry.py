@@ -15,6 +15,7 @@ from typing import Literal
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.routing.admission import EndpointLoad, admission
@@ -111,7 +112,7 @@ class EndpointRegistry:
         state = self._states.get(id)
         if state is None or state.endpoint.url != beat.url:
             return False
-        endpoint = state.endpoint.model_copy(update={"weights_version": beat.weights_version})
+        endpoint = evolve(state.endpoint, weights_version=beat.weights_version)
         load, history = (
             EndpointLoad(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
             append(state.history, beat.load),
@@ -169,7 +170,7 @@ class EndpointRegistry:
         state = self._states.get(id)
         if state is not None:
             if not why:
-                state = replace(state, endpoint=state.endpoint.model_copy(update={"dialect": dialect}))
+                state = replace(state, endpoint=evolve(state.endpoint, dialect=dialect))
             self._set_trust(state, with_probe(state.trust, why, self._clock.monotonic()))
 
     def suspected_endpoints(self) -> list[EndpointState]:
@@ -360,7 +361,7 @@ class EndpointRegistry:
 
     def _log_unanswered_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
         spec = self._specs.get(pool)
-        return endpoint if spec is None else endpoint.model_copy(update={"patience": spec.patience})
+        return endpoint if spec is None else evolve(endpoint, patience=spec.patience)
 
     def _set_trust(self, state: EndpointState, trust: EndpointTrust) -> None:
         """Set the trust, which may eject the endpoint or bring it back."""

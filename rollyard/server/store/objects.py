@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rollyard.core.errors import AlreadyExists, Cause, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
-from rollyard.kinds.base import GROUP, KindObject, ObjectKey, ObjectMeta
+from rollyard.kinds.base import GROUP, KindObject, ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.registry import KINDS
 from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
@@ -121,28 +121,27 @@ def _check(current: KindObject, uid: str, version: str) -> None:
 
 
 def _with_metadata(obj: KindObject, **changes: Any) -> KindObject:
-    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update=changes)})
+    return evolve(obj, metadata=evolve(obj.metadata, **changes))
 
 
 def _with_status(current: KindObject, obj: KindObject) -> KindObject:
     if "status" not in type(current).model_fields:
         raise MethodNotAllowed(f"{type(current).PLURAL} have no status; update the object itself")
-    return _normalized(current.model_copy(update={"status": obj.status}))  # type: ignore[attr-defined]
+    return _normalized(evolve(current, status=obj.status))  # type: ignore[attr-defined]
 
 
 def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
     """The stored object with the user's metadata and content, and its own status; generation moves with the content."""
     _check_finalizers(current, obj.metadata)
     content = {name: getattr(obj, name) for name in type(obj).model_fields if name not in _NOT_CONTENT}
-    metadata = current.metadata.model_copy(
-        update={
-            "finalizers": obj.metadata.finalizers,
-            "labels": obj.metadata.labels,
-            "annotations": obj.metadata.annotations,
-            "owner_references": obj.metadata.owner_references,
-        }
+    metadata = evolve(
+        current.metadata,
+        finalizers=obj.metadata.finalizers,
+        labels=obj.metadata.labels,
+        annotations=obj.metadata.annotations,
+        owner_references=obj.metadata.owner_references,
     )
-    new = _normalized(current.model_copy(update={**content, "metadata": metadata}))
+    new = _normalized(evolve(current, **content, metadata=metadata))
     if all(getattr(new, name) == getattr(current, name) for name in content):
         return new
     return _with_metadata(new, generation=current.metadata.generation + 1)

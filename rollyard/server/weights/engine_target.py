@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rollyard.kinds.base import evolve
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.wire.engine import WeightsTarget
 
@@ -80,7 +81,7 @@ def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weigh
 
 def _from_folder(order: WeightsTarget) -> WeightsTarget:
     """Target of an ended update: no trainer waits to transfer it any more."""
-    return order.model_copy(update={"transfer": False})
+    return evolve(order, transfer=False)
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:

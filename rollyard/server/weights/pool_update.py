@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from rollyard.core.errors import Conflict
+from rollyard.kinds.base import evolve
 from rollyard.kinds.weights import (
     KEPT_VERSIONS,
     EndpointProgress,
@@ -85,7 +86,7 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
     operation = WeightsOperation(
         target=target, timeout_seconds=update.timeout_seconds, started_at=now, supersedes=supersedes
     )
-    return weights.model_copy(update={"operation": operation, "orders": target.attempt}), True
+    return evolve(weights, operation=operation, orders=target.attempt), True
 
 
 def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
@@ -96,10 +97,10 @@ def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) 
     orders = weights.orders + 1
     again = EndpointProgress(since=now, attempt=orders)
     endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
-    target = last.target.model_copy(update={"transfer": asked.transfer})  # the trainer may have gone, or come back
+    target = evolve(last.target, transfer=asked.transfer)  # the trainer may have gone, or come back
     update = {"target": target, "phase": "Pending", "message": "", "endpoints": endpoints}
     update |= {"started_at": now, "finished_at": None}
-    return weights.model_copy(update={"operation": last.model_copy(update=update), "orders": orders}), True
+    return evolve(weights, operation=evolve(last, **update), orders=orders), True
 
 
 def _same_source(known: WeightsRecord, update: WeightsUpdate) -> bool:
@@ -143,20 +144,20 @@ def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> Wei
     if weights.model == model:
         return WeightsStep(weights)
     if not weights.model:
-        return WeightsStep(weights.model_copy(update={"model": model}))
+        return WeightsStep(evolve(weights, model=model))
     operation = weights.operation
     if operation is not None and operation.is_running:
         message = f"spec.model.path is now {model}"
-        operation = operation.model_copy(update={"phase": "Superseded", "finished_at": now, "message": message})
+        operation = evolve(operation, phase="Superseded", finished_at=now, message=message)
     update = {"model": model, "current": None, "operation": _without_endpoints(operation)}
     said = WeightsEvent(
         "WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder"
     )
-    return WeightsStep(weights.model_copy(update=update), (said,))
+    return WeightsStep(evolve(weights, **update), (said,))
 
 
 def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation | None:
-    return operation.model_copy(update={"endpoints": {}}) if operation is not None else None
+    return evolve(operation, endpoints={}) if operation is not None else None
 
 
 def _adopt_checksum(
@@ -172,17 +173,17 @@ def _adopt_checksum(
     late = last.target if last is not None and last.phase == "Failed" else None
     for member in (m for m in members if m.is_serving):
         if last is not None and late is not None and has_weights(member, late):
-            record = late.model_copy(update={"proven": late.proven or member.checksum or None})
+            record = evolve(late, proven=late.proven or member.checksum or None)
             message = f"{late.version} is served late, first by {member.id}"
             update = {"target": record, "phase": "Complete", "message": message}
-            weights = weights.model_copy(update={"operation": last.model_copy(update=update)})
+            weights = evolve(weights, operation=evolve(last, **update))
         elif member.checksum in ("", member.version) and (late is None or late.version != member.version):
             record = WeightsRecord(
                 version=member.version, path=model, proven=member.checksum or None, origin="Spec", attempt=0, since=now
             )
         else:
             continue
-        return _with_current(weights.model_copy(update={"current": record}), record)
+        return _with_current(evolve(weights, current=record), record)
     return weights
 
 
@@ -192,16 +193,14 @@ def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]
     if operation is None or weights.current is None:
         return weights
     left = {
-        id: progress.model_copy(update={"phase": "Done", "reason": ""})
-        if has_weights(by_id[id], weights.current)
-        else progress
+        id: evolve(progress, phase="Done", reason="") if has_weights(by_id[id], weights.current) else progress
         for id, progress in operation.endpoints.items()
         if id in by_id
     }
     kept = _failure_texts(left)
     if kept == operation.endpoints:
         return weights
-    return weights.model_copy(update={"operation": operation.model_copy(update={"endpoints": kept})})
+    return evolve(weights, operation=evolve(operation, endpoints=kept))
 
 
 def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
@@ -217,8 +216,8 @@ def _advance_operation(
         said.append(WeightsEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
     for member in members:  # the first that has it reports its checksum, and the others are compared with that
         if operation.target.proven is None and member.checksum and is_at_target(member, operation):
-            target = operation.target.model_copy(update={"proven": member.checksum})
-            operation = operation.model_copy(update={"target": target})
+            target = evolve(operation.target, proven=member.checksum)
+            operation = evolve(operation, target=target)
     before = operation.endpoints
     endpoints = {m.id: _progress(operation, before.get(m.id), m, now) for m in members}
     said += [
@@ -230,7 +229,7 @@ def _advance_operation(
     done = sum(p.phase == "Done" for p in endpoints.values())
     total = len(members) or operation.total
     update = {"phase": "Updating", "total": total, "done": done, "endpoints": endpoints}
-    weights = weights.model_copy(update={"operation": operation.model_copy(update=update)})
+    weights = evolve(weights, operation=evolve(operation, **update))
     if done:
         weights = _with_current(weights, operation.target)
     ended = _finish_if_done(weights, now)
@@ -274,11 +273,11 @@ def _progress(
 def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, target: WeightsRecord) -> EndpointProgress:
     """Whether it waits for its trainer now, and why the others need not wait for it where it will not do so soon."""
     if not (member.last_report_at and member.healthy):
-        return progress.model_copy(update={"transferring": False, "reason": "its engine is not running"})
+        return evolve(progress, transferring=False, reason="its engine is not running")
     if not _is_about_target(member, target, progress):
         return progress
     waits = member.phase == "Transferring"
-    return progress.model_copy(update={"transferring": waits, "reason": _why_from_folder(member, target)})
+    return evolve(progress, transferring=waits, reason=_why_from_folder(member, target))
 
 
 def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
@@ -297,7 +296,7 @@ def _is_about_target(member: EndpointWeights, target: WeightsRecord, progress: E
 def _in_phase(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:
     if progress.phase == phase:
         return progress
-    return progress.model_copy(update={"phase": phase, "since": now, "reason": reason, "transferring": False})
+    return evolve(progress, phase=phase, since=now, reason=reason, transferring=False)
 
 
 def _next_to_update(
@@ -324,14 +323,14 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
     """The history with this version as its newest."""
     there = weights.record(record.version)
     if there is not None and there is weights.history[-1]:
-        numbered = record.model_copy(update={"number": there.number})
+        numbered = evolve(record, number=there.number)
     else:
-        numbered = record.model_copy(update={"number": weights.next_number})
+        numbered = evolve(record, number=weights.next_number)
     kept = [r for r in weights.history if r.version != record.version]
     update: dict[str, Any] = {"history": [*kept, numbered][-KEPT_VERSIONS:]}
     if weights.current is not None and weights.current.version == record.version:
         update["current"] = numbered
-    return weights.model_copy(update=update)
+    return evolve(weights, **update)
 
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
@@ -362,7 +361,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     message += _from_folder(operation)
     said = WeightsEvent("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
-    return _close_operation(weights.model_copy(update={"current": current}), "Complete", words, said, now)
+    return _close_operation(evolve(weights, current=current), "Complete", words, said, now)
 
 
 def _from_folder(operation: WeightsOperation) -> str:
@@ -382,4 +381,4 @@ def _close_operation(
         "finished_at": now,
         "endpoints": _failure_texts(operation.endpoints) if phase == "Complete" else {},
     }
-    return WeightsStep(weights.model_copy(update={"operation": operation.model_copy(update=update)}), (said,))
+    return WeightsStep(evolve(weights, operation=evolve(operation, **update)), (said,))

@@ -11,6 +11,7 @@ from rollyard.core.aio import running
 from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.process.metrics_scrape import LoadSample, read_load
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import EngineLoad
 from tests.support.until import until
@@ -101,7 +102,7 @@ async def test_each_start_of_an_engine_is_a_life_of_its_own(model_dir: Path, tmp
     async with running(supervisor.run()):
         first = await until(lambda: (now := load()) and now.life == 1 and now)
         second = await until(lambda: (now := load()) and now.at > first.at and now)
-        assert second.model_copy(update={"at": first.at}) == first
+        assert evolve(second, at=first.at) == first
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and str(uds).encode() in command_line(entry):
                 os.kill(int(entry.name), signal.SIGKILL)

@@ -19,6 +19,7 @@ from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.engine_control import ControlFailed
 from rollyard.engine.weights.probe_prompt import ProbeAnswer, WeightsProof, why_not_proven
 from rollyard.engine.weights.source import CheckpointInfo, WeightsSource, read_checkpoint_info
+from rollyard.kinds.base import evolve
 from rollyard.wire.engine import WeightsTarget
 from tests.support.weights_yard import PROMPTS, certified, furthest, other_dir, recomputed, yard
 
@@ -71,7 +72,7 @@ async def test_an_adapter_is_taken_up_let_go_and_survives_a_kill(
         await made.order(WeightsTarget(version="v2", path=str(model_dir)))
         answer = await made.stream(PROMPTS[0], 20)
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
-        await made.order(order.model_copy(update={"version": "lora-2"}))
+        await made.order(evolve(order, version="lora-2"))
         answer = await made.stream(PROMPTS[0], 20)
         assert set(answer.versions) == {"lora-2"}
         assert furthest(answer, recomputed(answer, merged, merged)) < 1e-3

@@ -21,6 +21,7 @@ from rollyard.engine.weights import verification as module
 from rollyard.engine.weights.checksum import weights_version
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.kinds.base import evolve
 from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
 from tests.support.weights_yard import (
@@ -174,7 +175,7 @@ async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its
     async with made.client.post("/v1/completions", json=made.body(PROMPTS[0], 5)) as refused:
         assert (refused.status, made.weights.version) == (503, "")
     overwrite(latest, other_dir)
-    await made.order(order.model_copy(update={"attempt": 2}))
+    await made.order(evolve(order, attempt=2))
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
     overwrite(latest, third)
@@ -275,7 +276,7 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
     await made.until(lambda: made.weights.checksum == weights_version(other_dir) and made.weights.phase == "")
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
-    other = order.model_copy(update={"checksum": weights_version(third), "attempt": 3})
+    other = evolve(order, checksum=weights_version(third), attempt=3)
     await made.order(other, "Failed")
     assert "ChecksumMismatch" in made.weights.error
     assert made.weights.checksum == weights_version(other_dir), "it serves what it had"

@@ -19,6 +19,7 @@ import zstandard
 from rollyard.core.aio import running
 from rollyard.core.clock import ManualClock
 from rollyard.core.errors import Conflict, Fenced, Invalid, NotFound
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RolloutError, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -86,12 +87,12 @@ class Yard:
     async def declare(self, **spec: Any) -> None:
         """The pool, with these fields of its spec changed."""
         meta = self.pool.metadata
-        update = {"spec": self.pool.spec.model_copy(update=spec)}
+        update = {"spec": evolve(self.pool.spec, **spec)}
         if not meta.uid:
-            made = await self.store.create(self.pool.model_copy(update=update))
+            made = await self.store.create(evolve(self.pool, **update))
         else:
-            free = meta.model_copy(update={"resource_version": ""})
-            made = await self.store.update(self.pool.model_copy(update={**update, "metadata": free}), "spec")
+            free = evolve(meta, resource_version="")
+            made = await self.store.update(evolve(self.pool, **update, metadata=free), "spec")
         assert isinstance(made, RolloutPool)
         self.pool = made
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollyard.core.errors import Conflict
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
@@ -44,14 +45,14 @@ class Versions:
         target = WeightsRecord(version=version, path="/w", number=len(self.history), since=now)
         operation = WeightsOperation(target=target, phase="Updating", started_at=now)
         update = {"operation": operation, "history": [*before.history, target]}
-        self.yard.endpoints.follow_weights(POOL, before.model_copy(update=update))
+        self.yard.endpoints.follow_weights(POOL, evolve(before, **update))
 
     def serves(self, name: str, version: str, **load: float) -> None:
         if self.yard.endpoints.get(name) is None:
             self.yard.engine(name)
         endpoints: EndpointRegistry = self.yard.endpoints
         beat = EngineHeartbeat(identity=identity(name), url=f"http://{name}/v1", ready=True, weights_version=version)
-        assert endpoints.heartbeat(name, beat.model_copy(update=load))
+        assert endpoints.heartbeat(name, evolve(beat, **load))
 
     async def look(self) -> int:
         return await self.watch.check_pool(self.yard.pool)

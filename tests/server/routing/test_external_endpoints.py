@@ -17,7 +17,7 @@ from aiohttp import web
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import Invalid, NotFound
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.server.main import RollyardServer, ServeOptions
@@ -144,7 +144,7 @@ async def test_what_cannot_be_is_refused_in_words(server: RollyardServer, client
     own = {"metadata": {"name": "own"}, "spec": {"model": MODEL, "engine": {"embedded": {}}, "replicas": 0}}
     await client.apply(InferencePool.model_validate(own))
     with pytest.raises(Invalid, match=r"raise spec.replicas for more of them"):
-        await client.add_endpoint(KEY.model_copy(update={"name": "own"}), ExternalEndpoint(url="http://x/v1"))
+        await client.add_endpoint(evolve(KEY, name="own"), ExternalEndpoint(url="http://x/v1"))
 
 
 @pytest.mark.parametrize(("way", "dialect"), [("vllm", "openai"), ("sglang", "sglang")])

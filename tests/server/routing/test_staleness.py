@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Stage, Status, WeightsConstraint
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.server.rollouts.step import (
@@ -115,7 +116,7 @@ def test_a_version_that_is_coming_or_was_there_a_moment_ago_is_not_gone() -> Non
     target = now.weights.history[1]
     for phase, gone in (("Updating", False), ("Failed", True)):
         operation = WeightsOperation(target=target, phase=phase, started_at=target.since)
-        weights = now.weights.model_copy(update={"operation": operation})
+        weights = evolve(now.weights, operation=operation)
         assert replace(now, weights=weights).is_gone("v2") == gone
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollyard.core.errors import AlreadyExists, ApiError, Conflict, NotFound
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.store_samples import pool
@@ -100,7 +100,7 @@ async def carry_out(store: SqliteStore, namespace: str, op: Operation, model: Mo
     elif op.verb == "update":
         await store.update(obj, "spec")
     else:
-        await store.update(obj.model_copy(update={"status": RolloutPoolStatus(next_index=op.value)}), "status")
+        await store.update(evolve(obj, status=RolloutPoolStatus(next_index=op.value)), "status")
 
 
 def state_of(obj: RolloutPool) -> Expected:

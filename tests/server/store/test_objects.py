@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.core.errors import AlreadyExists, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
-from rollyard.kinds.base import ObjectKey, ObjectMeta
+from rollyard.kinds.base import ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.store_samples import event, pool
@@ -18,11 +18,11 @@ KEY = ObjectKey(kind="RolloutPool", namespace="default", name="swe")
 
 
 def with_metadata(obj: RolloutPool, **changes: object) -> RolloutPool:
-    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update=changes)})
+    return evolve(obj, metadata=evolve(obj.metadata, **changes))
 
 
 def with_replicas(obj: RolloutPool, replicas: int) -> RolloutPool:
-    return obj.model_copy(update={"spec": RolloutPoolSpec(replicas=replicas)})
+    return evolve(obj, spec=RolloutPoolSpec(replicas=replicas))
 
 
 async def create(store: SqliteStore, obj: RolloutPool) -> RolloutPool:
@@ -61,21 +61,19 @@ async def test_generation_moves_with_spec_only(store: SqliteStore) -> None:
     scaled = await store.update(with_replicas(with_metadata(labelled), 3), "spec")  # type: ignore[arg-type]
     assert scaled.metadata.generation == 2
     observed = RolloutPoolStatus(observed_generation=2)
-    said = await store.update(scaled.model_copy(update={"status": observed}), "status")
+    said = await store.update(evolve(scaled, status=observed), "status")
     assert said.metadata.generation == 2
     assert [o.metadata.resource_version for o in (made, labelled, scaled, said)] == ["1", "2", "3", "4"]
 
 
 async def test_spec_and_status_are_written_apart(store: SqliteStore) -> None:
     made = await create(store, pool())
-    both = with_replicas(made, 5).model_copy(update={"status": RolloutPoolStatus(next_index=9)})
+    both = evolve(with_replicas(made, 5), status=RolloutPoolStatus(next_index=9))
     after = await store.update(with_metadata(both, resource_version="", labels={"x": "y"}), "status")
     assert isinstance(after, RolloutPool)
     assert (after.spec.replicas, after.status.next_index, after.metadata.labels) == (1, 9, {})
     after = await store.update(
-        with_replicas(made, 5).model_copy(
-            update={"metadata": made.metadata.model_copy(update={"resource_version": ""})}
-        ),
+        evolve(with_replicas(made, 5), metadata=evolve(made.metadata, resource_version="")),
         "spec",
     )
     assert isinstance(after, RolloutPool)
@@ -160,7 +158,7 @@ async def test_what_the_caller_keeps_is_not_what_is_stored(store: SqliteStore) -
 
 
 async def test_an_object_that_breaks_its_own_rules_is_not_stored(store: SqliteStore) -> None:
-    broken = pool().model_copy(update={"metadata": ObjectMeta.model_construct(name="No Name", namespace="default")})
+    broken = evolve(pool(), metadata=ObjectMeta.model_construct(name="No Name", namespace="default"))
     with pytest.raises(ValueError, match="pattern"):
         await store.create(broken)
     assert await store.list_objects("RolloutPool") == ([], "0")
@@ -171,9 +169,7 @@ async def test_events_have_content_and_no_status(store: SqliteStore) -> None:
     again = event("e", at=1_700_000_100, count=2)
     counted = await store.update(again, "spec")
     assert counted.metadata.generation == 2
-    assert counted.model_copy(update={"metadata": made.metadata}) == again.model_copy(
-        update={"metadata": made.metadata}
-    )
+    assert evolve(counted, metadata=made.metadata) == evolve(again, metadata=made.metadata)
     with pytest.raises(MethodNotAllowed, match="events have no status"):
         await store.update(again, "status")
 
