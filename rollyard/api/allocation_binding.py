@@ -9,7 +9,7 @@ from __future__ import annotations
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import Conflict, Fenced, NotFound
 from rollyard.kinds.allocation import Allocation, Binding
-from rollyard.kinds.base import ObjectKey, evolve
+from rollyard.kinds.base import evolve
 from rollyard.server.store.base import Store
 from rollyard.wire.base import Identity
 
@@ -46,20 +46,18 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
         update = {"binding": binding, "job_id": identity.job_id}
         bound = evolve(allocation, status=evolve(status, **update))
         try:
-            updated = await store.update(bound, "status")
+            return await store.update(bound, "status")
         except Conflict:
             continue  # the reconciler wrote in between
-        assert isinstance(updated, Allocation)
-        return updated
     raise Conflict(f"allocation {identity.allocation} changes too often to be written; register again")
 
 
 async def _allocation(store: Store, identity: Identity) -> Allocation:
     try:
-        found = await store.get(ObjectKey(kind="Allocation", namespace=identity.namespace, name=identity.allocation))
+        key = Allocation.key_of(identity.namespace, identity.allocation)
+        found = await store.get(key, Allocation)
     except NotFound:
         raise Fenced(f"allocation {identity.allocation} no longer exists; this job must end") from None
-    assert isinstance(found, Allocation)
     if found.metadata.uid != identity.uid:
         raise Fenced(f"allocation {identity.allocation} was deleted and created again; this job must end")
     return found

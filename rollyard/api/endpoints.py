@@ -30,8 +30,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _list(request: web.Request) -> web.Response:
     """All endpoints of the pool as its status has them, ours too, and those that drain; and what was only just added."""
-    pool = await request.app[SERVICES].store.get(object_key(request))
-    assert isinstance(pool, InferencePool)
+    pool = await request.app[SERVICES].store.get(object_key(request), InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed_endpoints(pool):
         id = external_id((pool.metadata.namespace, pool.metadata.name), external)

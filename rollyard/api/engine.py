@@ -14,7 +14,6 @@ from rollyard.api.auth import token_allocation
 from rollyard.api.error_status import validation_error
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import Incompatible, Invalid
-from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
@@ -48,9 +47,8 @@ async def _register(request: web.Request) -> web.Response:
     if host is None:
         raise Invalid(f"url must be https://HOST:PORT, not {hello.url!r}")
     allocation = await bind(services.store, services.clock, identity)
-    key = ObjectKey(kind="InferencePool", namespace=identity.namespace, name=allocation.spec.pool.name)
-    pool = await services.store.get(key)
-    assert isinstance(pool, InferencePool)
+    key = InferencePool.key_of(identity.namespace, allocation.spec.pool.name)
+    pool = await services.store.get(key, InferencePool)
     model = pool.spec.model
     # The same token after each registration: node agents keep the one from their lease.
     token = services.signer.issue(Role.ENDPOINT, identity.uid, None)

@@ -14,7 +14,6 @@ from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import LOG_OFFSET, Allocation
-from rollyard.kinds.base import ObjectKey
 
 CHUNK = 64 << 10
 POLL_SECONDS = 0.3
@@ -65,10 +64,8 @@ async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> No
 
 async def _allocation(request: web.Request) -> Allocation:
     info = request.match_info
-    key = ObjectKey(kind="Allocation", namespace=info["namespace"], name=info["name"])
-    found = await request.app[SERVICES].store.get(key)
-    assert isinstance(found, Allocation)
-    return found
+    key = Allocation.key_of(info["namespace"], info["name"])
+    return await request.app[SERVICES].store.get(key, Allocation)
 
 
 async def _is_finished(request: web.Request) -> bool:

@@ -16,7 +16,7 @@ from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import evolve
-from rollyard.kinds.registry import Pool
+from rollyard.kinds.registry import POOL_KINDS, Pool
 
 
 def routes() -> list[web.RouteDef]:
@@ -27,8 +27,7 @@ def routes() -> list[web.RouteDef]:
 async def _script_of_stored(request: web.Request) -> web.Response:
     """Batch script of an allocation of this pool, and what would be submitted."""
     writable(request)
-    pool = await request.app[SERVICES].store.get(object_key(request))
-    assert isinstance(pool, Pool)
+    pool = await request.app[SERVICES].store.get(object_key(request), POOL_KINDS)
     return await _submission(request, pool)
 
 
@@ -40,10 +39,9 @@ async def _script_of_body(request: web.Request) -> web.Response:
         raise BadRequest("metadata.name differs from the name in the path")
     check_site(request, wanted)
     try:
-        current = await request.app[SERVICES].store.get(key)
+        current = await request.app[SERVICES].store.get(key, POOL_KINDS)
     except NotFound:
         return await _submission(request, wanted)
-    assert isinstance(current, Pool)
     return await _submission(request, evolve(current, spec=wanted.spec))
 
 

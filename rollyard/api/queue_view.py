@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from rollyard.api.services import Services
 from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.base import KindObject
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.dispatch import served_versions
 from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD_RECORDS, ModelSupply, QueueView
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
+K = TypeVar("K", bound=KindObject)
+
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
     """Queue of this pool as these queued records need it."""
     now = services.clock.time()
-    pool = await _find(services, "RolloutPool", namespace, name)
-    if not isinstance(pool, RolloutPool):
+    pool = await _find(services, RolloutPool, namespace, name)
+    if pool is None:
         return QueueView(name, now, None)
     listed, _ = await services.store.list_objects("Allocation", namespace)
     allocations = [a for a in listed if isinstance(a, Allocation)]
@@ -39,8 +42,8 @@ async def queue_view(services: Services, namespace: str, name: str, records: Seq
 async def _supply(
     services: Services, namespace: str, role: str, name: str, allocations: Sequence[Allocation]
 ) -> ModelSupply:
-    pool = await _find(services, "InferencePool", namespace, name)
-    if not isinstance(pool, InferencePool):
+    pool = await _find(services, InferencePool, namespace, name)
+    if pool is None:
         return ModelSupply(name, role, None)
     return ModelSupply(
         name, role, pool, _supply_of(pool, allocations), *services.endpoints.count_with_room((namespace, name))
@@ -58,8 +61,8 @@ async def _groups(services: Services, namespace: str, records: Sequence[RolloutR
     return await services.store.transact(lambda tx: {group: tx.group_versions(namespace, group) for group in bound})
 
 
-async def _find(services: Services, kind: str, namespace: str, name: str) -> KindObject | None:
+async def _find(services: Services, kind: type[K], namespace: str, name: str) -> K | None:
     try:
-        return await services.store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
+        return await services.store.get(kind.key_of(namespace, name), kind)
     except NotFound:
         return None

@@ -18,7 +18,6 @@ from rollyard.api.queue_view import queue_view
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
 from rollyard.core.errors import BadRequest, Cause, Expired, Invalid, NotFound
-from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -89,9 +88,8 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
     inference = pool.spec.inference[POLICY_ROLE]
     asked = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
-        key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=inference)
-        found = await services.store.get(key)
-        if isinstance(found, InferencePool) and found.spec.engine.external is not None:
+        found = await services.store.get(InferencePool.key_of(pool.metadata.namespace, inference), InferencePool)
+        if found.spec.engine.external is not None:
             raise Invalid(
                 f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {asked}"
             )
@@ -264,6 +262,4 @@ async def _trajectory(services: Services, record: RolloutRecord) -> dict[str, An
 
 
 async def pool_of(services: Services, namespace: str, name: str) -> RolloutPool:
-    pool = await services.store.get(ObjectKey(kind="RolloutPool", namespace=namespace, name=name))
-    assert isinstance(pool, RolloutPool)
-    return pool
+    return await services.store.get(RolloutPool.key_of(namespace, name), RolloutPool)

@@ -14,7 +14,7 @@ from rollyard.api.objects import BASE, read_body, respond
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.clock import as_exact_datetime
 from rollyard.core.errors import Conflict, Invalid
-from rollyard.kinds.base import ObjectKey, evolve
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 from rollyard.server.weights.pool_update import begin
@@ -68,10 +68,8 @@ def _begin(services: Services, pool: InferencePool, update: WeightsUpdate) -> tu
 
 async def _pool(request: web.Request) -> InferencePool:
     info = request.match_info
-    key = ObjectKey(kind="InferencePool", namespace=info["namespace"], name=info["name"])
-    pool = await request.app[SERVICES].store.get(key)
-    assert isinstance(pool, InferencePool)
-    return pool
+    key = InferencePool.key_of(info["namespace"], info["name"])
+    return await request.app[SERVICES].store.get(key, InferencePool)
 
 
 def _respond(request: web.Request, weights: WeightsStatus, status: int) -> web.Response:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import ApiError, NotFound
-from rollyard.kinds.base import KindObject, ObjectKey, ObjectMeta, evolve
+from rollyard.kinds.base import KindObject, ObjectMeta, evolve
 from rollyard.kinds.event import Event, InvolvedObject
 from rollyard.server.store.base import Store
 
@@ -32,7 +32,7 @@ class EventRecorder:
         now = as_datetime(self._clock.time())
         try:
             try:
-                there = await self._store.get(ObjectKey(kind="Event", namespace=meta.namespace, name=name))
+                there = await self._store.get(Event.key_of(meta.namespace, name), Event)
             except NotFound:
                 about = InvolvedObject(kind=obj.key.kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
                 event = Event(
@@ -46,7 +46,6 @@ class EventRecorder:
                 )
                 await self._store.create(event)
             else:
-                assert isinstance(there, Event)
                 again = evolve(there, count=there.count + 1, last_timestamp=now)
                 await self._store.update(again, "spec")
         except ApiError as error:

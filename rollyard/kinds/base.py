@@ -105,6 +105,10 @@ class KindObject(KindModel):
     kind: str
     metadata: ObjectMeta
 
+    @classmethod
+    def key_of(cls, namespace: str, name: str) -> ObjectKey:
+        return ObjectKey(kind=cls.model_fields["kind"].default, namespace=namespace, name=name)
+
     @property
     def key(self) -> ObjectKey:
         return ObjectKey(kind=self.kind, namespace=self.metadata.namespace, name=self.metadata.name)

@@ -12,6 +12,7 @@ from rollyard.kinds.rollout_pool import RolloutPool
 
 Pool = InferencePool | RolloutPool
 """Kinds with allocations."""
+POOL_KINDS = (InferencePool, RolloutPool)
 
 KINDS: dict[str, type[KindObject]] = {
     k.model_fields["kind"].default: k for k in (InferencePool, RolloutPool, Allocation, Event)

@@ -73,10 +73,9 @@ class AllocationReconciler:
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
-            allocation = await self._store.get(key)
+            allocation = await self._store.get(key, Allocation)
         except NotFound:
             return Done()
-        assert isinstance(allocation, Allocation)
         if allocation.metadata.deletion_timestamp is None and not await self._has_owner(allocation):
             await self._store.delete(key, uid=allocation.metadata.uid)
             return RequeueAfter(0.0)
@@ -106,10 +105,9 @@ class AllocationReconciler:
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
         """End an allocation that cannot be submitted as written; the pool's condition has the reason."""
         try:
-            allocation = await self._store.get(key)
+            allocation = await self._store.get(key, Allocation)
         except NotFound:
             return
-        assert isinstance(allocation, Allocation)
         await self._submitter.refuse(allocation, str(error))
 
     async def _has_owner(self, allocation: Allocation) -> bool:
@@ -362,9 +360,7 @@ class AllocationReconciler:
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = evolve(allocation, status=evolve(allocation.status, **update))
-        written = await self._store.update(changed, "status")
-        assert isinstance(written, Allocation)
-        return written
+        return await self._store.update(changed, "status")
 
 
 def _pool_key(allocation: Allocation) -> ObjectKey:

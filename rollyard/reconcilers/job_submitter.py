@@ -20,7 +20,7 @@ from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition, set_condition
-from rollyard.kinds.registry import Pool
+from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
@@ -102,8 +102,7 @@ class Submitter:
         alike: dict[tuple[Any, ...], list[Allocation]] = {}
         for uid, key in keys.items():
             with contextlib.suppress(NotFound):
-                allocation = await self._store.get(key)
-                assert isinstance(allocation, Allocation)
+                allocation = await self._store.get(key, Allocation)
                 meta, owner = allocation.metadata, allocation.spec.pool
                 if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.is_ended:
                     continue  # decided on an older copy
@@ -120,9 +119,7 @@ class Submitter:
                     log.warning("pool %s: not submitted this time: %s", pools[owner_uid].metadata.name, error)
 
     async def _pool(self, kind: str, namespace: str, name: str) -> Pool:
-        found = await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name))
-        assert isinstance(found, Pool)
-        return found
+        return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
         """Submit these; return whether Slurm accepted any. A refused burst is tried in halves. Raises SlurmUnreachable."""
@@ -257,9 +254,7 @@ class Submitter:
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = evolve(allocation, status=evolve(allocation.status, **update))
-        written = await self._store.update(changed, "status")
-        assert isinstance(written, Allocation)
-        return written
+        return await self._store.update(changed, "status")
 
 
 def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]:

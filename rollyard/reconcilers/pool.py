@@ -29,7 +29,7 @@ from rollyard.kinds.base import (
 )
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
-from rollyard.kinds.registry import Pool
+from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory
 from rollyard.reconcilers.conditions import NO_WARNING, PoolView, ready, renewal_blocked, replicas, updated
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
@@ -70,13 +70,12 @@ class PoolReconciler:
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
-            pool = await self._store.get(key)
+            pool = await self._store.get(key, POOL_KINDS)
         except NotFound:
             self._expectations.forget(key)
             self._polls.pop(key, None)
             self._memories.pop(key, None)
             return Done()
-        assert isinstance(pool, Pool)
         if pool.metadata.deletion_timestamp is None and FINALIZER not in pool.metadata.finalizers:
             await self._add_finalizer(pool)
             failpoint("after-finalizer")
@@ -110,10 +109,9 @@ class PoolReconciler:
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
         try:
-            pool = await self._store.get(key)
+            pool = await self._store.get(key, POOL_KINDS)
         except NotFound:
             return
-        assert isinstance(pool, Pool)
         await self._recorder.record_event(pool, "ReconcileFailed", str(error), "Warning")
         conditions = self._condition(pool, pool.status.conditions, "Ready", False, "ReconcileFailed", str(error))
         await self._store.update(_with_status(pool, {"conditions": conditions}), "status")
@@ -212,7 +210,6 @@ class PoolReconciler:
         if changed.status == before:
             return pool
         written = await self._store.update(changed, "status")
-        assert isinstance(written, Pool)
         for said in look.events:
             await self._recorder.record_event(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
         if scale.desired != before.replicas.desired:

@@ -205,9 +205,7 @@ class StoredPools:
 
     async def rollout_pool(self, key: PoolKey) -> RolloutPool:
         """The pool. Raises NotFound."""
-        found = await self._store.get(ObjectKey(kind="RolloutPool", namespace=key[0], name=key[1]))
-        assert isinstance(found, RolloutPool)
-        return found
+        return await self._store.get(RolloutPool.key_of(*key), RolloutPool)
 
     async def rollout_pools(self) -> list[RolloutPool]:
         found, _ = await self._store.list_objects("RolloutPool")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsConstraint
 
 T = TypeVar("T")
+K = TypeVar("K", bound=KindObject)
+L = TypeVar("L", bound=KindObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +193,27 @@ class Store(Protocol):
 
     # objects
 
-    async def create(self, obj: KindObject) -> KindObject:
+    async def create(self, obj: K) -> K:
         """Store a new object with uid, generation 1, resourceVersion, creationTimestamp. Raises AlreadyExists."""
         ...
 
-    async def get(self, key: ObjectKey) -> KindObject:
-        """Raises NotFound, with kubectl's text."""
+    @overload
+    async def get(self, key: ObjectKey) -> KindObject: ...
+    @overload
+    async def get(self, key: ObjectKey, kind: type[K]) -> K: ...
+    @overload
+    async def get(self, key: ObjectKey, kind: tuple[type[K], type[L]]) -> K | L:
+        """Return the object. `kind`: the class that the caller expects, or two, as for isinstance.
+
+        Raises NotFound, with kubectl's text, and TypeError if the key names another kind.
+        """
         ...
 
     async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
         """All objects of a kind by namespace and name, and the resourceVersion to watch from."""
         ...
 
-    async def update(self, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
+    async def update(self, obj: K, part: Literal["spec", "status"]) -> K:
         """Write metadata (labels, annotations, finalizers) and spec, or status alone.
 
         A given resourceVersion or uid must be the current one (Conflict). Generation moves when spec changes. Nothing

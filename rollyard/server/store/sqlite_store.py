@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from rollyard.core.clock import Clock, SystemClock, as_datetime
 from rollyard.core.errors import NotFound
@@ -27,6 +27,7 @@ from rollyard.server.store.watch import Watch, WatchFeed
 from rollyard.server.store.writer import Writer, WriteUnit
 
 T = TypeVar("T")
+K = TypeVar("K", bound=KindObject)
 LOG_CHUNK = 500
 PRUNE_CHUNK = 500
 
@@ -81,21 +82,23 @@ class SqliteStore:
 
     # objects
 
-    async def create(self, obj: KindObject) -> KindObject:
+    async def create(self, obj: K) -> K:
         now = as_datetime(self._clock.time())
-        return await self._writer.call(lambda unit: objects.create(unit, obj, now))
+        return cast(K, await self._writer.call(lambda unit: objects.create(unit, obj, now)))
 
-    async def get(self, key: ObjectKey) -> KindObject:
+    async def get(self, key: ObjectKey, kind: Any = KindObject) -> Any:
         found = self._feed.get(key)
         if found is None:
             raise NotFound(f"{objects.describe(key)} not found")
+        if not isinstance(found, kind):
+            raise TypeError(f"{key} is a {type(found).__name__}, not a {kind}")
         return found
 
     async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
         return self._feed.of_kind(kind, namespace), str(self._feed.version)
 
-    async def update(self, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
-        return await self._writer.call(lambda unit: objects.update(unit, obj, part))
+    async def update(self, obj: K, part: Literal["spec", "status"]) -> K:
+        return cast(K, await self._writer.call(lambda unit: objects.update(unit, obj, part)))
 
     async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
         now = as_datetime(self._clock.time())
