@@ -27,6 +27,9 @@ from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import (
+    CLOSE_FENCED,
+    CLOSE_HELLO_EXPECTED,
+    CLOSE_INCOMPATIBLE,
     MAX_RESULT_BYTES,
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE_REASON,
@@ -45,7 +48,6 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
-CLOSE_FENCED, CLOSE_HELLO_EXPECTED, CLOSE_INCOMPATIBLE = 4409, 4408, 4426
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
 """Size of one message on the WebSocket: a heartbeat of ten thousand leases."""

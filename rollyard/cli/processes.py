@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollyard import __version__
+from rollyard.core.lease_time import LEASE_SECONDS
 
 if TYPE_CHECKING:
     from rollyard.server.job.submit_job import ServerJobRequest
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(min=1),
-    default=30.0,
+    default=LEASE_SECONDS,
     show_default=True,
     help="seconds after which a silent node agent loses its rollouts",
 )

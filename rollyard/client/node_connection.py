@@ -11,11 +11,10 @@ import aiohttp
 from rollyard.client.server_link import Backoff, ServerLink, wait_until_moved
 from rollyard.core.aio import running
 from rollyard.core.errors import Fenced, Incompatible, Unavailable, connection_failure_text
-from rollyard.wire.node import FromNode, Hello, ToNode, to_node
+from rollyard.wire.node import CLOSE_FENCED, CLOSE_INCOMPATIBLE, FromNode, Hello, ToNode, to_node
 
 log = logging.getLogger(__name__)
 
-CLOSE_FENCED, CLOSE_INCOMPATIBLE = 4409, 4426
 WELCOME_SECONDS = 10.0
 
 

@@ -1,8 +1,11 @@
-"""Exit codes in words. Pure."""
+"""Exit codes: ours, and all of them in words. Pure."""
 
 from __future__ import annotations
 
 import signal
+
+REPLACED_EXIT = 3
+"""Another process has taken this one's place: a later server its data, a later job its allocation. It is not started again."""
 
 
 def exit_code_text(code: int) -> str:

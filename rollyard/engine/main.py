@@ -25,6 +25,7 @@ import aiohttp
 from rollyard.client.server_link import Backoff, ServerLink, address_towards
 from rollyard.core.aio import running, wait_or_timeout
 from rollyard.core.errors import ApiError, Fenced, Incompatible, Invalid, RollyardError, Unavailable
+from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.telemetry import set_up_logging
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.gang.worker import run_worker
@@ -38,6 +39,7 @@ from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
+from rollyard.engine.weights.quiesce import DRAIN_SECONDS
 from rollyard.engine.weights.source import WeightsSource, with_weights
 from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
@@ -49,9 +51,6 @@ from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, Eng
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FENCED_EXIT = 3
-DRAIN_SECONDS = 600.0
-"""Limit for running requests when the server asks for a drain."""
 STOP_SECONDS = 5.0
 """Limit for running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that time."""
 FINISH_POLL_SECONDS = 0.2
@@ -143,7 +142,7 @@ class InferenceServer:
                     await runner.cleanup()
             except Fenced as error:
                 log.error("%s", error)
-                return FENCED_EXIT
+                return REPLACED_EXIT
             except _Stopped:
                 return 0
 

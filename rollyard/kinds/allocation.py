@@ -28,6 +28,8 @@ from rollyard.kinds.values.sbatch_directives import (
 from rollyard.kinds.values.slurm_reasons import reason_with_text
 
 LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
+SUBMITTED = "Submitted"
+"""Type of the condition about a submit that Slurm did not answer at once. After an immediate answer there is none."""
 LOG_OFFSET = "Rollyard-Log-Offset"
 """Header with the byte of the whole output at which the answer begins; a client that was cut off continues from there."""
 JOB_KINDS = (

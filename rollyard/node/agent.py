@@ -15,6 +15,7 @@ from rollyard.client.node_connection import NodeConnection
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import Waker
 from rollyard.core.errors import Fenced, NoEndpoint
+from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.kinds.rollout import Stage
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
 from rollyard.node.lease_run import LeaseRun, NodeContext
@@ -75,7 +76,7 @@ class NodeAgent:
         self._sandboxes: SandboxFactory | None = None
         self._capacity = 0
         """Sandboxes that fit into the allocation; the first Welcome carries the number."""
-        self._lease_seconds = 30.0
+        self._lease_seconds = LEASE_SECONDS
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
         """Lease grants received on this connection."""

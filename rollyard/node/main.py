@@ -18,14 +18,15 @@ import aiohttp
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.core.errors import Fenced, RollyardError
+from rollyard.core.exit_codes import REPLACED_EXIT
+from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.node.agent import NodeAgent
 
 log = logging.getLogger(__name__)
 
-FENCED_EXIT = 3
-STUCK_SECONDS = 120.0
-"""Four lease terms; after one of them the server has given all rollouts of this process to others."""
+STUCK_SECONDS = 4 * LEASE_SECONDS
+"""After one lease term the server has given all rollouts of this process to others."""
 
 
 def main(folder: Path) -> int:
@@ -39,7 +40,7 @@ def main(folder: Path) -> int:
         return asyncio.run(_run(ServerLink.open(folder)))
     except Fenced as error:
         log.error("%s", error)
-        return FENCED_EXIT
+        return REPLACED_EXIT
     except RollyardError as error:
         log.critical("%s", error)  # the reason for this exit: the allocation's condition quotes it
         return 1

@@ -13,13 +13,13 @@ from rollyard.controller.failpoints import failpoint
 from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
-from rollyard.kinds.allocation import Allocation, AllocationStatus
+from rollyard.kinds.allocation import SUBMITTED, Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, evolve, get_condition, set_condition
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.failure_backoff import GONE
 from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
-from rollyard.reconcilers.job_submitter import SUBMITTED, Submitter
+from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, why_not_gone
 from rollyard.reconcilers.plan import COMPLETING, MIN_MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.core.clock import time_of_day
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import SUBMITTED, Allocation
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.registry import Pool
@@ -20,7 +20,6 @@ from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_transient, reason_word
 from rollyard.reconcilers.autoscaler import ScaleDecision
 from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCounts, last_ended
-from rollyard.reconcilers.job_submitter import SUBMITTED
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.pool_observation import ConditionUpdate, PoolObservation

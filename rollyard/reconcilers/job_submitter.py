@@ -18,7 +18,7 @@ from rollyard.controller.event_recorder import EventRecorder
 from rollyard.controller.failpoints import failpoint
 from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition, set_condition
 from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
@@ -38,8 +38,6 @@ SUBMIT_REFUSED = "FAILED"
 INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
 """Seconds after which a running submit is reported in the allocation's condition."""
-SUBMITTED = "Submitted"
-"""Type of that condition; absent where Slurm answered at once."""
 
 
 _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")

@@ -20,6 +20,8 @@ from rollyard.api.app import build
 from rollyard.api.listener import listen
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import BadRequest, RollyardError, Superseded, Unavailable
+from rollyard.core.exit_codes import REPLACED_EXIT
+from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.server.advertise import advertised
 from rollyard.server.job.job_folder import ServerJobFolder
@@ -27,7 +29,7 @@ from rollyard.server.job.successors import SuccessorKeeper
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import LEASE_SECONDS, Parts
+from rollyard.server.wiring import Parts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.slurm.fenced_driver import FencedDriver
@@ -44,7 +46,6 @@ EVENTS_KEPT_SECONDS = 24 * 3600.0
 HOUSEKEEPING_SECONDS = 600.0
 STOP_SECONDS = 5.0
 EPOCH_CHECK_SECONDS = 1.0
-SUPERSEDED_EXIT = 3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -80,7 +81,7 @@ def run(options: ServeOptions) -> int:
         asyncio.run(_serve(options))
     except RollyardError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return SUPERSEDED_EXIT if isinstance(error, Superseded) else 1
+        return REPLACED_EXIT if isinstance(error, Superseded) else 1
     return 0
 
 

@@ -18,6 +18,7 @@ import aiohttp
 from rollyard.api.services import Services
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
+from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import STAGE_WORKERS
 from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.gateway.external.open_sessions import OpenSessions
@@ -47,7 +48,6 @@ from rollyard.trust.tls_contexts import client_ssl_context
 
 P = ParamSpec("P")
 
-LEASE_SECONDS = 15.0
 SCALE_SECONDS = 0.2
 """Seconds to gather changes, so that one submit scales once."""
 SHOWN_SECONDS = 1.0

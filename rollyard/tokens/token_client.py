@@ -21,11 +21,10 @@ from rollyard.tokens.requests_in_flight import InFlightRequest, InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.tokens.server_sent_events import events
 from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentRequest, StreamedResponse
-from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.endpoint import SEED_STRIDE, Endpoint
 
 Checkout = Callable[[str | None], Awaitable[Endpoint]]
 """Returns the endpoint to use, given the id of the failed one, or None at first. May raise EndpointError."""
-GOLDEN = 0x9E3779B97F4A7C15
 MAX_ERROR_BYTES = 1 << 16
 
 
@@ -51,7 +50,7 @@ def seed_after(seed: int, drawn: int) -> int:
     The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
     continues exactly as if there had been no break; another engine simply gets a different seed.
     """
-    moved = (seed + drawn * GOLDEN) % 2**64
+    moved = (seed + drawn * SEED_STRIDE) % 2**64
     return moved - 2**64 if moved >= 2**63 else moved
 
 

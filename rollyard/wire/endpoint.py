@@ -9,6 +9,11 @@ from pydantic import field_validator
 from rollyard.kinds.engine_spec import Patience
 from rollyard.wire.base import WireMessage
 
+VERSION_HEADER = "X-Rollyard-Weights-Version"
+"""Header of an answer in one piece: the weights version of its last token."""
+SEED_STRIDE = 0x9E3779B97F4A7C15
+"""Stride of splitmix64 (Steele, Lea, Flood 2014). `seed + n * SEED_STRIDE` continues a request after n draws."""
+
 
 class Endpoint(WireMessage):
     """Address and properties of a model server, for node agents."""

@@ -17,6 +17,12 @@ NODE_AGENT_ERROR = "NodeAgentError"
 """Reason of a hand-back after an error in the node agent's code, which the rollout may have caused."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """Reason of a hand-back of a lease with fields that the node agent is too old to know."""
+CLOSE_HELLO_EXPECTED = 4408
+"""Close code of the WebSocket: the first message was no hello, or came too late."""
+CLOSE_FENCED = 4409
+"""Close code of the WebSocket: this process must exit, because another has taken its place or its job has ended."""
+CLOSE_INCOMPATIBLE = 4426
+"""Close code of the WebSocket: one side is too old for the other; the reason says which."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 

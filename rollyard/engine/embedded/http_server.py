@@ -29,13 +29,12 @@ from rollyard.engine.embedded.control_api import ControlRoutes
 from rollyard.engine.embedded.generation import GenerationRequest, StepResult
 from rollyard.engine.embedded.model import Model
 from rollyard.engine.embedded.prometheus_metrics import EngineMetrics
+from rollyard.wire.endpoint import VERSION_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 MAX_BODY = 64 << 20
-VERSION_HEADER = "X-Rollyard-Weights-Version"
-"""Header of a response in one piece: the weights version of its last token."""
 FLUSH_SECONDS = 0.02
 """Least time between two chunks of a stream: writing each token by itself would cost as much as computing it."""
 

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollyard.engine.embedded.safetensors_files import Array
+from rollyard.wire.endpoint import SEED_STRIDE
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this pick the most likely token, as in vLLM."""
-GOLDEN = 0x9E3779B97F4A7C15
-"""Stride of splitmix64 (Steele, Lea, Flood 2014). `seed + n * GOLDEN` continues a request after n draws."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def _truncated(masses: Array, top_k: int, top_p: float) -> Array:
 
 def _pick(masses: Array, params: Sequence[SamplingParams], drawn: Sequence[int]) -> NDArray[np.int64]:
     cumulated = np.cumsum(masses, axis=1, dtype=np.float64)
-    seeds = np.array([(p.seed + (n + 1) * GOLDEN) % 2**64 for p, n in zip(params, drawn, strict=True)], np.uint64)
+    seeds = np.array([(p.seed + (n + 1) * SEED_STRIDE) % 2**64 for p, n in zip(params, drawn, strict=True)], np.uint64)
     targets = _uniform(seeds) * cumulated[:, -1]
     tokens: NDArray[np.int64] = (cumulated <= targets[:, None]).sum(axis=1)
     return tokens

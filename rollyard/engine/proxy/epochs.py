@@ -21,10 +21,10 @@ from aiohttp import web
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.engine.proxy.headers import end_to_end
+from rollyard.wire.endpoint import VERSION_HEADER
 
 log = logging.getLogger(__name__)
 
-VERSION_HEADER = "X-Rollyard-Weights-Version"
 QUIET_ROUND_TRIPS = 8
 """Round trips to an idle engine's HTTP server without a token in between, after which it holds no more tokens."""
 ABORTED = {

@@ -19,6 +19,8 @@ HOP_BY_HOP = frozenset(
 """Headers about this connection, which do not apply to the next one."""
 OWN = frozenset(["content-length", "host", "authorization", "expect"])
 """Handled or set by the proxy; its token must not reach the engine."""
+HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
+"""Headers that aiohttp would add: an engine must receive only the client's own."""
 
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

@@ -21,7 +21,7 @@ from yarl import URL
 
 from rollyard.core.errors import Conflict
 from rollyard.engine.proxy.epochs import EpochRelay, ProxyClosed, with_fields
-from rollyard.engine.proxy.headers import end_to_end
+from rollyard.engine.proxy.headers import HEADERS_SET_BY_AIOHTTP, end_to_end
 from rollyard.engine.proxy.weights_transfer import ROUTES, TransferGate
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ OPEN = {
     ("GET", "/metrics"),
 }
 SERVED = OPEN | ROUTES
-HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
-"""Headers that aiohttp would add: an engine must receive only the client's own."""
 MAX_BODY_BYTES = 64 << 20
 HEADER_SECONDS = 30.0
 """Limit for the header of a connection's first, or next, request; our own clients keep an idle connection for 15 s."""

@@ -15,7 +15,7 @@ from yarl import URL
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.errors import Conflict
-from rollyard.engine.proxy.headers import end_to_end
+from rollyard.engine.proxy.headers import HEADERS_SET_BY_AIOHTTP, end_to_end
 
 FINISH = ("POST", "/finish_weight_update")
 ROUTES = {
@@ -29,7 +29,6 @@ SILENCE_SECONDS = 120.0
 """Limit between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
 CALL_SECONDS = 600.0
 """Limit from the end of one call to the end of the next: within it all numbers of a large model may be moved."""
-HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
 
 
 class TransferGate:

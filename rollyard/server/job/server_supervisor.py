@@ -13,6 +13,7 @@ import signal
 from collections.abc import Sequence
 
 from rollyard.core.aio import running, wait_or_timeout
+from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.telemetry import set_up_logging
 from rollyard.server.job.job_folder import ServerJobFolder
 
@@ -22,7 +23,6 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
 """Seconds of running after which an exit is no failed start."""
 STOP_SECONDS = 20.0
-SUPERSEDED_EXIT = 3
 
 
 def run(place: ServerJobFolder, command: Sequence[str]) -> int:
@@ -43,8 +43,8 @@ async def _supervise(command: Sequence[str]) -> int:
     while True:
         began = asyncio.get_running_loop().time()
         status = await _serve_once(command, stop)
-        if stop.is_set() or status in (0, SUPERSEDED_EXIT):
-            return status if status == SUPERSEDED_EXIT else 0
+        if stop.is_set() or status in (0, REPLACED_EXIT):
+            return status if status == REPLACED_EXIT else 0
         if asyncio.get_running_loop().time() - began > STEADY_SECONDS:
             pause = FIRST_PAUSE_SECONDS
         log.error("the server ended with status %d; restarting it in %g s", status, pause)

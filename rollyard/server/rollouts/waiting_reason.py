@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rollyard.core.clock import as_datetime
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
@@ -27,8 +27,6 @@ LOOK_AHEAD_RECORDS = 10_000
 """Positions of a queue that are counted; for rollouts further back the number before them is unknown."""
 PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
 """Slurm's states of jobs."""
-SUBMITTED = "Submitted"
-"""Condition of an allocation whose submit was not answered at once."""
 
 
 @dataclass(frozen=True, slots=True)
