@@ -1,7 +1,7 @@
-"""From nothing to so many allocations that run: a pool beside a bare `sbatch --array` of the same size, on a real Slurm.
+"""Time from nothing to a number of running allocations: a pool beside a bare `sbatch --array`, on a real Slurm.
 
-A throwaway cluster is brought up for it. The allocations run `sleep` in the place of node agents, so that what is timed is
-Slurm's work and ours, and not that of so many Python processes on this one machine. Rounds alternate.
+It starts a throwaway cluster. The allocations run `sleep` in place of node agents, so that the time contains Slurm's work
+and Rollyard's, and not that of many Python processes on one machine. Rounds alternate.
 
     python -m bench.burst [--size 64] [--rounds 12]
 """

@@ -1,9 +1,9 @@
-"""What the server costs: null rollouts a second from submit to result, durable, and MB/s of long trajectories.
+"""Speed of the server: null rollouts a second from submit to result, durable, and MB/s of long trajectories.
 
 The server is real, in a process of its own, with TLS and synchronous=FULL. The node agent is simulated here: it takes leases
 and answers at once. The baseline is a service of the common kind, a queue and a dictionary in memory behind the same
-HTTP library and the same TLS, that loses everything when it stops. The baseline of the second figure is a plain file with
-an fsync for each trajectory.
+HTTP library and the same TLS, that loses everything when it stops. The baseline of the second rate is a plain file with an
+fsync for each trajectory.
 
     python -m bench.control_plane [--rollouts 3000] [--trajectories 60]
 """

@@ -1,4 +1,4 @@
-"""What the gateway adds to a model call, in front of a model server without a model that answers at a set pace.
+"""Time that the gateway adds to a model call, in front of a model server without a model that answers at a set pace.
 
     python -m bench.gateway [--calls 200] [--streams 256]
 

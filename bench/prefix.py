@@ -1,4 +1,4 @@
-"""How much of its prompts a conversation finds cached: where it stays on its endpoint, on one server, and on two in turn.
+"""Share of a conversation's prompts found in the cache: staying on its endpoint, on one server, and on two in turn.
 
     python -m bench.prefix [--python PYTHON] [--conversations 8] [--turns 8]
 

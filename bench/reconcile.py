@@ -1,4 +1,4 @@
-"""What it costs to keep pools as declared: calls to Slurm, share of a core, and how soon a change of spec reaches sbatch.
+"""Cost of keeping pools as declared: calls to Slurm, share of a core, and time from a change of spec to sbatch.
 
 The store, the controllers and the reading of squeue's text are real; Slurm, node agents and their jobs are simulated. The
 baseline is an operator of the common kind, in which each pool asks Slurm for itself once an interval and reads the answer.

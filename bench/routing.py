@@ -1,4 +1,4 @@
-"""Which endpoint a rollout gets, and what comes of it: ours beside round-robin, random, consistent hash and a counter heap.
+"""Choice of a rollout's endpoint: our policy beside round-robin, random, consistent hash and a counter heap.
 
     python -m bench.routing [--seeds 16] [--rollouts 900]
 

@@ -1,8 +1,8 @@
-"""What durable rollouts cost: group commit beside one commit and fsync an operation, on the same tables and the same disk.
+"""Cost of durable rollouts: group commit beside one commit and fsync for each operation, on the same tables and disk.
 
     python bench/store.py [--folder .] [--rollouts 5000] [--clients 256]
 
-Each figure is of answered, durable operations (synchronous=FULL). A life is four of them: submit, grant, run stored, result
+Each rate counts answered, durable operations (synchronous=FULL). A life is four of them: submit, grant, run stored, result
 stored, the last two with a blob. The baseline runs the same statements, one operation a transaction, without our queue.
 """
 

@@ -1,4 +1,4 @@
-"""What a tool call costs, from this process into a sandbox and back, beside what else one could do.
+"""Cost of a tool call, from this process into a sandbox and back, beside the alternatives.
 
     python bench/tools.py [--runtime auto] [--calls 300]
 

@@ -1,7 +1,7 @@
-"""A week of two pools that follow their demand, in seconds: what was asked of them, what they had, and what it cost.
+"""A simulated week of two autoscaled pools: their demand, their size and its cost.
 
-The deciding is the server's own; Slurm, node agents and model servers are simulated (`simulation.yard`), with waits in the
-queue, walltimes, nodes that break and a server that is restarted. The patterns are written down after how trainers behave.
+The decisions are the server's own; Slurm, node agents and model servers are simulated (`simulation.yard`), with waits in the
+queue, walltimes, nodes that break and a server that is restarted. The patterns imitate trainers.
 
     python -m bench.week [PATTERN ...] [--days 7] [--look 16] [--csv FILE] [--svg FILE]
 """

@@ -30,7 +30,7 @@ class Upstream:
     per_chunk: int = 1
     """Ids in a chunk."""
     template: ChatTemplate | None = None
-    """With a template there is `/v1/chat/completions` too, with a chat server's work.
+    """Serves `/v1/chat/completions` too, with a chat server's work.
 
     It renders and tokenises the whole conversation, and decodes the ids to text.
     """

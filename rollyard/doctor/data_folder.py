@@ -11,7 +11,7 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding
 
 SKEW_SECONDS = 2.0
-"""With a larger difference, a token may look expired or a lease too old by one of the clocks."""
+"""Tolerated difference of clocks; beyond it a token may look expired or a lease too old by one of the clocks."""
 
 
 def data(folder: Path) -> Iterator[Finding]:

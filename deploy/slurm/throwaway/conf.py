@@ -11,7 +11,7 @@ KILL_WAIT_SECONDS = 2
 _DISABLED_CGROUPS = (24, 5)
 """The first Slurm in which cgroups can be disabled; since 24.11 its slurmd otherwise asks systemd for them."""
 _NO_CREDENTIAL_TYPE = (24, 11)
-"""From this version on the credential's plugin follows from AuthType, and the line is an error."""
+"""First version in which the credential's plugin follows from AuthType, and the line is an error."""
 
 
 @dataclass(frozen=True)

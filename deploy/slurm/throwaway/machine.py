@@ -17,7 +17,7 @@ from .options import ClusterError, Options
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 """Daemons are in folders that an ordinary user's PATH leaves out."""
 _PORTS = range(20_000, 31_000)
-"""Below the range from which the kernel assigns ports itself."""
+"""Ports below the range from which the kernel assigns ports itself."""
 _PLUGIN_FOLDERS = ("usr/lib/*/slurm-wlm", "usr/lib/*/slurm", "usr/lib64/slurm")
 
 

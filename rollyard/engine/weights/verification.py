@@ -30,7 +30,7 @@ class WeightsVerifier:
         self._reading: ProbeAnswer | None = None
         """Answer of the weights now served."""
         self._proofs: dict[str, WeightsProof] = {}
-        """By checksum: the answer of a process that was started on these weights."""
+        """Checksum -> the answer of a process that was started on these weights."""
         self._noise: float | None = None
         """Distance from the files of the last answer of an engine that had just been started."""
 

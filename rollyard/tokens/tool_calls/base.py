@@ -22,7 +22,7 @@ class ParsedTurn:
     content: str
     """The text outside the calls."""
     calls: tuple[ToolCall, ...] = ()
-    """In order, up to the first call that cannot be parsed."""
+    """Calls in order, up to the first one that cannot be parsed."""
     error: str | None = None
     """Why that call cannot be parsed, as a sentence for the model."""
 
