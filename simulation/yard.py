@@ -1,8 +1,8 @@
 """Two pools on a clock that jumps from event to event: Slurm, node agents and model servers are simulated, decisions
 are real.
 
-Each look calls the server's functions (`reckon`, `size`, `plan_pool`, `new_allocation`) on real objects. A decision
-takes effect a moment later, as in the server, so that work may arrive in between.
+Each look calls the server's functions (`account_gpu_hours`, `decide_size`, `plan_pool`, `new_allocation`) on real objects.
+A decision takes effect a moment later, as in the server, so that work may arrive in between.
 """
 
 from __future__ import annotations
