@@ -32,7 +32,7 @@ T = TypeVar("T")
 TASK = '{"pool":"p","task":{"kind":"math","question":"' + "x" * 1000 + '"}}'
 SMALL, LARGE = os.urandom(4 << 10), os.urandom(1 << 20)
 LARGE_BLOBS = 200
-BASELINE_SHARE = 10
+BASELINE_DIVISOR = 10
 """The baseline runs a tenth of the operations: it is that much slower, and its times vary little."""
 
 
@@ -158,7 +158,7 @@ async def main() -> None:
         ):
             ids = [f"{prefix}{n}" for n in range(count)]
             ours = await rate(work, store, ids, chosen.clients)
-            report(name, unit, ours, await rate(work, one_by_one, ids[: count // BASELINE_SHARE], 1))
+            report(name, unit, ours, await rate(work, one_by_one, ids[: count // BASELINE_DIVISOR], 1))
         print(f"\n  get + put pairs in one transaction: {await pairs(store, chosen.rollouts):.0f} a second")
         await store.close()
         one_by_one.close()

@@ -61,7 +61,7 @@ class Rollout:
     """Tokens of the conversation so far."""
     owed: int = 0
     """Tokens of this turn that must still be sampled."""
-    repin: bool = False
+    must_move: bool = False
 
 
 class Policy(Protocol):

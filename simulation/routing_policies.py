@@ -33,7 +33,7 @@ class Ours:
         self._sim = sim
         self._offset = 0.0
         parts = Routing(self, lease_seconds=1e9)
-        self.endpoints, self.leases, self._repinner = parts.endpoints, parts.leases, parts.repinner
+        self.endpoints, self.leases, self._rebalancer = parts.endpoints, parts.leases, parts.rebalancer
         self.endpoints.endpoint_suspected.connect(lambda endpoint: sim.after(PROBE_SECONDS, self._probe))
         self._records: dict[str, RolloutRecord] = {}
         self._live: dict[str, Rollout] = {}
@@ -78,7 +78,7 @@ class Ours:
         return found.id
 
     def next_turn(self, rollout: Rollout) -> str:
-        return self._another(rollout, "") if rollout.repin else rollout.server
+        return self._another(rollout, "") if rollout.must_move else rollout.server
 
     def failed(self, rollout: Rollout) -> str:
         self.endpoints.complain(rollout.server, "node", "refused")
@@ -93,7 +93,7 @@ class Ours:
             if not server.dead:
                 self._heartbeat(name)
         self.endpoints.expire()
-        self._repinner.send_hints()
+        self._rebalancer.send_hints()
         self._probe()
 
     # parts of the server that are simulated
@@ -116,7 +116,7 @@ class Ours:
             self.endpoints.probed(state.endpoint.id, "refused" if self._sim.servers[state.endpoint.id].dead else "")
 
     def _another(self, rollout: Rollout, failed: str) -> str:
-        rollout.repin = False
+        rollout.must_move = False
         found = self.endpoints.choose_again(POOL, rollout.server, failed, "")
         assert found is not None
         record = self._records[rollout.id] = replace(self._records[rollout.id], endpoints={"policy": found.id})
@@ -125,7 +125,7 @@ class Ours:
 
     def _heard(self, message: ToNode) -> None:
         if isinstance(message, RechooseEndpoint):
-            self._live[message.lease.id].repin = True
+            self._live[message.lease.id].must_move = True
 
 
 def _identity(name: str) -> Identity:

@@ -55,7 +55,7 @@ async def weights(
         return
     update = _parse_update(wanted)
     found = await client.update_weights(namespace, name, update)
-    click.echo(f"inferencepool/{name} {_is_current(found, update.version)}")
+    click.echo(f"inferencepool/{name} {_state_text(found, update.version)}")
     if wait:
         await _follow(client, namespace, name, update.version, timeout)
 
@@ -75,12 +75,12 @@ async def _follow(client: AsyncClient, namespace: str, pool: str, version: str, 
     except TimeoutError:
         click.echo(f"error: timed out: the update to {version} was still under way after {seconds:g} s", err=True)
         sys.exit(1)
-    click.echo(f"inferencepool/{pool} {_is_current(found, version)}")
+    click.echo(f"inferencepool/{pool} {_state_text(found, version)}")
     if found.current is None or found.current.version != version:
         sys.exit(1)
 
 
-def _is_current(found: WeightsStatus, version: str) -> str:
+def _state_text(found: WeightsStatus, version: str) -> str:
     operation = found.operation
     if operation is not None and operation.target.version == version:
         return _progress(operation)

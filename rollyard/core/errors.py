@@ -33,7 +33,7 @@ RollyardError
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
 │       └── AnswerRefused    by us: an endpoint's answer that cannot be trained on
 ├── NoEndpoint               none was ready for too long: the rollout is handed back, at no cost to it
-├── Standstill               a pool does not come to what is waited for unless somebody changes something
+├── NoProgress               a pool does not come to what is waited for unless somebody changes something
 ├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed where nothing was sampled yet
 └── TaskError                the task or its evaluator is wrong: Failed
     ├── NothingSampled       RUN ended without one sampled token: there is nothing to score

@@ -11,7 +11,7 @@ from rollyard.kinds.autoscaling import MAX_REPLICAS, InferenceAutoscaling
 from rollyard.kinds.base import KindModel, KindObject
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.engine_spec import EngineSpec, ModelSpec, Patience, VllmEngine
-from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size, short_name
+from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_name, check_one_node, check_one_size
 from rollyard.kinds.weights import WeightsStatus
 
 
@@ -106,4 +106,4 @@ class InferencePool(KindObject):
 
     @model_validator(mode="after")
     def _room_for_a_suffix(self) -> Self:
-        return short_name(self)
+        return check_name(self)

@@ -92,7 +92,7 @@ class PoolStatus(StatusModel):
     """Last scaling decisions, newest last."""
 
 
-def short_name(pool: P) -> P:
+def check_name(pool: P) -> P:
     if len(pool.metadata.name) > MAX_NAME:
         raise ValueError(f"the name of a pool has at most {MAX_NAME} characters")
     return pool

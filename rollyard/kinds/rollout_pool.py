@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling
 from rollyard.kinds.base import KindModel, KindObject, StatusModel
-from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size, short_name
+from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_name, check_one_node, check_one_size
 from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
@@ -194,4 +194,4 @@ class RolloutPool(KindObject):
 
     @model_validator(mode="after")
     def _room_for_a_suffix(self) -> Self:
-        return short_name(self)
+        return check_name(self)

@@ -113,9 +113,9 @@ class LeaseRun:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         await self._node.uploads.result(self.ref, outcome)
-        log.info("%s", self._log_end(outcome))
+        log.info("%s", self._end_text(outcome))
 
-    def _log_end(self, outcome: Outcome) -> str:
+    def _end_text(self, outcome: Outcome) -> str:
         """Describe how the lease ended, for the job's log, without any text of a model or an agent."""
         reward = "none" if outcome.reward is None else f"{outcome.reward:g}"
         why = f" ({outcome.error.reason})" if outcome.error is not None else ""

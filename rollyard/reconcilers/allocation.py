@@ -31,7 +31,7 @@ from rollyard.slurm.base import Driver, Job, JobState, Snapshot
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
-NAME_SECONDS, NAME_LOOK_SECONDS = 3.0, 0.5
+NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
 """Seconds for accounting to name who cancelled a job, and between two queries for it."""
 DRAINING, ENDING = "Draining", "Ending"
 """Types of the conditions with the reason why we let a job end, and why we end it before it is done."""
@@ -98,7 +98,7 @@ class AllocationReconciler:
         if allocation.spec.drain:
             await self._drain(allocation)
         if plan.adopt is not None and plan.adopt.state.ended:
-            return RequeueAfter(NAME_LOOK_SECONDS)
+            return RequeueAfter(NAME_POLL_SECONDS)
         undecided = plan.wait or plan.cancel or allocation.spec.drain or allocation.metadata.deletion_timestamp
         return RequeueAfter(WAIT_SECONDS) if undecided else Done()
 
@@ -172,7 +172,7 @@ class AllocationReconciler:
         if plan.adopt is not None:
             update = _status_from_job(plan.adopt)
         elif plan.gone:
-            update = await self._is_gone(allocation)
+            update = await self._status_without_job(allocation)
         status = evolve(before, **update)
         over = status.is_ended
         end: JobEnd | None = None
@@ -249,7 +249,7 @@ class AllocationReconciler:
         ours = [a for a in siblings if isinstance(a, Allocation)]
         return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
 
-    async def _is_gone(self, allocation: Allocation) -> dict[str, Any]:
+    async def _status_without_job(self, allocation: Allocation) -> dict[str, Any]:
         """Status of an allocation whose job slurmctld has forgotten; accounting may know how it ended."""
         status, now = allocation.status, self._clock.time()
         assert status.job_id is not None

@@ -83,9 +83,7 @@ class InferencePoolObserver:
         live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
         if state is None:
             return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
-        return Member(
-            allocation, state.ready, max(live, state.running), not self._weights_report(allocation).last_report_at
-        )
+        return Member(allocation, state.ready, max(live, state.running), not self._weights_report(allocation).is_heard)
 
     async def _requested_sessions(self, pool: InferencePool) -> int:
         """Sessions held and requested, by external agents and by rollouts of all RolloutPools that use this pool.

@@ -25,8 +25,8 @@ MIN_LOOKUPS = 2
 ABSENT_SECONDS = 20.0
 """Several heartbeats of a node agent, and time to reconnect after a restart of the server."""
 DISPUTE_SECONDS = 180.0
-MANY_SHARE = 3
-"""Number of missing jobs from which on a loss of more than half is judged as a whole."""
+MANY_JOBS = 3
+"""Number of expected jobs from which on a loss of more than half is judged as a whole."""
 
 
 class AbsenceVerdict(Enum):
@@ -149,7 +149,7 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
         more = f", and so are {len(rewound) - 1} others" if len(rewound) > 1 else ""
         return f"squeue's answer is older than an earlier one: {which}{more}; {_witnesses(rewound, now)}"
     absent, total = len(doubtful), len(expected)
-    if absent and (absent == total or (total >= MANY_SHARE and 2 * absent > total)):
+    if absent and (absent == total or (total >= MANY_JOBS and 2 * absent > total)):
         return f"{absent} of {total} jobs missing from squeue; {_witnesses(doubtful, now)}"
     return ""
 

@@ -241,7 +241,7 @@ class PoolReconciler:
                 conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         since = self._feed.unreachable_since
         if since is not None:
-            word, what = ("Doubted", "in doubt") if self._feed.doubt_reason else ("NoAnswer", "unknown")
+            word, what = ("Doubted", "in doubt") if self._feed.is_doubted else ("NoAnswer", "unknown")
             message = (
                 f"Slurm's queue is {what} since {as_text(since)} ({self._feed.unreachable_why}); "
                 "until it can be read, nothing is created or ended"

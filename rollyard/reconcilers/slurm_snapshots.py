@@ -45,7 +45,7 @@ class SnapshotFeed:
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()
-        self._poll_lock = 0.0
+        self._last_seconds = 0.0
         """Seconds that the last query took."""
         self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
@@ -56,7 +56,7 @@ class SnapshotFeed:
         self.unreachable_since: float | None = None
         """Unix seconds of the first failure."""
         self.unreachable_why = ""
-        self.doubt_reason = False
+        self.is_doubted = False
         """Whether the last answer, if there was one, is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, at most about a minute old; None until they were read."""
@@ -103,19 +103,19 @@ class SnapshotFeed:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 snapshot = await self._request_snapshot()
         except (SlurmUnreachable, TimeoutError) as error:
-            self.doubt_reason = False
+            self.is_doubted = False
             self._set_unreachable(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return 0.0
         taken = max(0.0, self._clock.time() - snapshot.taken_at)
-        self._poll_lock = taken
+        self._last_seconds = taken
         if why := self._why_doubted(snapshot):
-            if self.doubt_reason:
+            if self.is_doubted:
                 self._set_unreachable(why)
             else:  # a controller that has just started errs too: it is queried again at once
-                self.doubt_reason = True
+                self.is_doubted = True
                 self._soon.set()
             return taken
-        self.doubt_reason = False
+        self.is_doubted = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
         self.latest, self.unreachable_since = snapshot, None
@@ -130,7 +130,7 @@ class SnapshotFeed:
         """Return the driver's answer; while a slow one is awaited, Slurm's state counts as unknown."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
-            await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._poll_lock))
+            await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._last_seconds))
             if not call.done() and self.unreachable_since is None:
                 self._set_unreachable(f"Slurm has not answered the look-up of {as_text(began)} yet")
             return await call

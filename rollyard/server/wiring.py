@@ -65,10 +65,10 @@ class Routing:
             return self.leases.sessions(endpoint) + self.open_sessions.count(endpoint)
 
         self.endpoints = EndpointRegistry(clock, live_sessions=live_sessions)
-        self.repinner = Rebalancer(clock, self.agents, self.leases, self.endpoints)
+        self.rebalancer = Rebalancer(clock, self.agents, self.leases, self.endpoints)
         wake(self.leases.sessions_changed, self.endpoints.recount)
         wake(self.open_sessions.sessions_changed, self.endpoints.recount)
-        wake(self.endpoints.endpoint_changed, lambda state: self.repinner.wake())
+        wake(self.endpoints.endpoint_changed, lambda state: self.rebalancer.wake())
 
 
 class Parts:
@@ -91,7 +91,7 @@ class Parts:
         connector = connector or aiohttp.TCPConnector(ssl=trust, limit=0)
         routing, pools = Routing(clock, lease_seconds), StoredPools(store)
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
-        self.repinner, self.open_sessions = routing.repinner, routing.open_sessions
+        self.rebalancer, self.open_sessions = routing.rebalancer, routing.open_sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Queries and their sources: the arguments that are passed by name.
         rollouts = RolloutService(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)

@@ -85,7 +85,7 @@ async def soon(work: Awaitable[T]) -> T:
     return await asyncio.wait_for(work, LIMIT_SECONDS)
 
 
-async def has_ended(_: web.Request) -> web.Response:
+async def ended(_: web.Request) -> web.Response:
     return web.json_response(ENDED)
 
 
@@ -148,7 +148,7 @@ async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(servers: S
             with pytest.raises(Unavailable, match="no answer from"):
                 await impatient.counts()
         assert not waiting.done()
-        await servers.start(has_ended)
+        await servers.start(ended)
         assert (await soon(waiting)).reward == 1.0
 
 

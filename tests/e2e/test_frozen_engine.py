@@ -67,13 +67,13 @@ async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended
         opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
         ids = await client.submit(requests(16, 0, sampling=ENDLESS, agent={"max_turns": 1}))
 
-        async def rollouts_at(endpoint: str) -> bool:
+        async def has_rollouts(endpoint: str) -> bool:
             return any([r.endpoints["policy"] == endpoint async for r in client.rollouts() if r.stage is Stage.RUN])
 
         async def shared() -> str | None:
             """The session's endpoint, once rollouts are on it; a busy machine's late heartbeats may move all of them."""
             endpoint = (await client.session(opened.id)).session.endpoint
-            return endpoint if await rollouts_at(endpoint) else None
+            return endpoint if await has_rollouts(endpoint) else None
 
         await yard.until(shared)
         http = openai.DefaultAsyncHttpxClient(verify=client.context.tls())

@@ -45,7 +45,7 @@ class TransferGate:
         """Loop time of the last call that the engine did not refuse; refused calls may be repeated for ever and do not
         count."""
 
-    async def wait_until_finished(self, given_up: Callable[[], str], look_seconds: float) -> str:
+    async def wait_until_finished(self, given_up: Callable[[], str], poll_seconds: float) -> str:
         """Let the trainer in until it has finished. Return the reason why it has not; empty when it has."""
         self._open, self.begun = True, False
         self._finished.clear()
@@ -54,7 +54,7 @@ class TransferGate:
             while not self._finished.is_set():
                 if why := given_up() or self._why_overdue():
                     return why
-                await wait_or_timeout(self._finished, look_seconds)
+                await wait_or_timeout(self._finished, poll_seconds)
             return ""
         finally:
             self._open = False

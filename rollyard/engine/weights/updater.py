@@ -167,7 +167,7 @@ class WeightsUpdater:
             if self._supervisor.health.ready:
                 if not self.proven:
                     await self._prove_start()
-                elif (order := self._is_due()) is not None:
+                elif (order := self._due_order()) is not None:
                     await self._update(order)
                 elif self.phase == "Failed" and self._is_done():
                     self._set_phase("")  # the failed order is no longer current
@@ -176,7 +176,7 @@ class WeightsUpdater:
     def _is_done(self) -> bool:
         return self._target is None or (self._source is not None and self._source.matches(self._target))
 
-    def _is_due(self) -> WeightsTarget | None:
+    def _due_order(self) -> WeightsTarget | None:
         order = self._target
         if order is None or self._is_done():
             return None
@@ -280,7 +280,7 @@ class WeightsUpdater:
         """Receive a transfer until it is finished or abandoned (`note`); return why a restart is needed, empty without
         one."""
         self._set_phase("Transferring")
-        self.note = await self._transfer.wait_until_finished(lambda: self._is_abandoned(order), POLL_SECONDS)
+        self.note = await self._transfer.wait_until_finished(lambda: self._why_abandoned(order), POLL_SECONDS)
         self._set_phase("Loading")
         self._process.ensure_current()
         if not self.note or not self._transfer.begun or self._control.stages_transfers:
@@ -289,7 +289,7 @@ class WeightsUpdater:
             raise WrongWeights(f"{self.note}; an engine that spans nodes cannot be restarted, so it is replaced")
         return self.note
 
-    def _is_abandoned(self, order: WeightsTarget) -> str:
+    def _why_abandoned(self, order: WeightsTarget) -> str:
         if self._process.replaced:
             return "TransferLost: the engine ended"
         return "" if self._target is order else "TransferLost: the server has started another update"

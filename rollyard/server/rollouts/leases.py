@@ -35,7 +35,7 @@ class LiveLease:
     """Role -> endpoint id."""
     exclusive: bool = False
     """True: its holder gets no other lease."""
-    reported_at: float = float("-inf")
+    hinted_at: float = float("-inf")
     """Time at which its holder last got a hint to ask for another endpoint."""
     parked_since: float = 0.0
     """Unix seconds since which its holder asks for an endpoint to continue at and there is none."""

@@ -19,7 +19,7 @@ from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS, HURRY_SECONDS = 5.0, 1.0
+ROUND_SECONDS, URGENT_ROUND_SECONDS = 5.0, 1.0
 """Seconds between two rounds; while an endpoint with sessions is out, the shorter time."""
 REPEAT_SECONDS = 2.0
 """Seconds between two hints to a lease on an endpoint that is out: at the first it may not have begun to sample."""
@@ -53,7 +53,7 @@ class Rebalancer:
     async def run(self) -> None:
         """Send hints for ever."""
         while True:
-            await self._waker.pause(HURRY_SECONDS if self._skew.stranded() else LOOK_SECONDS)
+            await self._waker.pause(URGENT_ROUND_SECONDS if self._skew.stranded() else ROUND_SECONDS)
             self.send_hints()
             await asyncio.sleep(0.1)  # endpoints that change together are handled together
 
@@ -81,9 +81,9 @@ class Rebalancer:
 
     def _send_hint(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
         now, agent = self._clock.monotonic(), self._agents.get(lease.holder)
-        if agent is None or now - lease.reported_at < (REPEAT_SECONDS if hurry else SETTLED_SECONDS):
+        if agent is None or now - lease.hinted_at < (REPEAT_SECONDS if hurry else SETTLED_SECONDS):
             return False
-        lease.reported_at = now
+        lease.hinted_at = now
         ref = LeaseRef(namespace=key[0], id=key[1], fence=lease.fence, stage=lease.stage)
         for role in (role for role, id in lease.endpoints.items() if id == endpoint):
             agent.send(RechooseEndpoint(lease=ref, role=role, now=hurry))

@@ -184,7 +184,7 @@ class PoolShortage:
         return f"{self.pool.kind} {self.pool.metadata.name}"
 
     @property
-    def is_short(self) -> str:
+    def short_name(self) -> str:
         return f"{self.pool.SHORT[0]}/{self.pool.metadata.name}"
 
 
@@ -198,7 +198,7 @@ def _slurm_unreachable(shortage: PoolShortage) -> WaitReason | None:
 def _scaled_to_zero(shortage: PoolShortage) -> WaitReason | None:
     if shortage.pool.spec.replicas == 0:
         return WaitReason(
-            f"{shortage.name} has 0 replicas; `rollyard scale {shortage.is_short} --replicas 1` starts one"
+            f"{shortage.name} has 0 replicas; `rollyard scale {shortage.short_name} --replicas 1` starts one"
         )
     limited = get_condition(shortage.pool.status.conditions, "ScalingLimited")
     if shortage.pool.status.replicas.desired or shortage.allocations or limited is None or limited.status != "True":
@@ -276,7 +276,7 @@ def _not_serving_yet(shortage: PoolShortage) -> WaitReason | None:
     if ready is not None:
         return WaitReason(f"{shortage.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
     what = "node agent" if isinstance(shortage.pool, RolloutPool) else "model server"
-    return WaitReason(f"{shortage.name} has no {what} yet; for details: `rollyard describe {shortage.is_short}`")
+    return WaitReason(f"{shortage.name} has no {what} yet; for details: `rollyard describe {shortage.short_name}`")
 
 
 def _shortage_row(reason: Callable[[PoolShortage], WaitReason | None]) -> Row:

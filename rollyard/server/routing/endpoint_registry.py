@@ -92,7 +92,7 @@ class EndpointRegistry:
             self._weights.setdefault(pool, weights)
         old, uid = self._states.get(endpoint.id), identity.uid
         fresh = EndpointState(
-            self._log_unanswered_patience(pool, endpoint),
+            self._with_patience(pool, endpoint),
             pool,
             uid,
             identity.allocation,
@@ -137,14 +137,14 @@ class EndpointRegistry:
             weights_attempt=beat.weights_attempt,
             weights_note=beat.weights_note,
             has_reported=True,
-            acknowledged_order=state.published_state,
+            acknowledged_order=state.last_order,
         )
         self._put(replace(state, why_not_routable=self._denial(state)))
         return True
 
     def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
         """Add an external server from the pool's spec; a known one keeps its state."""
-        old, endpoint = self._states.get(endpoint.id), self._log_unanswered_patience(pool, endpoint)
+        old, endpoint = self._states.get(endpoint.id), self._with_patience(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
@@ -206,7 +206,7 @@ class EndpointRegistry:
         self._specs[pool] = spec
         if before is None or before.patience != spec.patience:
             for state in self.of_pool(pool):
-                self._put(replace(state, endpoint=self._log_unanswered_patience(pool, state.endpoint)))
+                self._put(replace(state, endpoint=self._with_patience(pool, state.endpoint)))
         if spec.engine.external != (before.engine.external if before is not None else None):
             self.externals_changed.emit(pool)
 
@@ -227,7 +227,7 @@ class EndpointRegistry:
         """Record the order in the answer to it; its next report is about that order."""
         state = self._states.get(id)
         if state is not None:
-            self._states[id] = replace(state, published_state=order)
+            self._states[id] = replace(state, last_order=order)
 
     # calls of the leases
 
@@ -359,7 +359,7 @@ class EndpointRegistry:
             return ""  # of an earlier spec: it keeps its weights until its successor is ready
         return why_not_routable(weights, state.weights_report(True))
 
-    def _log_unanswered_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
+    def _with_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
         spec = self._specs.get(pool)
         return endpoint if spec is None else evolve(endpoint, patience=spec.patience)
 

@@ -17,7 +17,7 @@ SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level, with a cold cache. Its share grows in steps."""
 PoolKey = tuple[str, str]
 """(namespace, InferencePool name)."""
-OUT_SECONDS = ("Ejected", "Unhealthy")
+OUT_REASONS = ("Ejected", "Unhealthy")
 """Reasons for a silent endpoint, ours and an engine supervisor's; other reasons mean loading or an orderly end."""
 
 
@@ -65,7 +65,7 @@ class EndpointState:
     weights_error: str = ""
     weights_attempt: int | None = None
     weights_note: str | None = None
-    published_state: WeightsTarget | None = None
+    last_order: WeightsTarget | None = None
     """The order in the last answer to it."""
     acknowledged_order: WeightsTarget | None = None
     """The order before its last heartbeat, which its report is about."""
@@ -78,7 +78,7 @@ class EndpointState:
     @property
     def is_out(self) -> bool:
         """Whether it does not answer: a request that waits there should continue elsewhere."""
-        return not self.ready and (self.trust.ejected or self.engine_reason.partition(":")[0] in OUT_SECONDS)
+        return not self.ready and (self.trust.ejected or self.engine_reason.partition(":")[0] in OUT_REASONS)
 
     def capacity_share(self, now: float) -> float:
         """Share of its capacity that it may fill now, rising step by step to all of it."""
@@ -90,7 +90,7 @@ class EndpointState:
     def weights_report(self, heard: bool, known_for: float = math.inf) -> EndpointWeights:
         return EndpointWeights(
             id=self.endpoint.id,
-            last_report_at=heard,
+            is_heard=heard,
             known_for=known_for,
             healthy=self.healthy,
             version=self.endpoint.weights_version,

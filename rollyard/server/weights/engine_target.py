@@ -15,7 +15,7 @@ class EndpointWeights:
     """Last report of an endpoint."""
 
     id: str
-    last_report_at: bool = False
+    is_heard: bool = False
     """Whether this server heard it recently; a silent endpoint reports nothing."""
     known_for: float = math.inf
     """Seconds since this server began to listen; for a silent endpoint, since its last report, if there was one."""
@@ -38,7 +38,7 @@ class EndpointWeights:
 
     @property
     def is_serving(self) -> bool:
-        return self.last_report_at and self.healthy and bool(self.version) and self.settled
+        return self.is_heard and self.healthy and bool(self.version) and self.settled
 
 
 def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:

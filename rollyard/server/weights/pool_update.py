@@ -23,9 +23,9 @@ from rollyard.kinds.weights import (
 )
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
-DRAIN_SHARE = 4
+ENDPOINTS_PER_RELOAD = 4
 """Number of endpoints of which one at a time reloads in mode Drain, so that the pool keeps serving; one at least."""
-PERMANENT_FAILURES = 3
+GIVE_UP_FAILURES = 3
 """Number of failed endpoints, without a successful one, after which the rest is not tried and keeps its weights."""
 
 
@@ -261,18 +261,18 @@ def _progress(
     if progress.phase == "Ordered" and target.transfer:
         progress = _transfer_progress(progress, member, target)
     if progress.phase == "Done":  # its engine was restarted and loads once more, or has not reported yet
-        return _in_phase(progress, "Ordered", now) if member.last_report_at else progress
-    turn_to_come = progress.phase == "Waiting" and member.last_report_at
+        return _in_phase(progress, "Ordered", now) if member.is_heard else progress
+    turn_to_come = progress.phase == "Waiting" and member.is_heard
     waited = min((now - progress.since).total_seconds(), member.known_for)
     if waited > operation.timeout_seconds and not turn_to_come:
-        how = f"it is {member.phase or 'not updating'}" if member.last_report_at else "it no longer reports"
+        how = f"it is {member.phase or 'not updating'}" if member.is_heard else "it no longer reports"
         return _in_phase(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
 
 
 def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, target: WeightsRecord) -> EndpointProgress:
     """Whether it waits for its trainer now, and why the others need not wait for it where it will not do so soon."""
-    if not (member.last_report_at and member.healthy):
+    if not (member.is_heard and member.healthy):
         return evolve(progress, transferring=False, reason="its engine is not running")
     if not _is_about_target(member, target, progress):
         return progress
@@ -307,13 +307,13 @@ def _next_to_update(
 ) -> dict[str, EndpointProgress]:
     """Endpoints whose turn it is: those without weights at once, of the others as many as the mode allows."""
     phases = [p.phase for p in endpoints.values()]
-    waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.last_report_at]
+    waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
     free = [m for m in waiting if not m.is_serving]
     serving = [m for m in waiting if m.is_serving]
     room = len(serving)
     if operation.target.mode == "Drain":
-        room = max(1, len(members) // DRAIN_SHARE) - phases.count("Ordered")
-        if not phases.count("Done") and phases.count("Failed") >= PERMANENT_FAILURES:
+        room = max(1, len(members) // ENDPOINTS_PER_RELOAD) - phases.count("Ordered")
+        if not phases.count("Done") and phases.count("Failed") >= GIVE_UP_FAILURES:
             room = 0
     chosen = {m.id for m in (*free, *serving[: max(0, room)])}
     return {id: _in_phase(p, "Ordered", now) if id in chosen else p for id, p in endpoints.items()}
@@ -339,7 +339,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     assert operation is not None
     phases = [p.phase for p in operation.endpoints.values()]
     failed, done = phases.count("Failed"), phases.count("Done")
-    hopeless = operation.target.mode == "Drain" and not done and failed >= PERMANENT_FAILURES
+    hopeless = operation.target.mode == "Drain" and not done and failed >= GIVE_UP_FAILURES
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
         return WeightsStep(weights)
     if not phases and operation.total:  # all of them went: whether it can be served is for the next one to show

@@ -566,14 +566,14 @@ async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Y
     await yard.rollouts.submit("default", [request("g", n=4)])
     node = yard.node(init=4)
     await until(lambda: len(node.leases) == 4)
-    repinner = yard.parts.repinner
-    repinner.send_hints()
+    rebalancer = yard.parts.rebalancer
+    rebalancer.send_hints()
     yard.endpoints.drain("e1")
-    repinner.send_hints()
+    rebalancer.send_hints()
     assert not [m for m in node.sent if isinstance(m, RechooseEndpoint)], "there is nowhere to go"
     yard.engine("e2")
     for _ in range(3):
-        repinner.send_hints()
+        rebalancer.send_hints()
     told = [m for m in node.sent if isinstance(m, RechooseEndpoint)]
     assert {(m.lease.id, m.lease.fence, m.role) for m in told} == {(le.id, le.fence, "policy") for le in node.leases}
     assert len(told) == 4
@@ -586,10 +586,10 @@ async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_onc
     await yard.rollouts.submit("default", [request("g", n=2)])
     node = yard.node(init=2)
     await until(lambda: len(node.leases) == 2)
-    repinner = yard.parts.repinner
+    rebalancer = yard.parts.rebalancer
 
     def told() -> int:
-        repinner.send_hints()
+        rebalancer.send_hints()
         return len([m for m in node.sent if isinstance(m, RechooseEndpoint) and m.now])
 
     assert told() == 0

@@ -146,18 +146,18 @@ def test_how_long_it_is_known_begins_with_this_server_and_anew_with_its_last_wor
     assert endpoints.weights_report("e", "default/e").known_for == 100, "not a word so far"
     serve(endpoints, "e")
     uid = identity("e").uid
-    assert (endpoints.weights_report(uid, "e").last_report_at, endpoints.weights_report(uid, "e").known_for) == (
+    assert (endpoints.weights_report(uid, "e").is_heard, endpoints.weights_report(uid, "e").known_for) == (
         False,
         0,
     )
     beat(endpoints, "e")
     clock.turn(STALE_SECONDS / 2)
-    assert (endpoints.weights_report(uid, "e").last_report_at, endpoints.weights_report(uid, "e").known_for) == (
+    assert (endpoints.weights_report(uid, "e").is_heard, endpoints.weights_report(uid, "e").known_for) == (
         True,
         100 + STALE_SECONDS / 2,
     )
     clock.turn(STALE_SECONDS / 2)
-    assert (endpoints.weights_report(uid, "e").last_report_at, endpoints.weights_report(uid, "e").known_for) == (
+    assert (endpoints.weights_report(uid, "e").is_heard, endpoints.weights_report(uid, "e").known_for) == (
         False,
         STALE_SECONDS,
     )

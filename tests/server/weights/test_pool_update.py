@@ -83,7 +83,7 @@ class Pool:
 
 
 def serving(id: str, version: str, **more: Any) -> EndpointWeights:
-    return EndpointWeights(id, last_report_at=True, healthy=True, version=version, checksum=version, **more)
+    return EndpointWeights(id, is_heard=True, healthy=True, version=version, checksum=version, **more)
 
 
 def carry_out(pool: Pool, rounds: int = 40) -> list[int]:
@@ -201,7 +201,7 @@ def test_when_all_go_meanwhile_the_next_one_shows_whether_it_can_be_served() -> 
     pool.step(later(10))
     assert (pool.phase, pool.current) == ("Updating", "spec"), "nobody has proven it"
     assert target_for(pool.weights, "e1", fresh=True).version == "typo"  # type: ignore[union-attr]
-    pool.members["e1"] = EndpointWeights("e1", last_report_at=True)
+    pool.members["e1"] = EndpointWeights("e1", is_heard=True)
     pool.step(later(20))
     pool.refuses("e1")
     pool.step(later(21))
@@ -210,7 +210,7 @@ def test_when_all_go_meanwhile_the_next_one_shows_whether_it_can_be_served() -> 
     pool.step(later(30))
     del pool.members["e1"]
     pool.step(later(31))
-    pool.members["e2"] = EndpointWeights("e2", last_report_at=True, healthy=True)
+    pool.members["e2"] = EndpointWeights("e2", is_heard=True, healthy=True)
     carry_out(pool)
     assert (pool.phase, pool.current) == ("Complete", "v1")
 
@@ -468,7 +468,7 @@ def test_without_an_update_an_engine_is_told_nothing() -> None:
 
 def test_a_first_update_that_comes_late_is_not_taken_for_the_model_of_the_spec() -> None:
     pool = Pool(0)
-    pool.members = {id: EndpointWeights(id, last_report_at=True) for id in ("e0", "e1")}
+    pool.members = {id: EndpointWeights(id, is_heard=True) for id in ("e0", "e1")}
     pool.begin(update(timeoutSeconds=60))
     pool.step()
     pool.step(later(61))
