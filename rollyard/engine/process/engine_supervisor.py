@@ -202,10 +202,16 @@ class Supervisor:
 
     def _death(self, code: int, ended_at: float) -> EngineDeath:
         """Describe a death, the certain facts first: a signal has no reason in the output, and an old line explains
-        nothing."""
+        nothing.
+
+        An engine that exits before it was ready failed to start, so all of its output counts: on a busy machine vLLM's
+        processes need a minute to end after the one that stated the reason.
+        """
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
-        how, why = exit_text(code), stated_reason(recent)
-        if is_out_of_memory(words := crash_reason(recent)):
+        starting = code > 0 and self._ready_at is None
+        lines = [line for _, line in self._last_lines] if starting else recent
+        how, why = exit_text(code), stated_reason(lines)
+        if is_out_of_memory(words := crash_reason(lines)):
             return EngineDeath("OutOfMemory", words)
         if why and code > 0:
             return EngineDeath("EngineDied", f"{how}: {why}")

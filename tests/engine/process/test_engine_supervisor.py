@@ -163,6 +163,15 @@ async def test_a_model_that_cannot_be_served_is_given_up_with_the_engines_own_wo
         await asyncio.wait_for(Supervisor(embedded(model, uds), uds).run(), WAIT_SECONDS)
 
 
+async def test_a_failed_start_is_told_by_the_reason_that_was_stated_long_before_the_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RECENT_SECONDS", 0.0)
+    engine = "echo 'ValueError: No available memory for the cache blocks.'; echo 'RuntimeError: see root cause'; exit 1"
+    with pytest.raises(EngineFailed, match=r"^OutOfMemory: ValueError: No available memory"):
+        await asyncio.wait_for(Supervisor(program(engine), tmp_path / "e").run(), WAIT_SECONDS)
+
+
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
