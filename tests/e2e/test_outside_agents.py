@@ -49,7 +49,7 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
         yard.stop()
         yard.start()
     async with yard.client() as client:
-        with pytest.raises(NotFound, match="memory alone"):
+        with pytest.raises(NotFound, match="exist only in its memory"):
             await client.session("lost")
         lost = evolve(lost, base_url=f"{client.context.url}/gateway/s/lost/v1")
         async with agent(client, lost) as ai:

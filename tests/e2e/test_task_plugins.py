@@ -63,7 +63,8 @@ async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(
         assert lacking.error.message == f"prompt() of task kind 'haiku' raised KeyError: 'topic' ({where})"
 
         with pytest.raises(
-            Invalid, match=r"'broken' cannot be loaded .*: ModuleNotFoundError: No module named 'nonesuch_"
+            Invalid,
+            match=r"cannot load the handler of task kind 'broken': ModuleNotFoundError: No module named 'nonesuch_",
         ):
             await ended("broken", {"kind": "broken"})
 
@@ -71,7 +72,9 @@ async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(
         assert (long.status, long.reward, long.segments) == (Status.FAILED, None, [])
         assert long.error is not None
         assert long.error.reason == "ContextExceeded"
-        assert re.search(r"the prompt has \d+ tokens and leaves no room for an answer: .* of 9", long.error.message)
+        assert re.search(
+            r"the prompt has \d+ tokens and leaves no room for an answer: .* the context 9", long.error.message
+        )
 
         mute = await ended(
             "mute", {"kind": "haiku", "topic": "rain"}, agent={"type": "command", "command": "echo no call"}

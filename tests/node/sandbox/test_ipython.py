@@ -142,7 +142,7 @@ async def test_a_process_that_dies_between_cells_is_reported(sandbox: Sandbox) -
     result = await sandbox.ipython("import time; time.sleep(0.5); 'unreached'", 10)
     assert result.restarted
     await sandbox.ipython("import os, threading; threading.Timer(0.05, os._exit, [0]).start()", 10)
-    await sandbox.bash("while pgrep -f sandbox_agent.kernel >/dev/null; do sleep 0.05; done", 10)
+    await sandbox.bash("while pgrep -f sandbox_agent.ipython_kernel >/dev/null; do sleep 0.05; done", 10)
     result = await sandbox.ipython("'lost'", 10)
     assert (result.output, result.restarted) == ("'lost'\n", True)
 

@@ -25,10 +25,10 @@ OWNER = """
 import asyncio, sys
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandboxes
+from rollyard.node.sandbox.sandbox import SandboxFactory
 
 async def main():
-    sandboxes = Sandboxes(find_runtime(sys.argv[1]))
+    sandboxes = SandboxFactory(find_runtime(sys.argv[1]))
     sandbox = await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 64 << 20)))
     await sandbox.prepare(["bash", "ipython"])
     await sandbox.bash("setsid sleep 1000 & setsid nohup sleep 1000 > /dev/null &", 10)

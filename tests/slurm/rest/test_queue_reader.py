@@ -160,12 +160,12 @@ async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(driver: RestD
 
 SERVER = """
 import asyncio, sys
-from rollyard.slurm.rest.address import Address, Identity
+from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.rest_driver import RestDriver
 
 async def main():
-    await RestDriver(Address.parse(sys.argv[1]), Identity()).snapshot()
+    await RestDriver(SlurmrestdAddress.parse(sys.argv[1]), SlurmCredentials()).snapshot()
     print("read", flush=True)
     await asyncio.sleep(60)
 
