@@ -1,4 +1,4 @@
-"""Authorization: a signed token's role decides by path; a node agent or engine has access to its own allocation alone."""
+"""Authorization by the path and the token's role; a node agent or engine has access only to its own allocation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
 
 CLAIMS: web.RequestKey[Claims] = web.RequestKey("claims", Claims)
 GATEWAY = "/gateway/"
-"""Paths with the keys of sessions as tokens, in the headers of the APIs that the gateway serves."""
+"""Prefix of paths whose tokens are keys of sessions, sent in the headers of the APIs that the gateway serves."""
 _ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
 
 

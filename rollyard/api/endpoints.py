@@ -1,6 +1,6 @@
-"""`…/inferencepools/NAME/endpoints`: external model servers, listed, added and removed while the pool works.
+"""`…/inferencepools/NAME/endpoints`: external model servers, listed, added and removed while the pool runs.
 
-The list is a part of the pool's spec: an addition here writes the same as an `apply`, and a removed server drains.
+The list is a part of the pool's spec: an addition here has the same effect as an `apply`. A removed server drains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _list(request: web.Request) -> web.Response:
-    """All endpoints of the pool as its status has them, ours too, and those that drain; and what was only just added."""
+    """List the endpoints in the pool's status, Rollyard's own and draining ones too, and those just added."""
     pool = await request.app[SERVICES].store.get(object_key(request), InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed_endpoints(pool):
@@ -40,7 +40,7 @@ async def _list(request: web.Request) -> web.Response:
 
 
 async def _add(request: web.Request) -> web.Response:
-    """One more, or the same with another capacity or token. 201 when it is new."""
+    """Add an external server, or change the capacity or token of one. The answer is 201 if it is new."""
     try:
         wanted = ExternalEndpoint.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
@@ -60,7 +60,7 @@ async def _add(request: web.Request) -> web.Response:
 
 @accepts("url")
 async def _remove(request: web.Request) -> web.Response:
-    """Remove an external server from the pool's spec. It drains: its sessions go on elsewhere with their next turn."""
+    """Remove an external server from the pool's spec. It drains: its sessions move at their next turn."""
     url = request.query.get("url", "")
     if not url:
         raise BadRequest("name the endpoint: DELETE …/endpoints?url=URL, with the URL as it is listed")

@@ -13,16 +13,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
-"""Seconds for the whole header of a connection's first request, and of each next one after a response."""
+"""Seconds in which the whole header of the first request on a connection, or of the next one, must arrive."""
 LINGER_SECONDS = 1.0
-"""Seconds for which a refused caller that still sends is read, so that it can receive the response; then it is cut off."""
+"""Seconds for which a refused caller may still send, so that it can receive the response; then it is cut off."""
 MAX_UNTRUSTED = 512
-"""Most connections without a token so far. Above that the oldest are closed, so that callers with a token always have room."""
+"""Most connections that have shown no token yet. The oldest are closed above that, to leave room for other callers."""
 BACKLOG = 1024
 
 
 class _OmitClientErrors(logging.Filter):
-    """Drops log records about malformed HTTP: its senders get a 400, and could fill the disk."""
+    """Drops log records about malformed HTTP: its senders get a 400, and could fill the disk with such records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

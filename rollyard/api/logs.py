@@ -1,4 +1,4 @@
-"""An allocation's output, standard output and error together: while its job runs, and as long as the ended one is kept."""
+"""The output of an allocation's job (standard output and error together), until the ended allocation is removed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("follow", "offset", "tail")
 async def _log(request: web.Request) -> web.StreamResponse:
-    """text/plain from byte `offset` or with the last `tail` lines; `follow=1` waits for its start and goes on to its end."""
+    """Send text from byte `offset`, or the last `tail` lines; `follow=1` waits for the job's start and ends with it."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     follow, offset, tail = (
         query_parameters.flag(request, "follow"),
@@ -43,7 +43,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     while True:
-        # Checked before the read, so that the read covers all output until a job's end.
+        # Checked before the read, so that the last read comes after the job's end and misses no output.
         over = not follow or await _is_finished(request)
         while data := await asyncio.to_thread(_read, path, position):
             await response.write(data)

@@ -1,4 +1,4 @@
-"""The kinds on Kubernetes's paths and verbs: list, watch, get, create, replace, merge patch, scale, delete."""
+"""All kinds, with the paths and verbs of Kubernetes: list, watch, get, create, replace, merge patch, scale, delete."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ BASE = f"/apis/{API_VERSION}"
 DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
 WRITE_RETRIES = 5
 MAX_BODY_BYTES = 3 << 20
-"""Limit of Kubernetes' API server."""
+"""The same limit as in the API server of Kubernetes."""
 MAX_OBJECT_BYTES = 3 << 19
-"""Limit of etcd."""
+"""The same limit as in etcd."""
 WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
 """Warnings for the caller of a request that is not refused."""
 
@@ -89,7 +89,7 @@ def _store(request: web.Request) -> Store:
 
 
 def _as_json(request: web.Request, obj: KindObject) -> dict[str, Any]:
-    """The object as JSON; under /api/v1 events have core/v1's form, which kubectl reads there."""
+    """The object as JSON; under /api/v1 an event has the form of core/v1, which kubectl expects there."""
     core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
     return obj.dump() | core
 
@@ -113,7 +113,7 @@ def _quoted(text: str) -> str:
 
 
 async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
-    """Read a JSON object; `empty`: no body is accepted too.
+    """Read a JSON object; with `empty`, a missing body is accepted as an empty object.
 
     Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType.
     """
@@ -125,7 +125,7 @@ async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, A
 
 
 def mapping_at(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """A mapping within a body, empty where it is left out or null. Raises BadRequest."""
+    """The mapping `name` of a body; empty if it is left out or null. Raises BadRequest."""
     found = body.get(name)
     if found is not None and not isinstance(found, dict):
         raise BadRequest(f"{name} must be a JSON object")
@@ -137,7 +137,7 @@ def _is_dry_run(request: web.Request) -> bool:
 
 
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """Parse a user's object for this path, without `status`. Takes a while for a large one.
+    """Parse a user's object for this path, without `status`. This is slow for a large object.
 
     Raises Invalid, BadRequest, TooLarge.
     """
@@ -176,7 +176,7 @@ async def _list(request: web.Request) -> web.StreamResponse:
             "items": [_as_json(request, o) for o in items],
         })  # fmt: skip
 
-    # In a thread: a thousand objects take a while.
+    # In a thread, because a thousand objects take long enough to block the event loop.
     return web.Response(body=await asyncio.to_thread(body), content_type="application/json")
 
 
@@ -212,7 +212,7 @@ async def _watch(
                 await tell(event)
     except TimeoutError:
         pass
-    except ApiError as error:  # kubectl expects the end of a watch as an event
+    except ApiError as error:  # kubectl expects an error that ends a watch as an event
         await send("ERROR", status_body(error))
     return response
 
@@ -266,7 +266,7 @@ def check_site(request: web.Request, pool: Pool) -> None:
 
 
 async def _patch(request: web.Request) -> web.Response:
-    """Patch an object by a merge patch."""
+    """Change an object by a merge patch."""
     if request.content_type != "application/merge-patch+json":
         raise UnsupportedMediaType(
             "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"
@@ -287,7 +287,7 @@ async def _patch(request: web.Request) -> web.Response:
 async def retry_write(
     request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES
 ) -> KindObject:
-    """Write the result of `wanted` on the current object, again after another write in between. Raises Conflict at last."""
+    """Write `wanted(current)`; try again if another write came in between. Raises Conflict after the last try."""
     while True:
         tries -= 1
         current = await _store(request).get(object_key(request))

@@ -1,7 +1,7 @@
-"""`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and the number of allocations.
+"""`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and how many would be submitted.
 
-`POST` answers the same for the pool in the body, as a create or a replace would take it, and stores nothing: for dry
-runs and diffs. (With `dryRun=All` the API returns the object alone, as Kubernetes does.)
+`POST` answers the same for the pool in the body, as a create or a replace would store it, but stores nothing. Dry
+runs and diffs use it. (With `dryRun=All` the API returns the object alone, as Kubernetes does.)
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ H = TypeVar("H", bound=Callable[..., object])
 MAX_INTEGER = 2**63 - 1
 """Largest integer in the database and in file offsets."""
 ANY = "*"
-"""Parameters of a route that passes all of them on."""
+"""Accepted name of a route that accepts every parameter and passes it on."""
 _ACCEPTED = "query_parameters"
 _TRUE, _FALSE = ("1", "t", "T", "true", "True", "TRUE"), ("0", "f", "F", "false", "False", "FALSE")
 
 
 def accepts(*names: str) -> Callable[[H], H]:
-    """Decorator of a handler: the query parameters of its route."""
+    """Decorator of a handler; it declares the query parameters of the handler's route."""
 
     def named(handler: H) -> H:
         setattr(handler, _ACCEPTED, names)
@@ -164,4 +164,4 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "timeoutSeconds": _integer,
     "watch": _boolean,
 }
-"""Parameters that Kubernetes clients send on any path below /apis and /api, each with the check of its value."""
+"""Parameters that Kubernetes clients send on any path below /apis and /api -> function that checks the value."""

@@ -16,15 +16,15 @@ from rollyard.core.http_body import encoding_of, inflate, send_continue
 
 T = TypeVar("T")
 IDLE_SECONDS = 30.0
-"""Seconds without a byte after which a body is given up; a slow and steady one may take its time."""
+"""Seconds without a byte after which a body is given up; a slow body is accepted while bytes keep arriving."""
 MAX_MESSAGE_BYTES = 256 << 10
 """Size of messages of our own processes, and of requests with a few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Values in one body, counted by commas and opening brackets, including those within texts. A list takes two bytes to
-write and eighty in memory, and Python parses in one go, with every other thread waiting.
+"""Values in one body, counted by commas and opening brackets, including those within texts. An empty list
+takes two bytes in a body and eighty in memory, and while Python parses a body every other thread has to wait.
 """
-# One thread: more of them would only keep the event loop from the interpreter.
+# Only one thread: with more of them the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 
 
@@ -68,7 +68,7 @@ def _too_large_error(most: int) -> TooLarge:
 
 
 def parse(data: bytearray) -> Any:
-    """Parse JSON within bounds: no deeper than 200 levels, no half of a surrogate pair, no NaN. Raises BadRequest, TooLarge."""
+    """Parse JSON within bounds: at most 200 levels, no unpaired surrogate, no NaN. Raises BadRequest, TooLarge."""
     if not has_few_values(data):
         raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
     try:

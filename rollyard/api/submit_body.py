@@ -1,7 +1,8 @@
-"""The body of a submit: parsed beside the event loop when it is small, in a process of its own when it is large.
+"""The body of a submit: parsed in a thread beside the event loop when it is small, in a child process when it is large.
 
-Python parses JSON in one go, with the interpreter to itself: a body of 250 MB, half of which are brackets, would keep
-every lease waiting for a minute and take 20 GB. The process has limits of memory and time, and may die of them.
+Python parses JSON in one call and holds the interpreter's lock meanwhile. A body of 250 MB, half of it brackets, would
+stop everything else in the server for a minute, the renewal of leases too, and take 20 GB of memory. The child process
+has limits of memory and time; a body beyond them ends only this process.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MAX_BYTES = 256 << 20
 SMALL_BYTES = 1 << 20
 LARGE_SECONDS = 60.0
 LARGE_MEMORY = 4 << 30
-"""Address space of the process; a list of numbers takes ten times its text."""
+"""Address space of the process; a parsed list of numbers takes ten times as much memory as its text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
 _LARGE_SLOTS = web.AppKey("room", ByteBudget)
-"""Slots for large bodies, of all callers."""
+"""Bytes of large bodies that the server holds at once, for all callers together."""
 
 
 def set_up(app: web.Application) -> None:
@@ -40,7 +41,10 @@ def set_up(app: web.Application) -> None:
 
 
 async def read_requests(request: web.Request) -> list[RolloutRequest]:
-    """One request, a list, or {"rollouts": [...]}. Raises BadRequest, TooLarge, Invalid with the path of each wrong field."""
+    """Read one request, a list of them, or {"rollouts": [...]}.
+
+    Raises BadRequest, TooLarge, Invalid with the path of each wrong field.
+    """
     size = request.content_length
     if size is None or hdrs.CONTENT_ENCODING in request.headers:
         size = MAX_BYTES

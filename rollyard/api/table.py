@@ -17,7 +17,7 @@ def is_table_requested(request: web.Request) -> bool:
 
 
 def table_of(kind: type[KindObject], items: Sequence[KindObject], version: str) -> dict[str, Any]:
-    """meta.k8s.io/v1 Table: one row an object, the object's metadata along with it."""
+    """Build a meta.k8s.io/v1 Table: one row for each object, with the object's metadata."""
     shown = columns(kind)
     now = datetime.now(UTC)
     definitions = [

@@ -1,8 +1,8 @@
-"""`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's access to an engine that waits for its weights.
+"""`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's calls to an engine that waits for weights.
 
-Calls pass through the server, so a trainer needs no more than it has for the order itself: the proxies' addresses,
-certificates and tokens stay inside. Large data goes over NCCL or CUDA IPC beside it; the tensors of the embedded engine
-stream through.
+Calls pass through the server, so a trainer needs only the access with which it began the update. It never gets the
+addresses, certificates and tokens of the engines' proxies. Large tensors go to the engine directly, over NCCL or CUDA
+IPC; only those of the embedded engine stream through the server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 
 @accepts(ANY)
 async def _relay(request: web.Request) -> web.StreamResponse:
-    """One call of a trainer to an engine that waits for its weights."""
+    """Pass on one call of a trainer to an engine that waits for its weights."""
     endpoint = _state(request).endpoint
     headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
     await send_continue(request)
@@ -77,7 +77,7 @@ def _state(request: web.Request) -> EndpointState:
 
 
 def _error_response(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
-    """Error of the proxy or the engine, as an ApiError."""
+    """Turn an error of the proxy or the engine into an ApiError."""
     try:
         message = str(json.loads(said)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -120,7 +120,7 @@ def _job(status: AllocationStatus) -> list[str]:
 
 
 def _exit_code(code: int | None) -> str:
-    """Format an exit code; a shell's 137 is SIGKILL's 9."""
+    """Format an exit code; above 128 with the name of its signal: a shell reports SIGKILL, signal 9, as 137."""
     if code is None:
         return "<none>"
     try:

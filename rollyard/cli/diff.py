@@ -26,7 +26,7 @@ _OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizer
 
 
 def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the whole command with its client: other commands exit with 1 after an error, which here means `different`."""
+    """Exit with 2 after an error in the command or its client: 1, as in other commands, means `different` here."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:

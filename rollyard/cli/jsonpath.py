@@ -1,7 +1,7 @@
 """kubectl's jsonpath templates: `{.items[*].metadata.name}`, filters, `{range}`; unsupported syntax is refused.
 
-Source of the dialect: the page "JSONPath Support" of the Kubernetes documentation. As there, a missing field selects
-nothing, several values are separated by a space, and text outside braces is copied.
+The dialect is described on the page "JSONPath Support" of the Kubernetes documentation. As there, a missing field
+selects nothing, several values are separated by a space, and text outside braces is copied.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ COMMANDS = {
     "wait": "objects",
     "weights": "weights",
 }
-"""Command -> module of this package; the function is called after the command."""
+"""Command -> module of this package; the function in it has the name of the command."""
 
 
 class _Lazy(click.Group):
@@ -57,7 +57,8 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Rollout-as-a-service for RL of multi-turn LLM agents: pools in YAML, allocations in Slurm, trajectories over HTTP."""
+    """Rollout-as-a-service for RL of multi-turn LLM agents: pools in YAML, allocations in Slurm, trajectories over
+    HTTP."""
 
 
 def main() -> None:

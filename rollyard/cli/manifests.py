@@ -1,7 +1,7 @@
 """Manifests from files, folders or standard input.
 
-A relative path in a manifest is relative to its file; standard input has no folder, so there each path must be
-absolute, as in all other clients of the API.
+A relative path in a manifest is relative to the manifest's file. On standard input each path must be absolute, as in
+all other clients of the API, because there is no file.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 2.0
-"""A longer wait prints its reason, at most this often."""
+"""Seconds after which a wait first prints its reason, and the least time until it prints the next one."""
 _OF_POOLS = ("ready", "updated")
 
 
@@ -63,8 +63,8 @@ async def apply(
     A relative path in a file is relative to that file. --dry-run=client -o yaml prints the objects with absolute paths,
     for other clients such as kubectl.
 
-    --dry-run=server changes nothing. The server checks the objects; the output shows the batch script of an allocation and
-    the jobs that would be submitted.
+    --dry-run=server changes nothing. The server checks the objects; the output shows the batch script of an allocation
+    and the jobs that would be submitted.
     """
     if form is not None and dry_run != "client":
         raise click.UsageError(
@@ -242,7 +242,8 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
     """Wait until a condition holds, or an object is gone.
 
     A pool is Ready when the desired number of allocations serves. It is Updated when all of them are made from the
-    present spec. If the pool cannot meet the condition without a change, the command prints the reason and exits with 1.
+    present spec. If the pool cannot meet the condition without a change, the command prints the reason and exits with
+    code 1.
     """
     word, _, rest = what.partition("=")
     type, _, status = rest.partition("=")
@@ -313,7 +314,7 @@ async def _wait_until(
     complaint: str,
     types: Sequence[str] = _OF_POOLS,
 ) -> KindObject | None:
-    """Return the object once it holds; meanwhile print each reason for waiting on stderr.
+    """Return the object as soon as `holds` is true for it; meanwhile print each reason for waiting on stderr.
 
     Ends the process with exit code 1 after `seconds`.
     """

@@ -31,7 +31,7 @@ def with_client(command: Run) -> Callable[..., None]:
 
 
 def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
-    """Do the same for a command that may follow `rollyard serve &`: it waits for the server's first answer."""
+    """Do as `with_client` for a command that may follow `rollyard serve &`: it first waits until the server answers."""
     return _with_client(command, starts=True)
 
 

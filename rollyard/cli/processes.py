@@ -1,4 +1,4 @@
-"""Commands that run processes: the server, and the processes of batch scripts."""
+"""Commands that run processes: the server, and the processes that batch scripts start."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OPTIONAL_COLUMNS = [
 ]
 """Columns that are left out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""Length to which the last column is cut before a column is left out, in characters."""
+"""The last column is cut to this number of characters before another column is left out."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
 """Characters shown of a checksum: enough to distinguish two."""
@@ -46,8 +46,8 @@ class Line:
 def lines(top: TopView, height: int | None = None, width: int | None = None) -> list[Line]:
     """Return the lines for these pools; none for no pools.
 
-    `height` and `width` of the terminal, in characters: endpoints are left out, and counted, until the rest fits;
-    columns are left out, and named, as well.
+    `height` and `width` are those of the terminal, in characters. Endpoints and columns that do not fit are left out;
+    a line tells how many endpoints these are, and which columns.
     """
     serving, running = top.inference_pools, top.rollout_pools
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
@@ -55,7 +55,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
     if serving:
         left = (
             height if height is None or width is None else height - 3
-        )  # lines about columns: two below the first table, one below the next
+        )  # room for lines that name missing columns: two below the first table, one below the next
         found += _inference_lines(serving, _endpoint_rows(serving, running, left), spaces, width)
     if running:
         found += [Line("")] if found else []

@@ -39,7 +39,7 @@ WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
 """Short, because requests are held up meanwhile."""
 SILENCE_SECONDS = 30.0
-"""Limit for the silence of a stream of rollouts, in which the server sends something every 10 s."""
+"""Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
 
 
@@ -141,7 +141,7 @@ class AsyncClient:
     async def watch(
         self, kind: str, namespace: str | None = None, *, since: str = "0", fields: str = ""
     ) -> AsyncIterator[tuple[str, KindObject]]:
-        """Yield (ADDED | MODIFIED | DELETED, object) for ever; resumes by itself after a broken connection."""
+        """Yield (ADDED | MODIFIED | DELETED, object) for ever; reconnect after a broken connection."""
         backoff = Backoff()
         while True:
             query = {"watch": "true", "resourceVersion": since}
@@ -172,13 +172,14 @@ class AsyncClient:
         return Submission.model_validate(await self._http.json("POST", path, body=pool.dump()))
 
     async def weights(self, namespace: str, pool: str) -> WeightsStatus:
-        """Return the weights that an InferencePool serves and has served, and the last update's progress. Raises NotFound."""
+        """Return the present and earlier weights of a pool, and the progress of the last update. Raises NotFound."""
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
         """Begin an update, or join the same one; returns once it is on disk.
 
-        Raises Conflict for a version that means other weights, Invalid when the engines cannot be updated, NotFound.
+        Raises Conflict for a version that already names other weights, Invalid when the engines cannot be updated,
+        NotFound.
         """
         body = update.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
@@ -208,8 +209,8 @@ class AsyncClient:
         """Begin an update with `transfer` and move the weights into every waiting engine, until the update has ended.
 
         `send` is called with the engines that wait together: all of a pool in modes Pause and Abort, a quarter in
-        Drain. An ApiError that it raises is logged: an engine that still waits is listed again, and in the end reads
-        the folder. Raises the errors of `update_weights`.
+        Drain. An ApiError that it raises is logged and `send` is called again; an engine that never gets weights
+        this way reads the folder. Raises the errors of `update_weights`.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
@@ -224,7 +225,7 @@ class AsyncClient:
                 log.warning("weights %s did not reach %s: %s", update.version, ", ".join(new), error)
                 await backoff.wait()
             await asyncio.sleep(RECEIVERS_POLL_SECONDS)
-            # when the server stays away for longer, its engines continue the update by themselves
+            # while the server cannot be reached, the engines continue the update by themselves
             with contextlib.suppress(Unavailable):
                 found = await self.weights(namespace, pool)
         return found
@@ -267,7 +268,7 @@ class AsyncClient:
     # rollouts
 
     async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
-        """Submit rollouts; return the accepted ids in order. Requests without an id get one here, so that a retry is safe."""
+        """Submit rollouts; return their ids in order. A request without an id gets one, so that retries are safe."""
         named = [r if r.id else evolve(r, id=f"r-{secrets.token_hex(8)}") for r in requests]
         body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
         answer = await self._http.json("POST", "/v1/rollouts", query=self._query(namespace), body=body)
@@ -286,7 +287,7 @@ class AsyncClient:
         )
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
-        """Wait until the rollout has ended, without a limit, also while the server is away. Raises NotFound.
+        """Wait until the rollout has ended, without a limit, also while the server cannot be reached. Raises NotFound.
 
         Set a limit around the call if you need one, such as `asyncio.timeout`.
         """
@@ -338,7 +339,7 @@ class AsyncClient:
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
-        """Yield (cursor, trajectory) of each rollout as it ends, for ever; resumes by itself after a broken connection."""
+        """Yield (cursor, trajectory) of each rollout as it ends, for ever; reconnect after a broken connection."""
         backoff = Backoff()
         while True:
             query = self._query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
@@ -363,7 +364,8 @@ class AsyncClient:
     ) -> SessionOpened:
         """Open a session; return its URL for model calls and its key. A request without an id gets one here.
 
-        `wait`: seconds to wait for an endpoint, minutes for a pool without one; the session counts as demand meanwhile.
+        `wait`: seconds to wait for an endpoint; a pool that has none yet needs minutes. The session counts as demand
+        meanwhile.
         Raises Invalid, Conflict for an id of a different session, TooManyRequests, Unavailable without an endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
@@ -384,7 +386,7 @@ class AsyncClient:
         return SessionRecord.model_validate(await self._http.json("GET", f"/v1/sessions/{id}"))
 
     async def close_session(self, id: str) -> SessionRecord:
-        """End further calls; return the trajectory. Raises NotFound, Expired."""
+        """Close the session, which refuses later calls; return the trajectory. Raises NotFound, Expired."""
         return SessionRecord.model_validate(await self._http.json("POST", f"/v1/sessions/{id}/close"))
 
     def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:

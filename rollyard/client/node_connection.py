@@ -21,7 +21,7 @@ WELCOME_SECONDS = 10.0
 class NodeConnection:
     """Connects, sends hello, passes messages both ways; messages sent without a connection are dropped.
 
-    That loses nothing: the next hello lists all leases in hand.
+    Nothing is lost by this: the next hello lists all leases that the node agent holds.
     """
 
     def __init__(

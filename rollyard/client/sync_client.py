@@ -102,7 +102,7 @@ class Client:
         update: WeightsUpdate,
         send: Callable[[Sequence[BlockingWeightsReceiver]], None],
     ) -> WeightsStatus:
-        """Transfer weights like the async client; `send` runs in a thread, one call at a time."""
+        """Do the same as `AsyncClient.transfer_weights`; `send` runs in a thread, one call at a time."""
 
         async def sent(receivers: Sequence[WeightsReceiver]) -> None:
             await asyncio.to_thread(send, [BlockingWeightsReceiver(receiver, self._loop) for receiver in receivers])

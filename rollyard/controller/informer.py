@@ -1,7 +1,7 @@
 """A local copy of all objects of one kind, kept by list and watch; it calls handlers on each change.
 
-The copy lags behind the store by a moment. This is safe: every write carries the resourceVersion it was decided on, and
-created or deleted objects are waited for (`expectations`).
+The copy lags behind the store by a moment. This is safe: every write carries the resourceVersion of the object that
+the decision was based on, and after a create or delete the controllers wait until the copy shows it (`expectations`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Informer(Generic[T]):
     """All objects of one kind; read it only after `synced` is set."""
 
     def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
-        """`owner` returns the key that `of` finds an object by; it must not change in an object's life."""
+        """`owner` returns the key by which `of` finds an object; it must not change while the object exists."""
         self.kind = kind
         self.synced = asyncio.Event()
         self._store = store
@@ -48,11 +48,11 @@ class Informer(Generic[T]):
         return list(self._objects.values())
 
     def of(self, owner: str) -> Sequence[T]:
-        """Objects that belong to `owner`, in time that does not grow with the others."""
+        """Objects that belong to `owner`. The time does not grow with the number of other objects."""
         return list(self._owned.get(owner, {}).values())
 
     async def run(self) -> None:
-        """Follow the store for ever; after a failure from the last version read, after a gap from a new list."""
+        """Follow the store for ever: after a failure from the version read last, after a gap from a new list."""
         since: str | None = None
         while True:
             try:

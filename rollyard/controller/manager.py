@@ -1,4 +1,4 @@
-"""Controllers at work: informers fill queues, workers take keys, one switch handles every outcome.
+"""The manager runs controllers: informers put keys into queues, workers take them, one function handles all outcomes.
 
 A reconcile request is only a key. The reconciler reads everything, plans, acts and writes status; after a failure the
 key is queued again.
@@ -48,7 +48,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The attempt failed, and so would every other until someone changes something."""
+    """The attempt failed, and every further one would fail too, until somebody changes something."""
 
     error: RollyardError
 
@@ -58,7 +58,7 @@ Outcome = Done | RequeueAfter | Retry | Terminal
 
 class Reconciler(Protocol):
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
-        """Bring the world one step closer to the object. Raises any error of the attempt."""
+        """Bring the state of the cluster one step closer to the object's spec. Raises any error of the attempt."""
         ...
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:

@@ -3,11 +3,12 @@
 They stand here once because asyncio has traps where a wait may end in two ways at the same turn of the loop:
 
 - `asyncio.wait_for` returns normally when its caller is cancelled at the turn at which the awaited thing comes
-(github.com/python/cpython/issues/86296, mended in Python 3.12). A loop that is ended by cancelling it then goes on for
-ever. - `asyncio.timeout` raises TimeoutError where its time is up at the turn at which the awaited thing comes: the
-event is set, and the exception claims the opposite. - `asyncio.wait` ends no task: a task that it did not wait for runs
-on, also when its caller is cancelled. - An `asyncio.Event` that is cleared after the work, and not before it, loses a
-`set` made during the work.
+  (github.com/python/cpython/issues/86296, mended in Python 3.12). A loop that is ended by cancelling it then goes on
+  for ever.
+- `asyncio.timeout` raises TimeoutError where its time is up at the turn at which the awaited thing comes: the event
+  is set, and the exception claims the opposite.
+- `asyncio.wait` ends no task: a task that it did not wait for runs on, also when its caller is cancelled.
+- An `asyncio.Event` that is cleared after the work, and not before it, loses a `set` made during the work.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from aiohttp import hdrs, web
 from rollyard.core.errors import BadRequest, TooLarge, UnsupportedMediaType
 
 _STEP = 1 << 20
-"""Bytes unpacked in one go."""
+"""Bytes unpacked in one call."""
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def continue_on_demand(_: web.Request) -> None:
-    """Send nothing yet (an `expect_handler`): `send_continue` sends `100 Continue`, so a refused caller gets none."""
+    """An `expect_handler` that sends nothing; `send_continue` sends `100 Continue`, unless the caller is refused."""
 
 
 async def send_continue(request: web.Request) -> None:

@@ -4,14 +4,16 @@ Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with the treatment of burs
 autoscaler:
 
 - each metric asks for ceil(total / capacity of one replica), which is ceil(current x metric / target); within a
-tolerance of 0.1 it asks for no change; the highest request wins. Submitted replicas that are not ready count as
-current, so that nothing is requested twice; - up to the size that was requested all through one window, down to the
-highest that was requested within another; policies limit the pace of both; - from zero at the first demand; from one to
-zero only when there was nothing to do for `idleTimeoutSeconds`; - a burst that asks for twice the size is a panic: it
-does not wait for the window, and the pool does not shrink until the burst has been over for a minute; - no shrinking
-while a metric is unknown nor, after a restart, until the window is full again; - at most FLAP_BUDGET changes of
-direction within FLAP_WINDOW_SECONDS. Growth cannot wait and shrinking can, so a turn towards fewer must leave room for
-the turn back that may follow it.
+  tolerance of 0.1 it asks for no change; the highest request wins. Submitted replicas that are not ready count as
+  current, so that nothing is requested twice;
+- up to the size that was requested all through one window, down to the highest that was requested within another;
+  policies limit the pace of both;
+- from zero at the first demand; from one to zero only when there was nothing to do for `idleTimeoutSeconds`;
+- a burst that asks for twice the size is a panic: it does not wait for the window, and the pool does not shrink until
+  the burst has been over for a minute;
+- no shrinking while a metric is unknown nor, after a restart, until the window is full again;
+- at most FLAP_BUDGET changes of direction within FLAP_WINDOW_SECONDS. Growth cannot wait and shrinking can, so a turn
+  towards fewer must leave room for the turn back that may follow it.
 """
 
 from __future__ import annotations

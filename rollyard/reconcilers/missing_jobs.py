@@ -3,10 +3,13 @@
 squeue can answer with its header alone, with a table that is cut at a row's end, or with an older answer, all with exit
 code 0. It is one source. The heartbeat of the process that is bound to the job is another, accounting a third.
 
-| heartbeat since it is missing | accounting | verdict | |---|---|---| | yes or no | it has ended | gone | | yes |
-anything else | lives, for as long as heartbeats come | | no | it lives | lives, for DISPUTE_SECONDS at most: slurmdbd
-lags where slurmctld did not report to it | | no | no answer | nothing is concluded for DISPUTE_SECONDS | | no | no
-record of it | nothing is concluded for ABSENT_SECONDS; for a job that we are ending, not even so long |
+| heartbeat since it is missing | accounting | verdict |
+|---|---|---|
+| yes or no | it has ended | gone |
+| yes | anything else | lives, for as long as heartbeats come |
+| no | it lives | lives, for DISPUTE_SECONDS at most: slurmdbd lags where slurmctld did not report to it |
+| no | no answer | nothing is concluded for DISPUTE_SECONDS |
+| no | no record of it | nothing is concluded for ABSENT_SECONDS; for a job that we are ending, not even so long |
 
 A job that ran and is shown as waiting again, without a restart, is judged in the same way: the table is an older one,
 or slurmctld has lost its state.

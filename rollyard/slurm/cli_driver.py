@@ -1,4 +1,4 @@
-"""The driver that calls Slurm's commands and parses their text; the complete one, for Slurm 20.11 to 26.05.
+"""The driver that calls Slurm's commands and parses their text; it works with Slurm 20.11 to 26.05.
 
 It reads text and not `--json`: fields have kept their names for years, and 1,000 jobs cost milliseconds instead of a
 second.
@@ -24,7 +24,7 @@ from rollyard.slurm.user_names import known_user
 LIMIT_SECONDS = 30.0
 """Time limit of a command. With slurmctld down every command takes 9 s before it gives up."""
 MARK = "~|~"
-"""Separator of fields: names and comments may hold any text, but hardly this."""
+"""Separator of fields: names and comments may hold any text, but are unlikely to hold this."""
 QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",
          "StartTime", "EndTime")  # fmt: skip
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
@@ -36,7 +36,7 @@ _NOT_FROM_SLURM = re.compile(
     r"|persist|temporarily unable|[Uu]nexpected message|Transport endpoint|[Cc]redential|in standby|[Cc]onfiguration source"
     r"|Protocol authentication|Message (send|receive) failure|[Uu]nspecified error"
 )
-"""Messages of a command that did not learn slurmctld's answer."""
+"""Messages of a command that got no answer from slurmctld."""
 _NOT_FOUND = re.compile(r"Invalid job id|already completing or completed")
 _KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
 
@@ -62,7 +62,7 @@ class CliDriver:
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
-        # With its header: an empty queue prints one, and an empty output is not an empty queue.
+        # With the header, which is printed for an empty queue too: so an empty output is an error, not an empty queue.
         text = await self._run_query("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
         return Snapshot(taken_at, read_queue(text))
 
@@ -76,7 +76,7 @@ class CliDriver:
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
         array = directives(script.text).get("array")
         ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
-        if code != 0:  # a plug-in that failed afterwards, an answer that broke off: the job exists all the same
+        if code != 0:  # a plug-in failed afterwards, or the answer was cut off: the job exists
             ids.complaint = f"sbatch ended with exit code {code}: {words}"
         return ids
 
@@ -125,7 +125,7 @@ class CliDriver:
         pass
 
     async def _run_query(self, *command: str) -> str:
-        """Run a query and return its output. Raises SlurmUnreachable with the command's own words."""
+        """Run a query and return its output. Raises SlurmUnreachable with the command's error text."""
         code, out, err = await self._run(command, self._asking)
         if code != 0:
             raise SlurmUnreachable(f"{command[0]}: {_complaint_text(err)}")
@@ -162,7 +162,7 @@ def _printed_id(text: str) -> str | None:
 
 
 def read_queue(text: str) -> dict[str, Job]:
-    """Our jobs in squeue's output, by id. Raises SlurmUnreachable for text that is no such table."""
+    """Our jobs in squeue's output, by id. Raises SlurmUnreachable for text that is not such a table."""
     jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
     return {job.id: job for job in jobs}
 
@@ -172,7 +172,8 @@ def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _rows(text: str, width: int) -> Iterator[list[str]]:
-    """Rows below the header, with a MARK behind every field; another user's comment may hold line ends.
+    """Rows below the header. They are split by the MARK behind every field, not by lines: another user's comment may
+    contain ends of lines.
 
     Raises SlurmUnreachable for text that is not a table of this width.
     """
@@ -229,6 +230,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _complaint_text(text: str) -> str:
-    """Errors of a command, without its name before each line: the cause often stands in the line before last."""
+    """All errors of a command, without its name before each line: the cause is often in the last line but one."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

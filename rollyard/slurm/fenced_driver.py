@@ -1,7 +1,7 @@
-"""A driver that checks the server's epoch first: a superseded server that has not noticed ends no job of its successor.
+"""A driver that checks the server's epoch before each change, so that a replaced server ends no job of its successor.
 
-Slurm knows no fencing token, so this is a check and not a proof. A gap remains between the check and the call; a job
-that was submitted twice in it is told from the other by its binding, as always.
+The replaced server may not yet know of its successor. Slurm has no fencing tokens, so a gap remains between the check
+and the call. If a job is submitted twice in this gap, its binding shows, as always, which of the two is the right one.
 """
 
 from __future__ import annotations

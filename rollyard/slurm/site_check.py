@@ -1,7 +1,8 @@
 """Check whether a template can be fulfilled here, before any job is submitted. Pure.
 
-A job that can never start is an error. Nodes and partitions that are down count with their resources, for they come
-back: a job that has to wait for them gets a warning, and so does one above a partition's limit that a QOS may lift.
+A job that can never start is an error. Nodes and partitions that are down count with their resources, because they
+come back. A job that has to wait for them gets a warning. So does a job above a limit of a partition, if a
+QOS may lift this limit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
         return [_cause("partition", f"this site has no default partition; write one of {_some_names(site.partitions)}")]
     if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
         return wrong
-    # A job may start in any of them, so it is wrong only where each refuses it.
+    # A job may start in any of them, so the template is wrong only if every partition refuses it.
     found = [_refusals(template, partition, site) for partition in partitions]
     return min(found, key=len) if all(found) else []
 
@@ -80,7 +81,7 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
 
 
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
-    """Features that no node has. Slurm refuses an expression with any such name, wherever it stands in it."""
+    """Features that no node has. Slurm refuses an expression that contains such a name in any place."""
     known = {feature for node in site.nodes.values() for feature in node.features}
     asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
     names = [name for name in asked if name not in known]
@@ -113,7 +114,7 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    """Errors where too few nodes are large enough, each resource by itself."""
+    """Errors if too few nodes are large enough: first for each resource by itself, then for all together."""
     if not any(name in site.nodes for name in partition.nodes):
         return []  # its nodes are unknown
     foreign = [n for text in template.nodelist for n in expand(text) if n not in partition.nodes]
@@ -155,7 +156,7 @@ def _requested_sizes(
 
 
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
-    """Known nodes of a partition that are not excluded; only the requested ones, where any are."""
+    """Known nodes of a partition that are not excluded; of a `nodelist` for one node, only those in it."""
     excluded = {name for text in template.exclude for name in expand(text)}
     named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()
     names = (named or partition.nodes) - excluded

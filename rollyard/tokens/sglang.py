@@ -1,4 +1,4 @@
-"""SGLang's `/generate`, its route with token ids, converted to the shape of `/v1/completions`."""
+"""SGLang's `/generate`, its route with token ids; answers are converted to the form of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def body(
 
 
 class SglangChunks:
-    """Converts its events, which contain all tokens so far or only the new ones (a server option), to the new ones."""
+    """Converts SGLang's events to chunks with only the new tokens.
+
+    An option of the server decides whether an event has all tokens so far or only the new ones.
+    """
 
     def __init__(self) -> None:
         self._seen = 0
@@ -49,7 +52,7 @@ class SglangChunks:
     def read(self, event: Any) -> Any:
         """Convert an event to a chunk of `/v1/completions`. Raises ValueError when the counts do not add up."""
         if not isinstance(event, dict) or "meta_info" not in event:
-            return event  # an error has the same shape in both APIs
+            return event  # an error has the same fields in both APIs
         meta = event["meta_info"]
         told, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
         reason = meta.get("finish_reason")

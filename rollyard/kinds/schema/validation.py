@@ -27,9 +27,9 @@ FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "dele
 """Kubernetes's own fields, which its clients send; they are dropped without an error."""
 MAX_REPORTED = 20
 MAX_LISTED = 1000
-"""Most mistakes in one answer; the texts of more would take seconds."""
+"""Number of mistakes above which only their count is reported: to write all their texts would take seconds."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
-"""Fields that `_out_of_bounds` checks with Kubernetes' texts, where they are texts."""
+"""Fields that `_out_of_bounds` checks, with Kubernetes' error messages, when their values are strings."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -63,7 +63,10 @@ class Problem:
 
 
 def validate_object(data: Any) -> KindObject:
-    """Parse a JSON object into its kind. Raises Invalid with one cause a mistake, `field` a dotted camelCase path."""
+    """Parse a JSON object into its kind.
+
+    Raises Invalid with one cause for each mistake, whose `field` is a dotted camelCase path.
+    """
     obj, problems = parse(data)
     if obj is None:
         listed = "; ".join(str(p) for p in problems)
@@ -125,7 +128,7 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
 
 
 def _metadata(metadata: Any) -> list[Problem]:
-    """Mistakes in metadata: ObjectMeta ignores unknown fields, for Kubernetes's sake, but a misspelt one is a mistake."""
+    """Mistakes in metadata. ObjectMeta ignores unknown fields; here they are mistakes, except Kubernetes's own."""
     if not isinstance(metadata, dict):
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
@@ -135,7 +138,7 @@ def _metadata(metadata: Any) -> list[Problem]:
 
 
 def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
-    """Mistakes in metadata by Kubernetes' bounds, at its paths; the model reports wrong types."""
+    """Values in metadata beyond Kubernetes' limits, with Kubernetes' paths; the model reports wrong types."""
     for field in ("name", "namespace"):
         if isinstance(text := metadata.get(field), str):
             yield from (Problem(("metadata", field), f"{_given_text(text)}: {words}") for words in name_problems(text))

@@ -1,6 +1,7 @@
-"""Calls with each argument in its own tags, as text: GLM 4.5 and Qwen3-Coder.
+"""Tool calls that are written as text, with each argument in its own tags: GLM 4.5 and Qwen3-Coder.
 
-A value is text if the tool declares a string, or no type; else it is JSON if it can be parsed as JSON.
+A value is text if the tool declares a string or no type for it. Otherwise it is parsed as JSON, and stays text if that
+fails.
 """
 
 from __future__ import annotations
