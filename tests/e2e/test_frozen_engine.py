@@ -86,7 +86,11 @@ async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended
                 async with asyncio.timeout(300):
                     told += [chunk.choices[0].delta.content or "" async for chunk in stream]
                 ended = await yard.gather(client, ids, 300)
-                assert not (await endpoints(client))[there].ready, "it is still suspended"
+
+                async def told_as_not_ready() -> bool:
+                    return not (await endpoints(client))[there].ready
+
+                await yard.until(told_as_not_ready)  # it is still suspended
         record = await client.close_session(opened.id)
     assert record.session.endpoint != there
     (segment,) = record.trajectory.segments

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.kinds.rollout import Status, Trajectory
+from rollyard.kinds.rollout import Stage, Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
 from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
@@ -30,10 +30,12 @@ async def load(client: AsyncClient, prefix: str) -> list[str]:
     return ids + await client.submit(requests(4, 4, prefix=prefix))
 
 
-async def at_work(client: AsyncClient) -> bool:
-    """Whether several turns are under way, and both engines have rollouts."""
+async def at_work(client: AsyncClient, prefix: str) -> bool:
+    """Return whether several turns are under way, some of them long ones of this load, and both engines have rollouts."""
     (pool,) = (await client.top()).inference_pools
-    return (pool.load.running or 0) >= 4 and all(endpoint.sessions for endpoint in pool.endpoints)
+    busy = (pool.load.running or 0) >= 4 and all(endpoint.sessions for endpoint in pool.endpoints)
+    live = [r async for r in client.rollouts() if r.id.startswith(f"{prefix}-long") and not r.status.terminal]
+    return busy and sum(r.stage is Stage.RUN for r in live) >= 2
 
 
 async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(vllm_python: str, yard: Yard) -> None:
@@ -61,12 +63,12 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
             for number, (version, mode) in enumerate(MODES.items()):
                 folders[version] = other_weights(MODEL, yard.folder / version, seed=number, amount=0.02)
                 ids += await load(client, version)
-                await yard.until(lambda: at_work(client), END_SECONDS)
+                await yard.until(lambda version=version: at_work(client, version), END_SECONDS)
                 update = WeightsUpdate(version=version, path=str(folders[version]), mode=mode)
                 await client.update_weights("default", "policy", update)
                 await yard.until(lambda version=version: serves(client, version, 2), END_SECONDS)
             ids += await load(client, "kill")
-            await yard.until(lambda: at_work(client), END_SECONDS)
+            await yard.until(lambda: at_work(client, "kill"), END_SECONDS)
             victim, _ = yard.processes("vllm.entrypoints.cli.main", "--uds")
             os.kill(victim, signal.SIGKILL)
 
