@@ -99,7 +99,7 @@ def _commands(block: Block, folder: Path) -> Iterator[str]:
 
 
 def _here(text: str, folder: Path) -> str:
-    """What the pages keep in /tmp lies in the test's folder; jobs are processes, also where there is a Slurm."""
+    """Put the pages' files in /tmp into the test's folder, and run jobs as processes, also where there is a Slurm."""
     text = re.sub("/tmp/(yard)?", lambda m: f"{folder}/data" if m[1] else f"{folder}/", text)
     return text.replace("rollyard serve ", "rollyard serve --cluster local ")
 

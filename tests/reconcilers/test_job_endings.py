@@ -1,4 +1,4 @@
-"""What is said of how a job ended: what is certain first, a line of its log never as the cause."""
+"""Ends of jobs in words: the certain facts come first, and a line of the log is never given as the cause."""
 
 from __future__ import annotations
 

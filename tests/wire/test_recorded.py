@@ -72,7 +72,7 @@ def read(name: str, told: Any) -> BaseModel:
 
 
 STRICT = {"agent", "sampling", "budgets", "task", "artifact", "extras"}
-"""What a user asks is read strictly, and what has any keys stays as it is."""
+"""Parts that stay as they are: a user's request is read strictly, and some mappings take any key."""
 MAPPINGS = {"widths", "endpoints", "failed_kinds", "metrics", "timings", "breaks", "tool_calls"}
 
 

@@ -72,7 +72,7 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     """vLLM's OpenAI server. Its own --api-key would appear in argv and guards only some paths: the reverse proxy checks
     tokens."""
     model, build = spec.model, host.build
-    _known_options(
+    _require_options(
         build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
     )
     argv = [
@@ -86,7 +86,7 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     argv += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
     argv += ["--pipeline-parallel-size", str(engine.pipeline_parallel_size)]
     if engine.logprobs_mode == "processed":
-        _known_options(build, ["--logprobs-mode"])
+        _require_options(build, ["--logprobs-mode"])
         argv += ["--logprobs-mode", "processed_logprobs"]
     if model.tokenizer is not None:
         argv += ["--tokenizer", model.tokenizer]
@@ -138,7 +138,7 @@ def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[s
     return [("--kv-cache-memory-bytes", str(cache)), ("--enforce-eager",), *(whole if context is not None else [])]
 
 
-def _known_options(build: VllmBuild, must: Sequence[str]) -> None:
+def _require_options(build: VllmBuild, must: Sequence[str]) -> None:
     lacking = [option for option in must if option not in build.options]
     if lacking:
         raise EngineFailed(

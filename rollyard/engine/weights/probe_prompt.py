@@ -16,7 +16,7 @@ PROMPT = tuple(range(20, 52))
 """Low ids, which are plain bytes in the vocabularies of supported models."""
 TOKENS = 16
 PROBE_SECONDS = 120.0
-MIN_COMMON_TOKENS = 0.25
+MAX_ANSWER_DIFFERENCE = 0.25
 """Largest difference of logprobs between two answers of one engine, in half precision and among other requests."""
 TOLERANCE = 0.02
 """Largest difference from the logprobs computed from the files in single precision."""
@@ -75,9 +75,9 @@ def why_not_proven(proof: WeightsProof, again: ProbeAnswer, known: WeightsProof 
     `again`: the next answer. `known`: the answer of an engine that was started on the same weights. `noise`: this
     engine's distance from the files with the weights on which it was started; None for an engine that was just started.
     """
-    if (off := proof.reading.distance(again)) > MIN_COMMON_TOKENS:
+    if (off := proof.reading.distance(again)) > MAX_ANSWER_DIFFERENCE:
         return f"it answers the same prompt differently the second time: logprobs differ by {off:.3g}"
-    if known is not None and (off := proof.reading.distance(known.reading)) > MIN_COMMON_TOKENS:
+    if known is not None and (off := proof.reading.distance(known.reading)) > MAX_ANSWER_DIFFERENCE:
         return f"its logprobs differ by {off:.3g} from those of an engine that was started on these weights"
     limit = STARTED_TOLERANCE if noise is None else max(TOLERANCE, NOISE * noise)
     if proof.error is not None and proof.error > limit:

@@ -106,7 +106,7 @@ class GatewaySession:
         """Overrides of the last call, and the sampling that they result in."""
         self._calls_begun = 0
         self._calls_in_progress = 0
-        self._sampled_tokens = 0
+        self._calls_admitted = 0
         """Number of calls that were answered or may still be answered."""
         self._in_flight: set[asyncio.Task[Sampled]] = set()
         self._closed = False
@@ -170,7 +170,7 @@ class GatewaySession:
         if self.failure.done():
             raise unavailable("this session has failed, not because of its caller; its rollout restarts")
         limit = self.config.max_calls
-        if limit is not None and self._sampled_tokens >= limit:
+        if limit is not None and self._calls_admitted >= limit:
             self.truncated |= counts
             raise turn_limit(limit)
         if self.config.max_at_once is not None and self._calls_in_progress >= self.config.max_at_once:
@@ -249,11 +249,11 @@ class GatewaySession:
     def _admit(self, wanted: SamplingOverrides) -> Iterator[Sampling]:
         """Admit a call right before sampling, without an await between: parallel calls must not exceed the limit together."""
         self.check_limits()
-        self._calls_in_progress, self._sampled_tokens = self._calls_in_progress + 1, self._sampled_tokens + 1
+        self._calls_in_progress, self._calls_admitted = self._calls_in_progress + 1, self._calls_admitted + 1
         try:
             yield self._parameters(wanted)
         except BaseException:
-            self._sampled_tokens -= 1
+            self._calls_admitted -= 1
             raise
         finally:
             self._calls_in_progress -= 1
@@ -261,7 +261,7 @@ class GatewaySession:
 
     def _record_abandoned(self, said: ChatResponse) -> None:
         """Record a turn whose caller gave up while a thread processed it."""
-        self._sampled_tokens += 1
+        self._calls_admitted += 1
 
     def _parameters(self, wanted: SamplingOverrides) -> Sampling:
         if self._merged is None or self._merged[0] != wanted:  # a harness sends the same parameters with every call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 MAX_HELD_IDS = 16
-"""So many ids without a whole character are bytes that will never form one."""
+"""Ids without a whole character after which their bytes are taken to form none."""
 REPLACEMENT = "\ufffd"
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
