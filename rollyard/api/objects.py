@@ -193,7 +193,7 @@ async def _watch(
     async def send(type: str, body: dict[str, Any]) -> None:
         await response.write(json.dumps({"type": type, "object": body}).encode() + b"\n")
 
-    async def tell(event: WatchEvent) -> None:
+    async def send_event(event: WatchEvent) -> None:
         obj = event.object
         if (namespace is None or obj.metadata.namespace == namespace) and passes(obj):
             as_table = table.is_table_requested(request)
@@ -207,9 +207,9 @@ async def _watch(
             if since in ("", "0"):
                 found, since = await store.list_objects(word, namespace)
                 for obj in found:
-                    await tell(WatchEvent("ADDED", obj))
+                    await send_event(WatchEvent("ADDED", obj))
             async for event in store.watch(word, since):
-                await tell(event)
+                await send_event(event)
     except TimeoutError:
         pass
     except ApiError as error:  # kubectl expects an error that ends a watch as an event

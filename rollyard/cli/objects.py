@@ -320,7 +320,7 @@ async def _wait_until(
     """
     obj: KindObject | None = None
     name, said, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()
-    tell = loop.time() + REPORT_SECONDS
+    report_at = loop.time() + REPORT_SECONDS
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -331,9 +331,9 @@ async def _wait_until(
                 if holds(obj):
                     return obj
                 why = waiting_text(obj, types)
-                if why and why != said and loop.time() >= tell:
+                if why and why != said and loop.time() >= report_at:
                     click.echo(f"{name}: {why}", err=True)
-                    said, tell = why, loop.time() + REPORT_SECONDS
+                    said, report_at = why, loop.time() + REPORT_SECONDS
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         why = waiting_text(obj, types)

@@ -43,7 +43,9 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
         async def body() -> None:
             if starts:
                 await _wait_for_server(kubeconfig)
-            async with AsyncClient(kubeconfig=kubeconfig, warn=_once_per_warning(), patience=RETRY_SECONDS) as client:
+            async with AsyncClient(
+                kubeconfig=kubeconfig, warn=_once_per_warning(), retry_seconds=RETRY_SECONDS
+            ) as client:
                 await command(client, namespace or client.context.namespace, **arguments)
 
         try:
@@ -59,19 +61,19 @@ async def _wait_for_server(kubeconfig: Path | None) -> None:
 
     Raises BadRequest, Unavailable after START_SECONDS.
     """
-    loop, told = asyncio.get_running_loop(), False
+    loop, reported = asyncio.get_running_loop(), False
     deadline = loop.time() + START_SECONDS
     while True:
         try:
-            async with AsyncClient(kubeconfig=kubeconfig, patience=0) as client:
+            async with AsyncClient(kubeconfig=kubeconfig, retry_seconds=0) as client:
                 await client.server_version()
                 return
         except (BadRequest, Unavailable) as error:
             if loop.time() >= deadline:
                 raise
-            if not told:
+            if not reported:
                 click.echo(f"{error}; waiting up to {START_SECONDS:.0f} s for the server to start", err=True)
-                told = True
+                reported = True
         await asyncio.sleep(0.2)
 
 

@@ -46,7 +46,7 @@ async def top(
     """
     where = None if all_namespaces else namespace
 
-    async def look() -> TopView:
+    async def poll() -> TopView:
         return select_pools(await client.top(where), words)
 
     live = sys.stdout.isatty() and form == "table"
@@ -54,10 +54,10 @@ async def top(
     empty = "No pools" + ("." if all_namespaces else f" in {namespace} namespace.")
     if live and pause:
         with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is the normal end
-            await _follow(look, max(pause, LEAST_SECONDS), empty)
+            await _follow(poll, max(pause, LEAST_SECONDS), empty)
         return
     while True:
-        _print(await look(), form, empty)
+        _print(await poll(), form, empty)
         if not pause:
             return
         await asyncio.sleep(max(pause, LEAST_SECONDS))
@@ -88,7 +88,7 @@ def _print(found: TopView, form: str, empty: str) -> None:
         click.echo(empty, err=True)
 
 
-async def _follow(look: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:
+async def _follow(poll: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:
     """Fill the terminal until Ctrl-C. While the server does not answer, the last tables stay, with a note."""
     from rich.console import Console
     from rich.live import Live
@@ -105,7 +105,7 @@ async def _follow(look: Callable[[], Coroutine[Any, Any, TopView]], pause: float
         while True:
             asked = clock()
             try:
-                async with running(look()) as task:
+                async with running(poll()) as task:
                     while not (await asyncio.wait({task}, timeout=pause))[0]:
                         live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
                 shown, word = lines(task.result(), console.height, console.width) or [Line(empty)], ""

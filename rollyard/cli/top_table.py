@@ -99,8 +99,8 @@ def _style_rows(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int
     fitting, left_out = _fit_columns(rows, width)
     found = [Line(text, style) for text, style in zip(align(fitting), ["bold", *styles], strict=True)]
     if left_out:
-        told = f"the terminal's {width} columns leave no room for {', '.join(left_out)}"
-        found += [Line(f"  {line}", "dim") for line in textwrap.wrap(told, max((width or 0) - 2, 20))]
+        note = f"the terminal's {width} columns leave no room for {', '.join(left_out)}"
+        found += [Line(f"  {line}", "dim") for line in textwrap.wrap(note, max((width or 0) - 2, 20))]
     return found
 
 

@@ -52,15 +52,15 @@ class AsyncClient:
         *,
         kubeconfig: Path | str | None = None,
         warn: Callable[[str], None] = log.warning,
-        patience: float = RETRY_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         """Raises BadRequest when no server is known.
 
         `warn`: called with the server's warnings, such as that a pool could not be checked, and when a call waits for
-        the server. `patience`: seconds for which a call waits for an unreachable server.
+        the server. `retry_seconds`: time for which a call waits for an unreachable server.
         """
         self.context = context or load_context(kubeconfig)
-        self._http = ServerConnection(self.context, warn=warn, patience=patience)
+        self._http = ServerConnection(self.context, warn=warn, retry_seconds=retry_seconds)
 
     async def __aenter__(self) -> Self:
         return self

@@ -29,12 +29,12 @@ class NodeConnection:
         link: ServerLink,
         http: aiohttp.ClientSession,
         hello: Callable[[], Hello],
-        hear: Callable[[ToNode], Awaitable[None]],
+        on_message: Callable[[ToNode], Awaitable[None]],
     ) -> None:
         self._link = link
         self._http = http
         self._hello = hello
-        self._on_message = hear
+        self._on_message = on_message
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def run(self) -> None:

@@ -28,15 +28,15 @@ class ServerConnection:
     """One HTTP session; every call goes to the server's URL at that moment."""
 
     def __init__(
-        self, context: Context, warn: Callable[[str], None] = log.warning, patience: float = RETRY_SECONDS
+        self, context: Context, warn: Callable[[str], None] = log.warning, retry_seconds: float = RETRY_SECONDS
     ) -> None:
         """`warn`: called with the text of `Warning` headers, and when a call waits for the server.
 
-        `patience`: seconds for which a call waits for an unreachable server.
+        `retry_seconds`: time for which a call waits for an unreachable server.
         """
         self.context = context
         self._warn = warn
-        self._retry_seconds = patience
+        self._retry_seconds = retry_seconds
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         headers = {"Authorization": f"Bearer {context.token}"}
@@ -64,7 +64,7 @@ class ServerConnection:
         Raises ApiError; Unavailable when the server stays away or overloaded.
         """
         backoff, loop = Backoff(), asyncio.get_running_loop()
-        deadline, told = loop.time() + self._retry_seconds, False
+        deadline, reported = loop.time() + self._retry_seconds, False
         while True:
             asked = 0
             try:
@@ -79,9 +79,9 @@ class ServerConnection:
                 asked, words = error.retry_after or 0, f"the server cannot answer at present: {error}"
                 if loop.time() + asked >= deadline or not repeat:
                     raise
-            if not told:
+            if not reported:
                 self._warn(f"{words}; trying again for {max(0.0, deadline - loop.time()):.0f} s")
-                told = True
+                reported = True
             await asyncio.sleep(max(asked, min(backoff.seconds(), deadline - loop.time())))
 
     @asynccontextmanager

@@ -26,11 +26,11 @@ def cluster() -> Iterator[Finding]:
         yield Finding("OK", "cluster", f"{why}; the local driver runs jobs on this machine")
         return
     try:
-        driver, site, taken = asyncio.run(_detect_driver())
+        driver, site, seconds = asyncio.run(_detect_driver())
     except SlurmUnreachable as error:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
-    yield _describe_site(driver, site, taken)
+    yield _describe_site(driver, site, seconds)
     if config := _config():  # slurmrestd may be the only interface, without commands
         yield from check_config(config)
     yield from _association_limits()
@@ -42,13 +42,13 @@ async def _detect_driver() -> tuple[str, Site, float]:
     try:
         site, began = await driver.site(), time.monotonic()
         await driver.snapshot()
-        taken = time.monotonic() - began
+        seconds = time.monotonic() - began
     finally:
         await driver.close()
-    return "; ".join([driver.name, *(f"not {name}: {why}" for name, why in others.items())]), site, taken
+    return "; ".join([driver.name, *(f"not {name}: {why}" for name, why in others.items())]), site, seconds
 
 
-def _describe_site(driver: str, site: Site, taken: float) -> Finding:
+def _describe_site(driver: str, site: Site, seconds: float) -> Finding:
     up = [p for p in site.partitions.values() if p.up]
     default = next(
         (f", by default {p.name}" for p in up if p.default), "; none is the default, so each pool must name one"
@@ -56,7 +56,7 @@ def _describe_site(driver: str, site: Site, taken: float) -> Finding:
     usable = sum(node.usable for node in site.nodes.values())
     said = (
         f"Slurm {site.version} by the driver {driver}; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
-        f"{usable} of {len(site.nodes)} nodes usable; a look at the queue took {1e3 * taken:.0f} ms"
+        f"{usable} of {len(site.nodes)} nodes usable; a look at the queue took {1e3 * seconds:.0f} ms"
     )
     return Finding("OK" if up and usable else "WARN", "cluster", said)
 

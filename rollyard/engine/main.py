@@ -147,15 +147,15 @@ class InferenceServer:
                 return 0
 
     def _make_updater(
-        self, door: EngineProxy, http: aiohttp.ClientSession, order: WeightsTarget | None
+        self, proxy: EngineProxy, http: aiohttp.ClientSession, target: WeightsTarget | None
     ) -> WeightsUpdater:
         vllm = self._spec.engine.vllm
         control: EngineControl = EmbeddedControl(http) if vllm is None else VllmControl(http, vllm.extra_args)
         return WeightsUpdater(
             self._spec.model,
-            order,
+            target,
             self._supervisor,
-            door,
+            proxy,
             control,
             self._command,
             http,
@@ -200,7 +200,7 @@ class InferenceServer:
                 await backoff.wait()
 
     def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
-        pem = self._scratch / "door.pem"
+        pem = self._scratch / "proxy.pem"
         pem.write_bytes(key + certificate.encode())  # 0600 by the umask
         try:
             return server_ssl_context(pem)

@@ -166,17 +166,17 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
                 request.transport.abort()
             raise ConnectionResetError(f"the caller read nothing for {WRITE_STALL_SECONDS:g} s") from None
 
-    async def tell(piece: str) -> None:
+    async def send_text(piece: str) -> None:
         await send(exchange.text_events(piece))
 
     try:
-        said = await _run_exchange(exchange, session, tell)
+        answer = await _run_exchange(exchange, session, send_text)
     except GatewayError as refusal:
         if not response.prepared:
             raise
         await send(exchange.error_events(refusal), last=True)
     else:
-        await send(exchange.end_events(said), last=True)
+        await send(exchange.end_events(answer), last=True)
     return response
 
 
@@ -186,9 +186,9 @@ def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response
     return web.json_response(body, status=refusal.status, headers=headers)
 
 
-async def _run_exchange(exchange: Exchange, session: GatewaySession, tell: SendText | None) -> ChatResponse:
+async def _run_exchange(exchange: Exchange, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
     with _errors_as_refusals():
-        return await exchange.run(session, tell)
+        return await exchange.run(session, on_text)
 
 
 @contextlib.contextmanager

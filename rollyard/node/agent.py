@@ -80,7 +80,7 @@ class NodeAgent:
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
         """Lease grants received on this connection."""
-        self._moved = Waker()
+        self._stage_changed = Waker()
         self._drain = False
         self._drained = asyncio.Event()
 
@@ -222,14 +222,14 @@ class NodeAgent:
         )
 
     def _heartbeat_soon(self) -> None:
-        self._moved.wake()
+        self._stage_changed.wake()
 
     async def _beat(self) -> None:
         """Send a heartbeat in time, and at once after a change; each one asks for as many leases as there is capacity
         for."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._moved.pause(self._lease_seconds / 3)
+            await self._stage_changed.pause(self._lease_seconds / 3)
             if self._node is None:
                 continue
             pools = self._node.pools

@@ -36,8 +36,8 @@ def error_outcome(error: RollyardError) -> Status:
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
     """Build the outcome without a reward; the tokens sampled so far are kept for inspection."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
-    told = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
-    return evolve(base, status=error_outcome(error), reward=None, error=told)
+    rollout_error = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
+    return evolve(base, status=error_outcome(error), reward=None, error=rollout_error)
 
 
 def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:

@@ -100,8 +100,8 @@ class Harness:
             port = listener.getsockname()[1]
             await runner.setup()
             assert runner.server is not None
-            door = partial(_LimitedConnection, runner.server)
-            accepting = await asyncio.get_running_loop().create_server(door, sock=listener)
+            make_connection = partial(_LimitedConnection, runner.server)
+            accepting = await asyncio.get_running_loop().create_server(make_connection, sock=listener)
             yield f"http://127.0.0.1:{port}"
         finally:
             self._session.close()

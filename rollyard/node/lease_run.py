@@ -89,10 +89,10 @@ class _AgentResult:
 class LeaseRun:
     """Carries one lease through the stages; it always ends with an upload, except when it is cancelled."""
 
-    def __init__(self, shop: NodeContext, lease: Lease, moved: Callable[[], None]) -> None:
-        self._node = shop
+    def __init__(self, node: NodeContext, lease: Lease, stage_changed: Callable[[], None]) -> None:
+        self._node = node
         self._lease = lease
-        self._stage_changed = moved
+        self._stage_changed = stage_changed
         self.stage = lease.stage
         self._timings: dict[str, float] = {}
         self._partial_outcome: Outcome | None = None
@@ -232,7 +232,7 @@ class LeaseRun:
         lease, agent = self._lease, self._lease.agent
         # an unknown parser is a fault of the request, and must not surface in a model call
         parser_for(template, agent.tool_parser)
-        terms = SessionConfig(
+        config = SessionConfig(
             model=lease.endpoints[ROLE].model,
             sampling=lease.sampling,
             fixed=agent.sampling == "rollout",
@@ -241,7 +241,7 @@ class LeaseRun:
             sample_index=lease.sample_index,
             context=lease.budgets.context_tokens,
         )
-        session = GatewaySession(secrets.token_hex(16), template, policy, terms)
+        session = GatewaySession(secrets.token_hex(16), template, policy, config)
         status, metrics, overdue = Status.TRUNCATED, {}, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:

@@ -84,7 +84,7 @@ class LeaseSampler:
                 f"the conversation has {len(prompt_ids)} tokens, and the context {self._context}", context=self._context
             )
 
-        def hear(ids: Sequence[int]) -> None:
+        def on_ids(ids: Sequence[int]) -> None:
             self.answered_at += len(ids)
             if on_progress is not None:
                 on_progress(ids)
@@ -92,7 +92,7 @@ class LeaseSampler:
         self._sampling += 1
         try:
             return await self._tokens.complete_with_failover(
-                self._checkout, prompt_ids, sampling, limit, self._stop_ids, hear, MAX_MOVES, self._in_flight
+                self._checkout, prompt_ids, sampling, limit, self._stop_ids, on_ids, MAX_MOVES, self._in_flight
             )
         finally:
             self._sampling -= 1

@@ -37,8 +37,8 @@ class ResultUploads:
             await self._put("/v1/node/result", _header(ref, outcome), outcome.model_dump_json())
         except (Invalid, TooLarge) as error:
             log.error("the result of %s was refused: %s", ref.id, error)
-            told = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
-            small = Outcome(status=Status.FAILED, node=outcome.node, error=told)
+            refusal = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
+            small = Outcome(status=Status.FAILED, node=outcome.node, error=refusal)
             await self._put("/v1/node/result", _header(ref, small), small.model_dump_json())
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:

@@ -111,7 +111,7 @@ class AllocationFolders:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         role = Role.ENGINE if isinstance(pool, InferencePool) else Role.NODE
         write_secret(folder / "token", self._issue(role, meta.uid), durable=False)
-        told = AllocationFile(
+        file = AllocationFile(
             allocation=meta.name,
             namespace=meta.namespace,
             uid=meta.uid,
@@ -122,7 +122,7 @@ class AllocationFolders:
             scratch=allocation.spec.template.scratch,
             inference=pool.spec if isinstance(pool, InferencePool) else None,
         )
-        write_secret(folder / "allocation.json", told.model_dump_json(), durable=False)
+        write_secret(folder / "allocation.json", file.model_dump_json(), durable=False)
 
     def write_script(self, script: BatchScript) -> None:
         """Write the script beside the job's other files, for people to read. Blocks."""

@@ -123,10 +123,10 @@ def judge_absence(absence: Absence, now: float) -> AbsenceVerdict:
     if absence.is_contradicted:
         return AbsenceVerdict.LIVES if absence.quiet_seconds(now) < DISPUTE_SECONDS else AbsenceVerdict.BELIEVED
     if absence.asked_at is None or absence.accounting_error:
-        patience = DISPUTE_SECONDS
+        limit = DISPUTE_SECONDS
     else:
-        patience = 0.0 if absence.job.leaving else ABSENT_SECONDS
-    return AbsenceVerdict.WAIT if absence.quiet_seconds(now) < patience else AbsenceVerdict.BELIEVED
+        limit = 0.0 if absence.job.leaving else ABSENT_SECONDS
+    return AbsenceVerdict.WAIT if absence.quiet_seconds(now) < limit else AbsenceVerdict.BELIEVED
 
 
 def disputed_absences(missing: Iterable[Absence], now: float) -> list[Absence]:

@@ -82,14 +82,14 @@ class PoolReconciler:
             return RequeueAfter(0.0)
         if (wait := self._expectations.remaining(key)) > 0:
             return RequeueAfter(min(wait, 1.0))  # an old copy: our last change is not in it yet
-        look = await self._observer.observe(pool, self._allocations.of(pool.metadata.uid))
-        now, members = self._clock.time(), look.members
+        observation = await self._observer.observe(pool, self._allocations.of(pool.metadata.uid))
+        now, members = self._clock.time(), observation.members
         ledger = account_gpu_hours(pool.status.gpu_ledger, (m.allocation for m in members), now)
-        scale = self._scale(pool, look.metrics, ledger, now)
+        scale = self._scale(pool, observation.metrics, ledger, now)
         plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None)
         if pool.metadata.deletion_timestamp is not None:
             await self._observer.on_deleted(pool)
-        pool = await self._write_status(pool, look, plan, scale, ledger, now)
+        pool = await self._write_status(pool, observation, plan, scale, ledger, now)
         failpoint("after-pool-status")
         await self._act(pool, members, plan, now)
         if plan.removable:
@@ -180,10 +180,16 @@ class PoolReconciler:
     # report
 
     async def _write_status(
-        self, pool: Pool, look: PoolObservation, plan: PoolPlan, scale: ScaleDecision, ledger: GpuLedger, now: float
+        self,
+        pool: Pool,
+        observation: PoolObservation,
+        plan: PoolPlan,
+        scale: ScaleDecision,
+        ledger: GpuLedger,
+        now: float,
     ) -> Pool:
         before, ends = pool.status, plan.ends
-        view = PoolView(pool, look, scale, ends, now)
+        view = PoolView(pool, observation, scale, ends, now)
         decisions = before.decisions
         if scale.desired != before.replicas.desired:
             decision = ScalingDecision(time=as_datetime(now), desired=scale.desired, message=scale.message)
@@ -204,13 +210,13 @@ class PoolReconciler:
             "gpu_ledger": ledger,
             "gpu_hours": shown_hours(ledger, now),
             "conditions": self._conditions(view),
-            **look.status_update,
+            **observation.status_update,
         }
         changed = _with_status(pool, update)
         if changed.status == before:
             return pool
         written = await self._store.update(changed, "status")
-        for said in look.events:
+        for said in observation.events:
             await self._recorder.record_event(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
         if scale.desired != before.replicas.desired:
             message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
@@ -220,12 +226,12 @@ class PoolReconciler:
 
     async def _record_changes(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
         """Write one event for each change; a reason that two conditions share gives one event."""
-        told: set[str] = set()
+        recorded: set[str] = set()
         for type in ("Ready", "Updated"):
             old, new = (get_condition(s.conditions, type) for s in (before, after))
-            if new is None or new.reason in told or (old is not None and old.reason == new.reason):
+            if new is None or new.reason in recorded or (old is not None and old.reason == new.reason):
                 continue
-            told.add(new.reason)
+            recorded.add(new.reason)
             await self._recorder.record_event(
                 pool, new.reason, new.message, "Normal" if new.reason in NO_WARNING else "Warning"
             )
@@ -234,7 +240,7 @@ class PoolReconciler:
             await self._recorder.record_event(pool, "RenewalBlocked", f"{new.reason}: {new.message}", "Warning")
 
     def _conditions(self, view: PoolView) -> list[Condition]:
-        pool, look, scale = view.pool, view.observation, view.scale
+        pool, observation, scale = view.pool, view.observation, view.scale
         conditions = [c for c in pool.status.conditions if c.type != "Progressing"]  # of a release before Updated
         for fact in (ready(view), updated(view), renewal_blocked(view)):
             if fact is not None:
@@ -250,8 +256,8 @@ class PoolReconciler:
         elif self._feed.latest is not None:
             conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
         conditions = self._limited_condition(pool, scale, conditions)
-        conditions = self._admitting_condition(pool, look, conditions)
-        for fact in look.conditions:
+        conditions = self._admitting_condition(pool, observation, conditions)
+        for fact in observation.conditions:
             conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
         words = "the pool gives back all its allocations" if pool.spec.suspend else ""
         word = "Suspended" if pool.spec.suspend else "NotSuspended"
@@ -265,10 +271,12 @@ class PoolReconciler:
             return conditions
         return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
 
-    def _admitting_condition(self, pool: Pool, look: PoolObservation, conditions: list[Condition]) -> list[Condition]:
+    def _admitting_condition(
+        self, pool: Pool, observation: PoolObservation, conditions: list[Condition]
+    ) -> list[Condition]:
         """Add the condition about rollouts that wait because every model server has as many as its cache can hold."""
-        if look.why_full:
-            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", look.why_full)
+        if observation.why_full:
+            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", observation.why_full)
         known = get_condition(conditions, "Admitting")
         return self._condition(pool, conditions, "Admitting", True, "HasRoom", "") if known else conditions
 

@@ -106,25 +106,25 @@ class SnapshotFeed:
             self.is_doubted = False
             self._set_unreachable(str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return 0.0
-        taken = max(0.0, self._clock.time() - snapshot.taken_at)
-        self._last_seconds = taken
+        seconds = max(0.0, self._clock.time() - snapshot.taken_at)
+        self._last_seconds = seconds
         if why := self._why_doubted(snapshot):
             if self.is_doubted:
                 self._set_unreachable(why)
             else:  # a controller that has just started errs too: it is queried again at once
                 self.is_doubted = True
                 self._soon.set()
-            return taken
+            return seconds
         self.is_doubted = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
         self.latest, self.unreachable_since = snapshot, None
         self.count += 1
-        moved = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
-        moved |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
-        if moved or was_unknown:
-            self.jobs_changed.emit(set() if was_unknown else moved)  # jobs that vanished meanwhile are in neither
-        return taken
+        changed = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
+        changed |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
+        if changed or was_unknown:
+            self.jobs_changed.emit(set() if was_unknown else changed)  # jobs that vanished meanwhile are in neither
+        return seconds
 
     async def _request_snapshot(self) -> Snapshot:
         """Return the driver's answer; while a slow one is awaited, Slurm's state counts as unknown."""
@@ -164,9 +164,9 @@ class SnapshotFeed:
             self.refresh()
 
     def _set_unreachable(self, why: str) -> None:
-        told, self.unreachable_why = self.unreachable_why, why
+        before, self.unreachable_why = self.unreachable_why, why
         if self.unreachable_since is not None:
-            if told != why:
+            if before != why:
                 self.jobs_changed.emit(set())
         else:
             log.warning("Slurm's queue cannot be read: %s", why)

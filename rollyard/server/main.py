@@ -118,8 +118,8 @@ class RollyardServer:
         """Open, recover, listen, and only then publish the address."""
         host, port = _address(options.listen)
         data = options.data.resolve()
-        told = read_endpoint(data / "endpoint.json")
-        store = await SqliteStore.open(data, SystemClock(), options.job_run(), told.epoch if told is not None else 0)
+        last = read_endpoint(data / "endpoint.json")
+        store = await SqliteStore.open(data, SystemClock(), options.job_run(), last.epoch if last is not None else 0)
         stack.push_async_callback(store.close)
         driver = FencedDriver(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)

@@ -83,14 +83,14 @@ class BudgetedDriver:
             SLURM_CALLS.labels(word, "refused").inc()
             raise
         finally:
-            taken = time.monotonic() - began
-            SLURM_SECONDS.labels(word).observe(taken)
+            seconds = time.monotonic() - began
+            SLURM_SECONDS.labels(word).observe(seconds)
         SLURM_CALLS.labels(word, "ok").inc()
         if word == "snapshot":
             self._failures = 0
-        if taken > SLOW_CALL_SECONDS:
-            self._why = f"{word} took {taken:.0f} s"
-            self._opened_at = time.monotonic() + min(LAST_PAUSE_SECONDS, 2 * taken)
+        if seconds > SLOW_CALL_SECONDS:
+            self._why = f"{word} took {seconds:.0f} s"
+            self._opened_at = time.monotonic() + min(LAST_PAUSE_SECONDS, 2 * seconds)
         return answer
 
     def _failed(self, why: str) -> None:

@@ -41,9 +41,9 @@ class HeldJobDriver:
         self._steps = LocalDriver(folder)
 
     async def snapshot(self) -> Snapshot:
-        taken = await self._driver.snapshot()
+        snapshot = await self._driver.snapshot()
         steps = (dataclasses.replace(job, id=PREFIX + job.id) for job in (await self._steps.snapshot()).jobs.values())
-        return Snapshot(taken.taken_at, {**taken.jobs, **{job.id: job for job in steps}})
+        return Snapshot(snapshot.taken_at, {**snapshot.jobs, **{job.id: job for job in steps}})
 
     async def submit(self, script: BatchScript) -> list[str]:
         if script.within is None:

@@ -54,16 +54,16 @@ class SglangChunks:
         if not isinstance(event, dict) or "meta_info" not in event:
             return event  # an error has the same fields in both APIs
         meta = event["meta_info"]
-        told, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
+        tokens, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
         reason = meta.get("finish_reason")
         choice = {
             "finish_reason": reason,
             "stop_reason": reason.get("matched") if isinstance(reason, dict) else None,
             "prompt_tokens": meta.get("prompt_tokens"),
         }
-        if told is None:
+        if tokens is None:
             return {"choices": [choice]}
-        new = told[self._seen :] if len(told) == total else told
+        new = tokens[self._seen :] if len(tokens) == total else tokens
         if self._seen + len(new) != total:
             raise ValueError(f"{self._seen} tokens and {len(new)} more are not the {total} that it counts")
         self._seen += len(new)

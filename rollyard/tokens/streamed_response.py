@@ -140,11 +140,11 @@ class StreamedResponse:
         return versions
 
     def _check_echo(self, chunk: StreamChunk) -> None:
-        told = chunk.prompt_ids if self._dialect.echoes else chunk.prompt_tokens
-        if told is not None and not self._echoed:
+        echoed = chunk.prompt_ids if self._dialect.echoes else chunk.prompt_tokens
+        if echoed is not None and not self._echoed:
             self._echoed = True
             asked = self._sent.prompt_ids
-            if told != (asked if self._dialect.echoes else len(asked)):
+            if echoed != (asked if self._dialect.echoes else len(asked)):
                 self._refuse_answer(
                     "answered another prompt than Rollyard sent",
                     "use an engine that accepts ids unchanged, without truncation and without tokens before them",
@@ -215,6 +215,6 @@ def _error_sentence(text: str) -> str:
         case {"error": {"message": str(said)}} | {"message": str(said)} | {"detail": str(said)} | {"error": str(said)}:
             return said
         case {"detail": [{"msg": str()}, *_] as faults}:  # FastAPI's error for a wrong field
-            told = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
-            return "; ".join(told)
+            texts = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
+            return "; ".join(texts)
     return text

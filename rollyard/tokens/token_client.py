@@ -50,19 +50,19 @@ def seed_after(seed: int, drawn: int) -> int:
     The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
     continues exactly as if there had been no break; another engine simply gets a different seed.
     """
-    moved = (seed + drawn * SEED_STRIDE) % 2**64
-    return moved - 2**64 if moved >= 2**63 else moved
+    shifted = (seed + drawn * SEED_STRIDE) % 2**64
+    return shifted - 2**64 if shifted >= 2**63 else shifted
 
 
 class TokenClient:
     """Calls model servers. `http` trusts their certificates; the caller closes it.
 
-    `patience`: timeouts for all endpoints; each endpoint's own apply when it is omitted.
+    `timeouts`: limits for all endpoints; each endpoint's own apply when it is omitted.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, patience: StreamTimeouts | None = None) -> None:
+    def __init__(self, http: aiohttp.ClientSession, timeouts: StreamTimeouts | None = None) -> None:
         self._http = http
-        self._patience = patience
+        self._timeouts = timeouts
         self._routes = Routes(http)
 
     async def complete(
@@ -129,19 +129,19 @@ class TokenClient:
         headers = {"Content-Type": "application/json"}
         if endpoint.token:
             headers["Authorization"] = f"Bearer {endpoint.token}"
-        patience = self._patience or StreamTimeouts.of(endpoint)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=patience.connect, sock_read=None)
+        timeouts = self._timeouts or StreamTimeouts.of(endpoint)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect, sock_read=None)
         url = endpoint.url.rstrip("/") + way.dialect.path
-        async with asyncio.timeout(patience.first_token):
+        async with asyncio.timeout(timeouts.first_token):
             response = await self._http.post(
                 url, data=to_json(body), headers=headers, timeout=timeout, allow_redirects=False
             )
         async with response:
             if response.status != 200:
-                async with asyncio.timeout(patience.next_token):
+                async with asyncio.timeout(timeouts.next_token):
                     text = await response.content.read(MAX_ERROR_BYTES)
                 answer.fail(response.status, text.decode(errors="replace"))
-            async for event in events(response.content, patience.first_token, patience.next_token):
+            async for event in events(response.content, timeouts.first_token, timeouts.next_token):
                 answer.add_event(event)
 
     async def complete_with_failover(

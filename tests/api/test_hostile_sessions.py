@@ -352,7 +352,7 @@ async def test_who_cannot_get_in_is_demand_until_it_does(
         assert api.sessions.demand(POOL) == 2, "an open session needs an endpoint whatever has become of its own"
         await api.record("one", close=True)
         assert api.sessions.demand(POOL) == 1
-        monkeypatch.setattr(external_sessions, "WISH_SECONDS", 0.0)
+        monkeypatch.setattr(external_sessions, "UNMET_SECONDS", 0.0)
         await api.ask("POST", "/v1/sessions", {"pool": "policy", "id": "two"})
         assert api.sessions.demand(POOL) == 0, "it did not come again"
         for _ in range(300):

@@ -121,7 +121,7 @@ async def test_a_creation_is_not_repeated_after_a_503(servers: Servers, client: 
 async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient) -> None:
     await servers.start(says_503(10**6, None))
     said: list[str] = []
-    async with AsyncClient(client.context, warn=said.append, patience=0.3) as impatient:
+    async with AsyncClient(client.context, warn=said.append, retry_seconds=0.3) as impatient:
         with pytest.raises(Unavailable, match="HTTP 503"):
             await impatient.get(ObjectKey(kind="RolloutPool", namespace="default", name="demo"))
     assert len(servers.asked) > 1
@@ -133,7 +133,7 @@ async def test_a_server_that_is_down_is_told_at_once_and_without_the_innards_of_
     servers: Servers, client: AsyncClient
 ) -> None:
     said: list[str] = []
-    async with AsyncClient(client.context, warn=said.append, patience=0.3) as impatient:
+    async with AsyncClient(client.context, warn=said.append, retry_seconds=0.3) as impatient:
         with pytest.raises(Unavailable, match=r"no answer from http.*Connection refused.*rollyard serve"):
             await impatient.counts()
     assert len(said) == 1
@@ -142,7 +142,7 @@ async def test_a_server_that_is_down_is_told_at_once_and_without_the_innards_of_
 
 
 async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(servers: Servers, client: AsyncClient) -> None:
-    async with AsyncClient(client.context, patience=0.1) as impatient:
+    async with AsyncClient(client.context, retry_seconds=0.1) as impatient:
         waiting = asyncio.create_task(impatient.wait("r"))
         for _ in range(2):  # each call of its own gives up meanwhile
             with pytest.raises(Unavailable, match="no answer from"):
@@ -154,7 +154,7 @@ async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(servers: S
 
 async def test_who_waits_for_a_rollout_outlasts_503s(servers: Servers, client: AsyncClient) -> None:
     await servers.start(says_503(3, ENDED))
-    async with AsyncClient(client.context, patience=0.0) as impatient:
+    async with AsyncClient(client.context, retry_seconds=0.0) as impatient:
         assert (await soon(impatient.wait("r"))).reward == 1.0
     assert len(servers.asked) == 4
 

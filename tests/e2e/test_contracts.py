@@ -225,7 +225,7 @@ async def test_status_tells_the_truth(served: tuple[Yard, AsyncClient]) -> None:
 async def test_every_listening_socket_speaks_tls_and_asks_for_a_token(served: tuple[Yard, AsyncClient]) -> None:
     yard, _ = served
     ports = listening(set(yard.processes()))
-    assert len(ports) == 3  # the server and two doors
+    assert len(ports) == 3  # the server and two reverse proxies
     context = ssl.create_default_context(cafile=str(yard.data / "ca.pem"))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
         for port in ports:

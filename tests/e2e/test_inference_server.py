@@ -75,7 +75,7 @@ async def serving(yard: Yard) -> AsyncIterator[Serving]:
         yield Serving(yard, client, await ready(yard, client))
 
 
-async def test_a_door_shows_our_certificate_and_opens_for_no_other_token(serving: Serving) -> None:
+async def test_a_proxy_shows_our_certificate_and_accepts_no_other_token(serving: Serving) -> None:
     tls = ssl.create_default_context(cafile=str(serving.yard.data / "ca.pem"))
     token = (serving.allocation / "token").read_text().strip()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as http:
@@ -99,7 +99,7 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
     (engine,) = serving.yard.processes("rollyard.engine.embedded")
     scratch = Path(Path(f"/proc/{engine}/cmdline").read_bytes().split(b"\0--uds\0")[1].split(b"\0")[0].decode()).parent
     assert scratch.stat().st_mode & 0o077 == 0
-    assert {f.name for f in scratch.iterdir()} == {"lock", "engine.sock"}  # the door's key is in memory alone
+    assert {f.name for f in scratch.iterdir()} == {"lock", "engine.sock"}  # the proxy's key is in memory alone
     (job,) = await serving.yard.jobs()
     os.kill(server, signal.SIGTERM)
 
@@ -113,7 +113,7 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
     assert not scratch.exists()
 
 
-async def test_it_finds_a_server_that_moved_and_keeps_its_door(serving: Serving) -> None:
+async def test_it_finds_a_server_that_moved_and_keeps_its_proxy(serving: Serving) -> None:
     before, server = endpoint(serving.yard.data), serving.server()
     serving.yard.kill()
     serving.yard.start()

@@ -1,4 +1,4 @@
-"""An agent outside of any sandbox, by the real openai client through a real server's door, while engines die."""
+"""An agent outside of any sandbox, by the real openai client through a real server's API, while engines die."""
 
 from __future__ import annotations
 

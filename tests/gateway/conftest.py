@@ -46,7 +46,7 @@ class Gateway:
 
     template: ChatTemplate
     policy: EndpointPolicy
-    terms: SessionConfig
+    config: SessionConfig
     url: str = ""
     sessions: dict[str, GatewaySession] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Gateway:
         if named is None:
             raise no_session("name a session")
         if named not in self.sessions:
-            self.sessions[named] = GatewaySession(named, self.template, self.policy, self.terms)
+            self.sessions[named] = GatewaySession(named, self.template, self.policy, self.config)
         return self.sessions[named]
 
     @asynccontextmanager
@@ -91,8 +91,8 @@ async def tiny(engine: Any, template: ChatTemplate) -> AsyncIterator[Gateway]:
     async with aiohttp.ClientSession(connector=connector) as http:
         endpoint = Endpoint(id="e", url="http://engine", model="policy", weights_version="v1", tokenizer="")
         policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
-        terms = SessionConfig("policy", Sampling(max_tokens=256), fixed=False)
-        async with Gateway(template, policy, terms).serving() as gateway:
+        config = SessionConfig("policy", Sampling(max_tokens=256), fixed=False)
+        async with Gateway(template, policy, config).serving() as gateway:
             yield gateway
 
 
@@ -102,7 +102,7 @@ def scripted(template: ChatTemplate) -> Any:
 
     @asynccontextmanager
     async def start(
-        texts: Sequence[str], terms: SessionConfig | None = None, **pace: Any
+        texts: Sequence[str], config: SessionConfig | None = None, **pace: Any
     ) -> AsyncIterator[tuple[Gateway, Upstream]]:
         def script(number: int, prompt: Sequence[int]) -> list[int]:
             return [*template.encode(texts[number % len(texts)]), template.stop_ids[0]]
@@ -111,7 +111,7 @@ def scripted(template: ChatTemplate) -> Any:
         async with Upstream(script, **pace).serving() as upstream, aiohttp.ClientSession(connector=connector) as http:
             endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
             policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
-            made = Gateway(template, policy, terms or SessionConfig("policy", Sampling(), fixed=False))
+            made = Gateway(template, policy, config or SessionConfig("policy", Sampling(), fixed=False))
             async with made.serving() as gateway:
                 yield gateway, upstream
 

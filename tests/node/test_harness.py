@@ -88,14 +88,14 @@ async def sandbox(sandboxes: SandboxFactory) -> AsyncIterator[Sandbox]:
 
 @asynccontextmanager
 async def session(
-    template: ChatTemplate, name: str = "mine", pace: float = 0.0, **terms: int
+    template: ChatTemplate, name: str = "mine", pace: float = 0.0, **config: int
 ) -> AsyncIterator[tuple[GatewaySession, Upstream]]:
     def script(number: int, prompt: Sequence[int]) -> list[int]:
         return [*template.encode(f"Answer {number}."), template.stop_ids[0]]
 
     async with Upstream(script, pace).serving() as upstream, aiohttp.ClientSession() as http:
         policy = OnePolicy(TokenClient(http), upstream, template.stop_ids)
-        yield GatewaySession(name, template, policy, SessionConfig("policy", Sampling(), **terms)), upstream
+        yield GatewaySession(name, template, policy, SessionConfig("policy", Sampling(), **config)), upstream
 
 
 def command(text: str, **more: object) -> AgentSpec:

@@ -64,8 +64,8 @@ class Lost(LeaseRun):
 
 def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
     nothing = cast(Any, None)
-    shop = NodeContext(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
-    return kind(shop, LEASE, lambda: None)
+    node = NodeContext(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
+    return kind(node, LEASE, lambda: None)
 
 
 async def test_a_sandbox_that_dies_with_its_job_is_no_attempts_fault() -> None:

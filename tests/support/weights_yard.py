@@ -35,7 +35,7 @@ from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
 from tests.support.until import until
 
-TOKEN = "door-token"
+TOKEN = "proxy-token"
 WAIT_SECONDS = 60.0
 PROMPTS = [[40 + i, *range(100, 130 + 7 * i)] for i in range(4)]
 Control = Callable[[aiohttp.ClientSession], EngineControl]
@@ -74,12 +74,12 @@ class Yard:
     supervisor: Supervisor
     client: aiohttp.ClientSession
     uds: Path
-    patience: float = WAIT_SECONDS
+    seconds: float = WAIT_SECONDS
     answers: list[Answer] = field(default_factory=list)
     """Answers of the streams since this was last cleared."""
 
     async def until(self, done: Callable[[], bool]) -> None:
-        await until(done, self.patience, every=0.005)
+        await until(done, self.seconds, every=0.005)
 
     async def order(self, order: WeightsTarget, phase: str = "") -> None:
         """Order weights; return when the order is done or has failed."""
@@ -130,7 +130,7 @@ async def yard(
     *,
     order: WeightsTarget | None = None,
     control: Control = EmbeddedControl,
-    patience: float = WAIT_SECONDS,
+    seconds: float = WAIT_SECONDS,
 ) -> AsyncIterator[Yard]:
     pool = InferencePoolSpec.model_validate({"replicas": 1, **spec})
     uds = folder / "e"
@@ -141,16 +141,16 @@ async def yard(
     headers = {"Authorization": f"Bearer {TOKEN}"}
     connector = aiohttp.TCPConnector(ssl=certified[1], limit=0)
     async with supervisor.session() as http, aiohttp.ClientSession(url, connector=connector, headers=headers) as client:
-        door = EngineProxy(http, TOKEN, lambda: False)
+        proxy = EngineProxy(http, TOKEN, lambda: False)
 
         def command(source: WeightsSource) -> Any:
             return LaunchPlan(with_weights(pool, str(source.folder)), uds)
 
-        weights = WeightsUpdater(pool.model, order, supervisor, door, control(http), command, http)
-        runner = await door.open(listener, certified[0])
+        weights = WeightsUpdater(pool.model, order, supervisor, proxy, control(http), command, http)
+        runner = await proxy.open(listener, certified[0])
         try:
             async with running(weights.run()) as task:
-                made = Yard(weights, supervisor, client, uds, patience)
+                made = Yard(weights, supervisor, client, uds, seconds)
                 await made.until(lambda: weights.proven or task.done() or weights.phase == "Failed")
                 if task.done():
                     task.result()
@@ -202,8 +202,8 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
     folder = tmp_path_factory.mktemp("trust")
     authority = Authority.open(folder)
     key, csr = new_key_and_csr("policy-0")
-    (folder / "door.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
-    return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
+    (folder / "proxy.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    return server_ssl_context(folder / "proxy.pem"), ssl.create_default_context(cadata=authority.ca_pem)
 
 
 @pytest.fixture(scope="module")

@@ -59,12 +59,12 @@ def test_the_authority_stays_and_certificates_follow_the_hosts(tmp_path: Path) -
     assert again.server_certificate(["b"]).read_bytes() != before
 
 
-def test_a_door_gets_the_names_the_server_gives_it(tmp_path: Path) -> None:
+def test_a_proxy_gets_the_names_the_server_gives_it(tmp_path: Path) -> None:
     authority = Authority.open(tmp_path)
     key, csr = new_key_and_csr("x" * 100)
-    door = tmp_path / "door.pem"
-    door.write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
-    shake_hands(door, authority.ca_pem, "127.0.0.1")
+    pem = tmp_path / "proxy.pem"
+    pem.write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    shake_hands(pem, authority.ca_pem, "127.0.0.1")
     with pytest.raises(Invalid):
         authority.sign_csr("nonsense", ["127.0.0.1"])
 
@@ -98,7 +98,7 @@ def test_a_certificate_for_nobody_is_refused(tmp_path: Path, hosts: list[str]) -
 
 
 def test_a_request_that_was_touched_is_not_signed(tmp_path: Path) -> None:
-    _, csr = new_key_and_csr("door")
+    _, csr = new_key_and_csr("proxy")
     lines = csr.decode().splitlines()
     lines[-2] = ("A" if lines[-2][0] != "A" else "B") + lines[-2][1:]
     with pytest.raises(Invalid):

@@ -125,9 +125,9 @@ def _until(daemons: Daemons, what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + UP_SECONDS
     while not condition():
         for name in daemons.dead():
-            raise ClusterError(f"{name} ended by itself:\n{daemons.last_words(name)}")
+            raise ClusterError(f"{name} ended by itself:\n{daemons.last_output(name)}")
         if time.monotonic() > deadline:
-            words = "\n".join(f"{name}:\n{daemons.last_words(name)}" for name in daemons.by_name)
+            words = "\n".join(f"{name}:\n{daemons.last_output(name)}" for name in daemons.by_name)
             raise ClusterError(f"waited {UP_SECONDS:g} s for {what} in vain\n{words}")
         time.sleep(POLL_SECONDS)
 

@@ -113,7 +113,7 @@ class Daemons:
     def dead(self) -> list[str]:
         return [name for name, daemon in self.by_name.items() if not daemon.alive()]
 
-    def last_words(self, name: str) -> str:
+    def last_output(self, name: str) -> str:
         """Return the end of its output."""
         try:
             lines = self.place.log(name).read_text(errors="replace").splitlines()

@@ -57,15 +57,15 @@ class _Inbox:
         if step.finish_reason is not None:
             self._ended.set()
 
-    async def take(self) -> list[StepResult]:
+    async def pop(self) -> list[StepResult]:
         await self._arrived.wait()
         self._arrived.clear()
         steps, self._steps = self._steps, []
         return steps
 
-    async def take_all(self) -> list[StepResult]:
+    async def pop_all(self) -> list[StepResult]:
         await self._ended.wait()
-        return await self.take()
+        return await self.pop()
 
     async def gather(self, seconds: float) -> None:
         """Wait for more steps, at most until the end of the generation."""
@@ -144,7 +144,7 @@ class EngineServer:
         async with self._running(generation) as inbox:
             if asked.stream:
                 return await _stream(request, asked, answer, inbox)
-            steps = await inbox.take_all()
+            steps = await inbox.pop_all()
             spans = version_spans(steps)
             headers = {VERSION_HEADER: spans[-1]["version"]} if spans else {}
             return web.json_response(answer.whole(steps), headers=headers)
@@ -177,7 +177,7 @@ async def _stream(
     await response.prepare(request)
     ended, said = False, ""
     while not ended:
-        steps = await inbox.take()
+        steps = await inbox.pop()
         ended = steps[-1].finish_reason is not None
         for version, run in groupby(steps, key=lambda step: step.version):
             if version and version != said:  # the version event precedes the first token that the version made

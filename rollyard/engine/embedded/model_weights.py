@@ -21,7 +21,7 @@ from rollyard.engine.embedded.model_config import Config
 from rollyard.engine.embedded.safetensors_files import Array, entries, shards
 
 HEAD = "lm_head.weight"
-Take = Callable[[str], Array]
+ReadTensor = Callable[[str], Array]
 """Returns the tensor of this name."""
 
 
@@ -81,32 +81,32 @@ def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
     return {**ends, **head, **layers}
 
 
-def build_weights(take: Take, config: Config) -> ModelWeights:
-    """Build the weights from the tensors of `tensor_shapes`. Raises the errors of `take`."""
-    embedding = take("model.embed_tokens.weight")
-    head = embedding if config.tied else take(HEAD)
-    norm = take("model.norm.weight")
-    layers = tuple(_layer(take, f"model.layers.{i}", config) for i in range(config.layers))
+def build_weights(read_tensor: ReadTensor, config: Config) -> ModelWeights:
+    """Build the weights from the tensors of `tensor_shapes`. Raises the errors of `read_tensor`."""
+    embedding = read_tensor("model.embed_tokens.weight")
+    head = embedding if config.tied else read_tensor(HEAD)
+    norm = read_tensor("model.norm.weight")
+    layers = tuple(_layer(read_tensor, f"model.layers.{i}", config) for i in range(config.layers))
     return ModelWeights(embedding, layers, _matrix(head * norm))
 
 
-def _layer(take: Take, at: str, config: Config) -> LayerWeights:
+def _layer(read_tensor: ReadTensor, at: str, config: Config) -> LayerWeights:
     hd, h, kv = config.head_dim, config.heads, config.kv_heads
     attention, mlp = f"{at}.self_attn", f"{at}.mlp"
-    q = _pairs(take(f"{attention}.q_proj.weight"), hd)
-    k = _pairs(take(f"{attention}.k_proj.weight"), hd)
-    v = take(f"{attention}.v_proj.weight")
-    q_norm = _pairs(take(f"{attention}.q_norm.weight"), hd) / np.sqrt(np.float32(hd))
-    k_norm = _pairs(take(f"{attention}.k_norm.weight"), hd)
-    gate, up = take(f"{mlp}.gate_proj.weight"), take(f"{mlp}.up_proj.weight")
-    before_attention = take(f"{at}.input_layernorm.weight")
-    before_mlp = take(f"{at}.post_attention_layernorm.weight")
+    q = _pairs(read_tensor(f"{attention}.q_proj.weight"), hd)
+    k = _pairs(read_tensor(f"{attention}.k_proj.weight"), hd)
+    v = read_tensor(f"{attention}.v_proj.weight")
+    q_norm = _pairs(read_tensor(f"{attention}.q_norm.weight"), hd) / np.sqrt(np.float32(hd))
+    k_norm = _pairs(read_tensor(f"{attention}.k_norm.weight"), hd)
+    gate, up = read_tensor(f"{mlp}.gate_proj.weight"), read_tensor(f"{mlp}.up_proj.weight")
+    before_attention = read_tensor(f"{at}.input_layernorm.weight")
+    before_mlp = read_tensor(f"{at}.post_attention_layernorm.weight")
     return LayerWeights(
         qkv=_matrix(np.concatenate([q, k, v]) * before_attention),
         qk_norm=np.concatenate([np.tile(q_norm, (h, 1)), np.tile(k_norm, (kv, 1))]),
-        out=_matrix(take(f"{attention}.o_proj.weight")),
+        out=_matrix(read_tensor(f"{attention}.o_proj.weight")),
         gate_up=_matrix(np.concatenate([gate, up]) * before_mlp),
-        down=_matrix(take(f"{mlp}.down_proj.weight")),
+        down=_matrix(read_tensor(f"{mlp}.down_proj.weight")),
     )
 
 

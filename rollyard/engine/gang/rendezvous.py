@@ -73,7 +73,7 @@ class Gang:
 
     def _read(self) -> tuple[str, int, str] | None:
         try:
-            told = json.loads(self._meeting_file.read_bytes())
+            found = json.loads(self._meeting_file.read_bytes())
         except FileNotFoundError:
             return None
-        return str(told["address"]), int(told["port"]), str(told["model"])
+        return str(found["address"]), int(found["port"]), str(found["model"])

@@ -109,9 +109,9 @@ class EpochRelay:
 
     # for the code that changes the weights
 
-    def close_entry(self, patience: float) -> None:
-        """Make new requests wait up to `patience` seconds for `open_entry`; then they are refused."""
-        self._wait_seconds = patience
+    def close_entry(self, seconds: float) -> None:
+        """Make new requests wait up to `seconds` for `open_entry`; then they are refused."""
+        self._wait_seconds = seconds
         self._open.clear()
 
     def open_entry(self) -> None:

@@ -50,13 +50,13 @@ try:
     named = bool(importlib.metadata.version("vllm"))
 except importlib.metadata.PackageNotFoundError:
     named = False
-def tell(parser, *_):
+def print_facts(parser, *_):
     commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     options = sorted(commands["serve"]._option_string_actions)
-    told = dict(version=vllm.__version__, device=platform.device_type, named=named, options=options)
-    print({MARK!r} + json.dumps(told), flush=True)
+    facts = dict(version=vllm.__version__, device=platform.device_type, named=named, options=options)
+    print({MARK!r} + json.dumps(facts), flush=True)
     os._exit(0)
-argparse.ArgumentParser.parse_args = tell
+argparse.ArgumentParser.parse_args = print_facts
 sys.argv = ["vllm", "serve"]
 {AS_VLLM}
 main()
@@ -105,8 +105,8 @@ def _name(interpreter: Sequence[str]) -> str:
 
 
 def _read(text: str) -> VllmBuild:
-    told = json.loads(text)
-    return VllmBuild(told["version"], told["device"], frozenset(told["options"]), told["named"])
+    facts = json.loads(text)
+    return VllmBuild(facts["version"], facts["device"], frozenset(facts["options"]), facts["named"])
 
 
 def _write_cache(path: Path, build: VllmBuild) -> None:
@@ -132,7 +132,7 @@ async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str,
     finally:
         await end_engine(process)
     lines = said.splitlines()
-    told = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
-    if told is None:
+    facts = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
+    if facts is None:
         raise EngineFailed(f"EngineMissing: vLLM of {who} cannot be used: {crash_reason(lines)}")
-    return told
+    return facts

@@ -26,7 +26,7 @@ class Exchange(Protocol):
 
     stream: bool
 
-    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse: ...
+    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse: ...
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
         """The response in one piece."""
@@ -51,8 +51,8 @@ class Exchange(Protocol):
 
 
 def openai_error(refusal: GatewayError) -> dict[str, Any]:
-    told = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
-    return {"error": told}
+    error = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    return {"error": error}
 
 
 def model_of(body: Body) -> str:

@@ -36,8 +36,8 @@ class ChatExchange:
         self._request = ChatRequest(messages, tools, read_overrides(body, OWN_FIELDS))
         self._id, self._created, self._opened = new_id("chatcmpl-"), unix_now(), False
 
-    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
-        return await session.chat(self._request, tell)
+    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
+        return await session.chat(self._request, on_text)
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": response.content or None, "refusal": None}

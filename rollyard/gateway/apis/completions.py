@@ -23,8 +23,8 @@ class CompletionExchange:
         self._overrides = read_overrides(body, OWN_FIELDS)
         self._id, self._created = new_id("cmpl-"), unix_now()
 
-    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
-        return await session.complete(self._prompt, self._overrides, tell)
+    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
+        return await session.complete(self._prompt, self._overrides, on_text)
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
         return {**self._envelope(response.content, response.finish), "usage": usage_json(response)}

@@ -40,8 +40,8 @@ class MessagesExchange:
         self._id, self._blocks, self._open = new_id("msg_"), 0, False
         self._message_started = False
 
-    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
-        return await session.chat(self.request, tell)
+    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
+        return await session.chat(self.request, on_text)
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
         content: list[dict[str, Any]] = [{"type": "text", "text": response.content}] if response.content else []

@@ -37,8 +37,8 @@ class ResponsesExchange:
         self._text: list[str] = []
         self._response_started = False
 
-    async def run(self, session: GatewaySession, tell: SendText | None) -> ChatResponse:
-        return await session.chat(self._request, tell)
+    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
+        return await session.chat(self._request, on_text)
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
         output = [self._message(response.content, "completed")] if response.content else []

@@ -20,7 +20,7 @@ from rollyard.core.errors import Conflict, Expired, NotFound, TooManyRequests, U
 from rollyard.gateway.external.open_sessions import OpenSessions
 from rollyard.gateway.external.routed_sampler import PoolKey, RoutedSampler, SessionPlacer
 from rollyard.gateway.external.unmet_demand import UnmetDemand
-from rollyard.gateway.requests.call_errors import GatewayError, gone
+from rollyard.gateway.requests.call_errors import GatewayError, session_gone
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
@@ -45,7 +45,7 @@ LONG_CHARACTERS = 1 << 12
 thread."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
-WISH_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
+UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Time for which a refused request counts as demand. A request without an id counts shorter: a retry cannot be recognised."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
@@ -196,9 +196,9 @@ class ExternalSessions:
         GatewayError."""
         found = self._sessions.get(id)
         if found is None or instance not in (None, found.instance):
-            raise gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN_SESSION)}; {ADVICE}")
+            raise session_gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN_SESSION)}; {ADVICE}")
         if not found.open:
-            raise gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
+            raise session_gone(f"session {id!r} is closed; GET /v1/sessions/{id} has its trajectory; {ADVICE}")
         if not self._make_room():
             message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some, then call again"
             raise GatewayError(429, "rate_limit_error", message, code="sessions_full")
@@ -256,7 +256,7 @@ class ExternalSessions:
         """Choose the endpoint of a new session. Raises Unavailable."""
         endpoint = self._placement.choose(pool, request.min_weights_version)
         if endpoint is None:
-            self._unmet_demand.add(pool, id, WISH_SECONDS if request.id is not None else NAMELESS_SECONDS)
+            self._unmet_demand.add(pool, id, UNMET_SECONDS if request.id is not None else NAMELESS_SECONDS)
             self.session_refused.emit(pool)
             raise Unavailable(self._placement.why_none(pool, request.min_weights_version), retry_after=RETRY_SECONDS)
         return endpoint
@@ -278,15 +278,22 @@ class ExternalSessions:
     def _create(
         self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
     ) -> ExternalSession:
-        def moved(before: str, after: str) -> None:
+        def endpoint_changed(before: str, after: str) -> None:
             if self._opened.is_on(id, before):  # a closed session is on no endpoint
                 self._opened.leave(id, before)
                 self._opened.place(id, after)
 
         policy = RoutedSampler(
-            id, pool, self._placement, self._tokens, endpoint, template.stop_ids, moved, request.min_weights_version
+            id,
+            pool,
+            self._placement,
+            self._tokens,
+            endpoint,
+            template.stop_ids,
+            endpoint_changed,
+            request.min_weights_version,
         )
-        terms = SessionConfig(
+        config = SessionConfig(
             model=endpoint.model,
             sampling=request.sampling,
             fixed=not request.caller_sampling,
@@ -296,6 +303,6 @@ class ExternalSessions:
             max_at_once=MAX_AT_ONCE,
         )
         session = GatewaySession(
-            id, template, policy, terms, SerialExecutor(self._threads, LONG_CHARACTERS), self._byte_budget
+            id, template, policy, config, SerialExecutor(self._threads, LONG_CHARACTERS), self._byte_budget
         )
         return ExternalSession(request, pool, secrets.token_hex(8), session, policy, now)

@@ -69,10 +69,10 @@ class RoutedSampler:
         tokens: TokenClient,
         endpoint: Endpoint,
         stop_ids: Sequence[int],
-        moved: Callable[[str, str], None],
+        on_move: Callable[[str, str], None],
         least: str | None = None,
     ) -> None:
-        """`moved` is called with the ids of the old and the new endpoint.
+        """`on_move` is called with the ids of the old and the new endpoint.
 
         `least`: oldest version of the weights that the session may sample from.
         """
@@ -82,7 +82,7 @@ class RoutedSampler:
         self._tokens = tokens
         self.endpoint = endpoint
         self._stop_ids = list(stop_ids)
-        self._moved = moved
+        self._on_move = on_move
         self._min_version = least
         self._move_lock = asyncio.Lock()
         self._in_flight = InFlightRequests()
@@ -153,5 +153,5 @@ class RoutedSampler:
         before, self.endpoint = self.endpoint.id, found
         if found.id != before:
             log.info("session %s moves from endpoint %s to %s", self._session, before, found.id)
-            self._moved(before, found.id)
+            self._on_move(before, found.id)
         return True

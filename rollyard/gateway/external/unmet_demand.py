@@ -15,19 +15,19 @@ class UnmetDemand:
         """Id -> expiry in order of arrival (monotonic seconds), for each pool."""
 
     def add(self, pool: PoolKey, id: str, seconds: float) -> None:
-        wishes = self._expires_at.setdefault(pool, {})
-        wishes.pop(id, None)
-        wishes[id] = time.monotonic() + seconds
-        while len(wishes) > self._most:
-            del wishes[next(iter(wishes))]
+        expiries = self._expires_at.setdefault(pool, {})
+        expiries.pop(id, None)
+        expiries[id] = time.monotonic() + seconds
+        while len(expiries) > self._most:
+            del expiries[next(iter(expiries))]
 
     def drop(self, pool: PoolKey, id: str) -> None:
         self._expires_at.get(pool, {}).pop(id, None)
 
     def count(self, pool: PoolKey) -> int:
-        now, wishes = time.monotonic(), self._expires_at.get(pool, {})
-        for id in [id for id, until in wishes.items() if until <= now]:
-            del wishes[id]
-        if not wishes:
+        now, expiries = time.monotonic(), self._expires_at.get(pool, {})
+        for id in [id for id, until in expiries.items() if until <= now]:
+            del expiries[id]
+        if not expiries:
             self._expires_at.pop(pool, None)
-        return len(wishes)
+        return len(expiries)

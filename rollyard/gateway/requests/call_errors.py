@@ -93,7 +93,7 @@ def no_session(message: str) -> GatewayError:
     return GatewayError(401, "authentication_error", message, code="invalid_session")
 
 
-def gone(message: str) -> GatewayError:
+def session_gone(message: str) -> GatewayError:
     return GatewayError(410, "invalid_request_error", message, code="session_gone")
 
 

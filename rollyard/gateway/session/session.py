@@ -25,8 +25,8 @@ from rollyard.core.errors import (
 from rollyard.gateway.requests.call_errors import (
     GatewayError,
     bad_request,
-    gone,
     prompt_too_long,
+    session_gone,
     template_unusable,
     token_limit,
     too_long,
@@ -74,14 +74,14 @@ class GatewaySession:
         id: str,
         template: ChatTemplate,
         policy: SessionSampler,
-        terms: SessionConfig,
-        apart: SerialExecutor | None = None,
-        bodies: ByteBudget | None = None,
+        config: SessionConfig,
+        executor: SerialExecutor | None = None,
+        shared_budget: ByteBudget | None = None,
     ) -> None:
-        """`apart`: renders and tokenises this session's conversations only. `bodies`: the memory budget that all
+        """`executor`: renders and tokenises this session's conversations only. `shared_budget`: the memory budget that all
         sessions of this process share."""
         self.id = id
-        self.config = terms
+        self.config = config
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
         self.refused: EndpointRefused | None = None
         """The endpoint's last refusal of a request."""
@@ -94,14 +94,14 @@ class GatewaySession:
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
-        self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * terms.max_body), bodies)
+        self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * config.max_body), shared_budget)
         """Memory budget of its calls, held until they end."""
         self._template = template
         self._policy = policy
         self._chats = ChatHistory(template)
         self._prompts = PromptHistory(template)
         self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
-        self._executor = apart or SerialExecutor()
+        self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """Overrides of the last call, and the sampling that they result in."""
         self._calls_begun = 0
@@ -182,7 +182,7 @@ class GatewaySession:
     def _check_open(self) -> None:
         """Raise GatewayError once closed: the reported end must not change when a slowly read turn ends later."""
         if self._closed:
-            raise gone("this session is closed")
+            raise session_gone("this session is closed")
 
     def too_large(self) -> GatewayError:
         """Error for a request longer than `config.max_body`."""
@@ -190,7 +190,7 @@ class GatewaySession:
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
 
-    async def chat(self, asked: ChatRequest, tell: SendText | None = None) -> ChatResponse:
+    async def chat(self, asked: ChatRequest, on_text: SendText | None = None) -> ChatResponse:
         """Sample one turn of a conversation. Raises GatewayError."""
         parser = self._parser(asked)
         prepared = await self._prepare(asked)
@@ -201,18 +201,18 @@ class GatewaySession:
                 speech = StreamingText(
                     decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.continued_ids
                 )
-                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
                 answer = partial(self._record_turn, asked, parser, prepared, sampled, stops, seconds)
                 said = await self._executor.run(answer, _characters(sampled), self._record_abandoned)
         except BaseException:
             self._executor.run_soon(partial(self._chats.release, prepared))
             raise
-        if tell is not None and (rest := speech.finish(said.content)):
-            await tell(rest)
+        if on_text is not None and (rest := speech.finish(said.content)):
+            await on_text(rest)
         return said
 
     async def complete(
-        self, prompt: str | Sequence[int], wanted: SamplingOverrides, tell: SendText | None = None
+        self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_text: SendText | None = None
     ) -> ChatResponse:
         """Sample one continuation of a prompt without messages. Raises GatewayError."""
         prepared = await self._executor.run(partial(self._prompts.prepare, prompt), len(prompt), self._prompts.release)
@@ -220,14 +220,14 @@ class GatewaySession:
             with self._admit(wanted) as sampling:
                 stops = sampling.stop or []
                 speech = StreamingText(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
-                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, tell)
+                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
                 continued = partial(self._record_continuation, prepared, sampled, stops, seconds)
                 said = await self._executor.run(continued, _characters(sampled), self._record_abandoned)
         except BaseException:
             self._executor.run_soon(partial(self._prompts.release, prepared))
             raise
-        if tell is not None and (rest := speech.finish(said.content)):
-            await tell(rest)
+        if on_text is not None and (rest := speech.finish(said.content)):
+            await on_text(rest)
         return said
 
     async def prompt_tokens(self, asked: ChatRequest) -> int:
@@ -275,19 +275,19 @@ class GatewaySession:
         return evolve(sampling, seed=seed)
 
     async def _sample(
-        self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText, tell: SendText | None
+        self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText, on_text: SendText | None
     ) -> tuple[Sampled, float]:
         """Sample the turn, send its text as it arrives, and return it with its duration in seconds. Raises GatewayError."""
         started = time.monotonic()
         try:
-            async with self._sampling(prompt, sampling, speech if tell is not None else None) as (task, pieces):
-                while tell is not None and (piece := await pieces.get()) is not None:
-                    await tell(piece)
+            async with self._sampling(prompt, sampling, speech if on_text is not None else None) as (task, pieces):
+                while on_text is not None and (piece := await pieces.get()) is not None:
+                    await on_text(piece)
                 return await task, time.monotonic() - started
         except ContextExceeded as error:
             self.exceeded, self.truncated = error, True
-            told = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
-            raise told from error
+            refusal = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
+            raise refusal from error
         except GatewayError:
             raise
         except RollyardError as error:
@@ -305,18 +305,18 @@ class GatewaySession:
         """Run the call inside the block; leaving the block before its end cancels it."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
-        def hear(ids: Sequence[int]) -> None:
+        def on_ids(ids: Sequence[int]) -> None:
             if speech is not None and (text := speech.feed(ids)):
                 pieces.put_nowait(text)
 
-        task = asyncio.create_task(self._policy.sample(prompt, sampling, hear))
+        task = asyncio.create_task(self._policy.sample(prompt, sampling, on_ids))
         task.add_done_callback(lambda _: pieces.put_nowait(None))
         self._in_flight.add(task)
         try:
             yield task, pieces
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
-                raise gone("this session was closed") from None
+                raise session_gone("this session was closed") from None
             raise
         finally:
             task.cancel()

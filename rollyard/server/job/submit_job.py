@@ -45,13 +45,13 @@ class ServerJobRequest:
     wait_seconds: float
 
 
-async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
+async def start(request: ServerJobRequest, report: Print) -> RunningServer:
     """Start a server, or find the running one. Raises RollyardError: refused, ended, or not up within the time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)
         if live:
-            tell(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
+            report(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
             ):  # a --stop was interrupted: it would have no successor
@@ -59,9 +59,9 @@ async def start(request: ServerJobRequest, tell: Print) -> RunningServer:
         else:
             await asyncio.to_thread(_check_free, place)
             (id,) = await driver.submit(place.write_script(_script(place, request)))
-            tell(f"submitted job {id}; its log is {place.log}")
+            report(f"submitted job {id}; its log is {place.log}")
         async with asyncio.timeout(request.wait_seconds):
-            return await _wait_until_serving(place, driver, tell)
+            return await _wait_until_serving(place, driver, report)
     except TimeoutError:
         raise Unavailable(
             f"the server does not serve yet after {request.wait_seconds:g} s; its job stays queued or running. The same "
@@ -127,13 +127,13 @@ async def _live_jobs(place: ServerJobFolder, driver: Driver) -> list[Job]:
     return place.live_jobs(await driver.snapshot())
 
 
-async def _wait_until_serving(place: ServerJobFolder, driver: Driver, tell: Print) -> RunningServer:
+async def _wait_until_serving(place: ServerJobFolder, driver: Driver, report: Print) -> RunningServer:
     said = ""
     while True:
         try:
             live = await _live_jobs(place, driver)
         except SlurmUnreachable as error:
-            live, said = None, _print_once(tell, said, f"Slurm does not answer: {error}")
+            live, said = None, _print_once(report, said, f"Slurm does not answer: {error}")
         if live == []:
             raise Unavailable(f"the server's job has ended: {place.last_log_line() or f'see {place.log}'}")
         running = {job.id: job for job in live or () if job.state is JobState.RUNNING}
@@ -143,15 +143,15 @@ async def _wait_until_serving(place: ServerJobFolder, driver: Driver, tell: Prin
             if not trouble:
                 kubeconfig = str(place.data / "admin.kubeconfig")
                 return RunningServer(found.url, kubeconfig, found.job, running[found.job].node)
-            said = _print_once(tell, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
+            said = _print_once(report, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
         elif live and not running:
-            said = _print_once(tell, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
+            said = _print_once(report, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _print_once(tell: Print, said: str, now: str) -> str:
+def _print_once(report: Print, said: str, now: str) -> str:
     if now != said:
-        tell(now)
+        report(now)
     return now
 
 

@@ -97,10 +97,10 @@ class ConnectedAgents:
             agent.widths = known
             self.widths_changed.emit(agent)
 
-    def request_capacity(self, agent: ConnectedAgent, want: CapacityRequest) -> None:
+    def request_capacity(self, agent: ConnectedAgent, request: CapacityRequest) -> None:
         """Set its free capacity. A request sent before our last grant arrived is outdated and ignored; another follows."""
-        if want.grants is None or want.grants == agent.grants:
-            agent.free_init, agent.free_eval, agent.kinds = want.init, want.eval, frozenset(want.kinds)
+        if request.grants is None or request.grants == agent.grants:
+            agent.free_init, agent.free_eval, agent.kinds = request.init, request.eval, frozenset(request.kinds)
             self.room_offered.emit(agent.pool)
 
     def width(self, stage: Stage) -> int:

@@ -69,14 +69,16 @@ class Rebalancer:
                 )
         self._stuck = {endpoint for endpoint, elsewhere in stranded.items() if not elsewhere}
         for endpoint, excess in self._skew.to_move().items():
-            told = 0
+            hinted = 0
             for key, lease in self._leases.sessions_on(endpoint):
-                if told >= excess:
+                if hinted >= excess:
                     break
-                told += self._send_hint(endpoint, key, lease)
-            if told:
+                hinted += self._send_hint(endpoint, key, lease)
+            if hinted:
                 log.info(
-                    "told %d of the sessions on endpoint %s to move to another one with their next turn", told, endpoint
+                    "told %d of the sessions on endpoint %s to move to another one with their next turn",
+                    hinted,
+                    endpoint,
                 )
 
     def _send_hint(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
@@ -91,8 +93,8 @@ class Rebalancer:
         return True
 
     def _hurry_all(self, endpoint: str) -> None:
-        told = sum(
+        hinted = sum(
             self._send_hint(endpoint, key, lease, hurry=True) for key, lease in self._leases.sessions_on(endpoint)
         )
-        if told:
-            log.info("endpoint %s is down: told %d of its sessions to move at once", endpoint, told)
+        if hinted:
+            log.info("endpoint %s is down: told %d of its sessions to move at once", endpoint, hinted)

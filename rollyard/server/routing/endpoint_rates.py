@@ -57,7 +57,7 @@ def append(history: History, load: EngineLoad | None) -> History:
     if len(history) > 1 and load.at - history[-2].at < LEAST_SECONDS:
         history = history[:-1]
     grown = (*history, load)
-    first = max((i for i, look in enumerate(grown) if look.at <= load.at - WINDOW_SECONDS), default=0)
+    first = max((i for i, older in enumerate(grown) if older.at <= load.at - WINDOW_SECONDS), default=0)
     return grown[first:]
 
 

@@ -135,8 +135,8 @@ def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeight
     weights, operation = step.weights, step.weights.operation
     if operation is None or not operation.is_running:
         return WeightsStep(_refresh_failures(_adopt_checksum(weights, model, members, now), members), step.events)
-    moved = _advance_operation(weights, operation, members, now)
-    return WeightsStep(moved.weights, (*step.events, *moved.events))
+    advanced = _advance_operation(weights, operation, members, now)
+    return WeightsStep(advanced.weights, (*step.events, *advanced.events))
 
 
 def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> WeightsStep:

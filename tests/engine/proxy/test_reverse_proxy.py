@@ -1,4 +1,4 @@
-"""The door in front of an engine: what gets through, what does not, and how it ends."""
+"""The reverse proxy in front of an engine: requests that pass, requests that are refused, and its end."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
 from tests.support.until import until
 
-TOKEN = "door-token"
+TOKEN = "proxy-token"
 WAIT_SECONDS = 60.0
 COMPLETION = {"model": "policy", "prompt": [5, 6, 7], "max_tokens": 24, "seed": 1, "return_token_ids": True}
 
 
 class Open:
-    """A door that serves, and a client that trusts it and shows its token."""
+    """A serving proxy, and a client that trusts it and sends its token."""
 
-    def __init__(self, door: EngineProxy, url: str, client: aiohttp.ClientSession) -> None:
-        self.door = door
+    def __init__(self, proxy: EngineProxy, url: str, client: aiohttp.ClientSession) -> None:
+        self.proxy = proxy
         self.url = url
         self.client = client
 
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS for the door and for its clients, from an authority as the server has one."""
+    """TLS for the proxy and for its clients, from an authority like the server's."""
     folder = tmp_path_factory.mktemp("trust")
     authority = Authority.open(folder)
     key, csr = new_key_and_csr("policy-0")
-    (folder / "door.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
-    return server_ssl_context(folder / "door.pem"), ssl.create_default_context(cadata=authority.ca_pem)
+    (folder / "proxy.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
+    return server_ssl_context(folder / "proxy.pem"), ssl.create_default_context(cadata=authority.ca_pem)
 
 
 async def nothing() -> EngineCommand:
@@ -66,23 +66,23 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
         Supervisor(nothing, uds).session() as engine,
         aiohttp.ClientSession(url, connector=connector, headers={"Authorization": f"Bearer {TOKEN}"}) as client,
     ):
-        door = EngineProxy(engine, TOKEN, lambda: False)
-        runner = await door.open(listener, server_tls)
+        proxy = EngineProxy(engine, TOKEN, lambda: False)
+        runner = await proxy.open(listener, server_tls)
         try:
-            yield Open(door, url, client)
+            yield Open(proxy, url, client)
         finally:
             await runner.cleanup()
 
 
 @pytest.fixture
 async def real(start_engine: Any, certified: tuple[ssl.SSLContext, ssl.SSLContext]) -> AsyncIterator[Open]:
-    """A door in front of the embedded engine."""
+    """A proxy in front of the embedded engine."""
     async with opened(start_engine().socket, certified) as found:
         yield found
 
 
 class Upstream:
-    """An engine of someone else's, which has more paths than the door lets through."""
+    """An engine of someone else's, which has more paths than the proxy passes on."""
 
     def __init__(self) -> None:
         self.seen: list[web.Request] = []
@@ -153,9 +153,9 @@ async def test_an_answer_streams_and_a_client_that_goes_takes_its_request_with_i
     engine, found = upstream
     async with found.client.post("/v1/completions", json={}) as answer:
         assert await answer.content.readline() == b"data: 1\n"  # the engine is far from done
-        assert not found.door.idle.is_set()
+        assert not found.proxy.idle.is_set()
     await asyncio.wait_for(engine.gone.wait(), WAIT_SECONDS)
-    await asyncio.wait_for(found.door.idle.wait(), WAIT_SECONDS)
+    await asyncio.wait_for(found.proxy.idle.wait(), WAIT_SECONDS)
 
 
 async def test_status_body_and_query_pass_as_they_are(upstream: tuple[Upstream, Open]) -> None:
@@ -279,7 +279,7 @@ async def test_an_engine_that_is_not_there_is_a_502(certified: Any, tmp_path: Pa
     async with opened(tmp_path / "nobody", certified) as found, found.client.get("/health") as answer:
         assert answer.status == 502
         assert "does not answer" in (await answer.json())["error"]["message"]
-        assert found.door.idle.is_set()
+        assert found.proxy.idle.is_set()
 
 
 async def test_an_answer_that_breaks_off_never_looks_complete(upstream: tuple[Upstream, Open]) -> None:
@@ -287,7 +287,7 @@ async def test_an_answer_that_breaks_off_never_looks_complete(upstream: tuple[Up
     with pytest.raises(aiohttp.ClientError):
         async with found.client.post("/v1/completions?break=1", json={}) as answer:
             await answer.read()
-    await until(found.door.idle.is_set)
+    await until(found.proxy.idle.is_set)
 
 
 # while the weights are changed
@@ -297,19 +297,19 @@ async def test_a_request_waits_for_the_engine_and_is_refused_when_that_takes_too
     upstream: tuple[Upstream, Open],
 ) -> None:
     engine, found = upstream
-    generations = found.door.epochs
-    generations.close_entry(0.0)
+    relay = found.proxy.epochs
+    relay.close_entry(0.0)
     async with found.client.post("/v1/completions", json={}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert engine.seen == []
     async with found.client.get("/v1/models") as answer:
         assert answer.status == 200, "it can be looked at all the same"
-    generations.close_entry(WAIT_SECONDS)
+    relay.close_entry(WAIT_SECONDS)
     waiting = asyncio.create_task(ask(found, b"late"))
-    await until(lambda: not found.door.idle.is_set())
-    generations.begin_epoch("v2", {})
-    generations.judge_epoch(proven=True)
-    generations.open_entry()
+    await until(lambda: not found.proxy.idle.is_set())
+    relay.begin_epoch("v2", {})
+    relay.judge_epoch(proven=True)
+    relay.open_entry()
     assert await waiting == (b"late", "v2")
 
 
@@ -320,14 +320,14 @@ async def ask(found: Open, body: bytes) -> tuple[bytes, str | None]:
 
 async def test_what_new_weights_made_is_kept_back_until_they_are_proven(upstream: tuple[Upstream, Open]) -> None:
     _, found = upstream
-    generations = found.door.epochs
-    generations.begin_epoch("v2", {})
+    relay = found.proxy.epochs
+    relay.begin_epoch("v2", {})
     waiting = asyncio.create_task(ask(found, b"first"))
-    await until(lambda: generations._reads == 2)  # its head and its body
-    generations.begin_epoch("v3", {})  # v2 was never proven: the question is asked anew
-    await until(lambda: generations._reads == 4)
+    await until(lambda: relay._reads == 2)  # its head and its body
+    relay.begin_epoch("v3", {})  # v2 was never proven: the question is asked anew
+    await until(lambda: relay._reads == 4)
     assert not waiting.done()
-    generations.judge_epoch(proven=True)
+    relay.judge_epoch(proven=True)
     assert await waiting == (b"first", "v3")
 
 
@@ -335,7 +335,7 @@ async def test_streams_that_are_cut_end_with_abort_after_what_was_read(upstream:
     engine, found = upstream
     async with found.client.post("/v1/completions?sse=1", json={}) as answer:
         assert await answer.content.readline() == b"data: 1\n"
-        found.door.epochs.truncate_all()
+        found.proxy.epochs.truncate_all()
         rest = await answer.read()
     assert b'"finish_reason":"abort"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")

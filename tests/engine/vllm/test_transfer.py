@@ -111,7 +111,7 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
     vllm = {"python": vllm_python, "extraArgs": args, "env": env}
     spec = {"model": {"path": str(model_dir)}, "engine": {"vllm": vllm}}
     control = partial(VllmControl, extra_args=args)
-    async with yard(spec, tmp_path, certified, control=control, patience=START_SECONDS) as made:
+    async with yard(spec, tmp_path, certified, control=control, seconds=START_SECONDS) as made:
         old = made.weights.version
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 3000, after=100)) for p in PROMPTS]

@@ -42,7 +42,7 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, vllm_python: str
 ) -> None:
     control = partial(VllmControl, extra_args=ARGS)
-    async with yard(spec(model_dir, vllm_python), tmp_path, certified, control=control, patience=START_SECONDS) as made:
+    async with yard(spec(model_dir, vllm_python), tmp_path, certified, control=control, seconds=START_SECONDS) as made:
         old = made.weights.version
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 1000, after=100)) for p in PROMPTS]

@@ -208,8 +208,8 @@ async def test_what_cannot_be_honoured_is_refused(scripted: Any, more: dict[str,
 
 
 async def test_harmless_fields_are_taken_and_the_limit_of_calls_holds(scripted: Any) -> None:
-    terms = SessionConfig("policy", Sampling(), max_calls=1)
-    async with scripted(["Hi."], terms) as (gateway, _), client(gateway) as ai:
+    config = SessionConfig("policy", Sampling(), max_calls=1)
+    async with scripted(["Hi."], config) as (gateway, _), client(gateway) as ai:
         fine = {"user": "me", "n": 1, "store": False, "metadata": {"a": "b"}, "frequency_penalty": 0}
         await ai.chat.completions.create(model="m", messages=QUESTION, **fine)
         with pytest.raises(openai.PermissionDeniedError, match="1 model calls"):
@@ -219,8 +219,8 @@ async def test_harmless_fields_are_taken_and_the_limit_of_calls_holds(scripted: 
 
 @pytest.mark.parametrize("fixed", [True, False])
 async def test_fewer_tokens_than_the_sessions_least_may_be_asked_for(scripted: Any, fixed: bool) -> None:
-    terms = SessionConfig("policy", Sampling(min_tokens=64), fixed=fixed)
-    async with scripted(["Hi."], terms) as (gateway, _), client(gateway) as ai:
+    config = SessionConfig("policy", Sampling(min_tokens=64), fixed=fixed)
+    async with scripted(["Hi."], config) as (gateway, _), client(gateway) as ai:
         said = await ai.chat.completions.create(model="m", messages=QUESTION, extra_body={"max_tokens": "16"})
         assert said.choices[0].message.content == "Hi."
 
@@ -285,8 +285,8 @@ async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
 
 
 async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_call(scripted: Any) -> None:
-    terms = SessionConfig("policy", Sampling(), max_calls=1, context=64)
-    async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
+    config = SessionConfig("policy", Sampling(), max_calls=1, context=64)
+    async with scripted(["Hi."], config) as (gateway, upstream), client(gateway) as ai:
         with pytest.raises(openai.BadRequestError) as refused:
             await ai.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (2 << 20)}])
         assert refused.value.code == "context_length_exceeded"
@@ -338,8 +338,8 @@ async def test_a_parser_that_fails_loses_no_turn(
 
 
 async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scripted: Any) -> None:
-    terms = SessionConfig("policy", Sampling(), tool_parser="klingon")
-    async with scripted(["Hi."], terms) as (gateway, upstream), client(gateway) as ai:
+    config = SessionConfig("policy", Sampling(), tool_parser="klingon")
+    async with scripted(["Hi."], config) as (gateway, upstream), client(gateway) as ai:
         with pytest.raises(openai.BadRequestError, match="no tool-call parser 'klingon'"):
             await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
         assert upstream.prompts == []
@@ -379,8 +379,8 @@ async def test_wrong_input_is_told_in_the_apis_shape(scripted: Any, monkeypatch:
 
 
 async def test_texts_that_end_a_turn_add_up(scripted: Any) -> None:
-    terms = SessionConfig("policy", Sampling(stop=["four"]))
-    async with scripted(["one two three four five"], terms) as (gateway, _), client(gateway) as ai:
+    config = SessionConfig("policy", Sampling(stop=["four"]))
+    async with scripted(["one two three four five"], config) as (gateway, _), client(gateway) as ai:
         for stop, left in (("five", "one two three"), ("three", "one two")):
             said = await ai.chat.completions.create(model="m", messages=QUESTION, stop=[stop])
             assert said.choices[0].message.content == left

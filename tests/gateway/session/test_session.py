@@ -57,10 +57,10 @@ def asked(*said: str) -> ChatRequest:
     )
 
 
-def made(template: ChatTemplate, **terms: int) -> GatewaySession:
+def made(template: ChatTemplate, **config: int) -> GatewaySession:
     """Everything in threads, as if it were long."""
     return GatewaySession(
-        "s", template, Says(template, "Twelve."), SessionConfig("m", Sampling(), **terms), SerialExecutor(None, 0)
+        "s", template, Says(template, "Twelve."), SessionConfig("m", Sampling(), **config), SerialExecutor(None, 0)
     )
 
 

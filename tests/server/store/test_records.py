@@ -130,8 +130,8 @@ async def test_lists_are_filtered_and_paged(store: SqliteStore) -> None:
     made = await put(store, *(record(f"r{n}", pool="pq"[n % 2], group=f"g{n // 3}") for n in range(6)))
     await put(store, ended(made[1]), ended(made[4], Status.FAILED, None), record("x", namespace="other"))
 
-    async def ids(**terms: object) -> list[str]:
-        return [r.id for r in await store.list_rollouts(RolloutFilter(**terms))]  # type: ignore[arg-type]
+    async def ids(**conditions: object) -> list[str]:
+        return [r.id for r in await store.list_rollouts(RolloutFilter(**conditions))]  # type: ignore[arg-type]
 
     assert await ids() == ["r0", "r1", "r2", "r3", "r4", "r5", "x"]
     assert await ids(namespace="default", pool="q") == ["r1", "r3", "r5"]
