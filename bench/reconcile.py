@@ -21,6 +21,7 @@ from pathlib import Path
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta, evolve
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -114,7 +115,7 @@ class Bench:
         )
         self.agents.connect(
             ConnectedAgent(
-                identity, (meta.namespace, allocation.spec.pool.name), lambda message: None, expel=lambda: None
+                identity, PoolKey(meta.namespace, allocation.spec.pool.name), lambda message: None, expel=lambda: None
             )
         )
 

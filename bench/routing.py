@@ -21,6 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from rollyard.core.clock import ManualClock
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.wiring import Routing
@@ -136,7 +138,7 @@ def _processes() -> ProcessPoolExecutor:
 
 # cost of a choice
 
-POOL = ("default", "policy")
+POOL = PoolKey("default", "policy")
 AT_ONCE = 20
 """Choices between two readings of the clock, which costs more than a choice."""
 
@@ -176,7 +178,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
             leases.add(record)
         booking += time.process_time() - began
         for i in numbers:
-            leases.discard("default", f"r{i - sessions}")
+            leases.discard(RolloutKey("default", f"r{i - sessions}"))
     counts = [leases.sessions(f"default/a{i}") for i in range(endpoints)]
     us = 1e6 / choices
     print(f"\na choice among {endpoints} endpoints with {sessions} sessions on them, a burst for each: ", end="")

@@ -10,6 +10,8 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutRecord
@@ -20,7 +22,7 @@ from rollyard.wire.engine import EngineHeartbeat
 from rollyard.wire.node import RechooseEndpoint, ToNode
 from simulation.routing import Policy, Rollout, Sim
 
-POOL = ("default", "policy")
+POOL = PoolKey("default", "policy")
 PROBE_SECONDS = 0.1
 LOST_SECONDS = 20.0
 """Time until Slurm reports the end of a dead server's job."""
@@ -40,7 +42,9 @@ class Ours:
         self._burst = -1.0, self.endpoints.index_snapshot(POOL)
         self._last = "", ""
         """The last group that arrived, and its server."""
-        parts.agents.connect(ConnectedAgent(_identity("node"), ("default", "swe"), self._heard, expel=lambda: None))
+        parts.agents.connect(
+            ConnectedAgent(_identity("node"), PoolKey("default", "swe"), self._heard, expel=lambda: None)
+        )
 
     # the clock
 
@@ -85,7 +89,7 @@ class Ours:
         return self._another(rollout, rollout.server)
 
     def ended(self, rollout: Rollout) -> None:
-        self.leases.discard("default", rollout.id)
+        self.leases.discard(RolloutKey("default", rollout.id))
         del self._records[rollout.id], self._live[rollout.id]
 
     def beat(self) -> None:

@@ -33,7 +33,7 @@ async def _list(request: web.Request) -> web.Response:
     pool = await request.app[SERVICES].store.get(object_key(request), InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed_endpoints(pool):
-        id = external_id((pool.metadata.namespace, pool.metadata.name), external)
+        id = external_id(pool.pool_key, external)
         if id not in known:
             items.append(EndpointStatus(id=id, url=external.base, reason="Probing", capacity=external.capacity))
     return web.json_response({"kind": "EndpointList", "items": [_dump(item) for item in items]})

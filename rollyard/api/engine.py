@@ -61,7 +61,7 @@ async def _register(request: web.Request) -> web.Response:
         tokenizer=model.tokenizer or model.path,
         logprobs=pool.spec.engine.logprobs,
     )
-    pool_key, weights, template = (key.namespace, key.name), pool.status.weights, allocation.spec.template
+    pool_key, weights, template = pool.pool_key, pool.status.weights, allocation.spec.template
     capacity = max(1, template.gpus * template.nodes)
     services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
     # A process that asks for a certificate has just started; one with a certificate has reconnected, and keeps its

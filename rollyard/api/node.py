@@ -18,6 +18,7 @@ from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -93,9 +94,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     expelled = asyncio.Event()
-    agent = ConnectedAgent(
-        hello.identity, (pool.metadata.namespace, pool.metadata.name), outbox.put_nowait, expel=expelled.set
-    )
+    agent = ConnectedAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
     agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
@@ -231,7 +230,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     name = pool.spec.inference.get(wanted.role)
     if name is None:
         raise Invalid(f"pool {record.pool} has no inference role {wanted.role!r}")
-    current, key = record.endpoints.get(wanted.role, ""), (record.namespace, name)
+    current, key = record.endpoints.get(wanted.role, ""), PoolKey(record.namespace, name)
     agent = services.agents.of_allocation(uid)
     node = agent.identity.node if agent is not None else ""
     allow = _allowed_versions(services, record, wanted.role, key)
@@ -247,7 +246,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
 
 
 def _allowed_versions(
-    services: Services, record: RolloutRecord, role: str, pool: tuple[str, str]
+    services: Services, record: RolloutRecord, role: str, pool: PoolKey
 ) -> Callable[[Endpoint], bool] | None:
     """Check of versions for a rollout under way: it may use those that it could begin with, by its group and its age limit."""
     least, version = record.min_weights_version, record.weights_version

@@ -10,6 +10,7 @@ from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.dispatch import served_versions
 from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD_RECORDS, ModelSupply, QueueView
@@ -32,7 +33,7 @@ async def queue_view(services: Services, namespace: str, name: str, records: Seq
         pool,
         [await _supply(services, namespace, role, of, allocations) for role, of in pool.spec.inference.items()],
         _supply_of(pool, allocations),
-        [a for a in services.agents.of_pool((namespace, name)) if not a.draining],
+        [a for a in services.agents.of_pool(PoolKey(namespace, name)) if not a.draining],
         served_versions(services.endpoints, pool),
         await _groups(services, namespace, records),
         await services.store.queue_places(namespace, name, now, LOOK_AHEAD_RECORDS),
@@ -46,7 +47,7 @@ async def _supply(
     if pool is None:
         return ModelSupply(name, role, None)
     return ModelSupply(
-        name, role, pool, _supply_of(pool, allocations), *services.endpoints.count_with_room((namespace, name))
+        name, role, pool, _supply_of(pool, allocations), *services.endpoints.count_with_room(PoolKey(namespace, name))
     )
 
 

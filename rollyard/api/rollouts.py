@@ -121,7 +121,7 @@ def _check_tasks(requests: Sequence[RolloutRequest]) -> None:
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
     """All node agents of the pool, where that is certain: none is starting, draining, or to be replaced."""
-    status, agents = pool.status, services.agents.of_pool((pool.metadata.namespace, pool.metadata.name))
+    status, agents = pool.status, services.agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
     return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []
@@ -245,11 +245,11 @@ async def _queued_views(services: Services, records: Sequence[RolloutRecord]) ->
 def _parked_since(services: Services, record: RolloutRecord) -> float | None:
     if record.status is not Status.RUNNING:
         return None
-    return services.rollouts.leases.parked_since(record.namespace, record.id, record.fence)
+    return services.rollouts.leases.parked_since(record.key, record.fence)
 
 
 def _view(services: Services, record: RolloutRecord, waiting: str | None = None) -> dict[str, Any]:
-    lease = services.rollouts.leases.get(record.namespace, record.id)
+    lease = services.rollouts.leases.get(record.key)
     stage = lease.stage if lease is not None and lease.fence == record.fence else None
     return view(record, stage, waiting).model_dump(mode="json")
 

@@ -134,7 +134,7 @@ def _id(request: web.Request) -> str:
     """Id of the session in the path. Raises NotFound where the session is in another namespace."""
     id, namespace = request.match_info["id"], request.query.get("namespace")
     if namespace is not None:
-        own = request.app[SERVICES].sessions.get(id).pool[0]
+        own = request.app[SERVICES].sessions.get(id).pool.namespace
         if own != namespace:
             raise NotFound(
                 f"there is no session {id!r} in namespace {namespace!r}; a session with this id is in {own!r}"

@@ -12,11 +12,12 @@ from rollyard.api.objects import BASE
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, TopView
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
-from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
+from rollyard.server.routing.endpoint_state import EndpointState
 
 
 def routes() -> list[web.RouteDef]:
@@ -34,7 +35,7 @@ async def _top(request: web.Request) -> web.Response:
     def body() -> str:
         of_pool = _by_pool(states)
         found = [p for p in serving if isinstance(p, InferencePool)]
-        inference = [_inference(p, of_pool[p.metadata.namespace, p.metadata.name], sessions) for p in found]
+        inference = [_inference(p, of_pool[p.pool_key], sessions) for p in found]
         return TopView(inference_pools=inference, rollout_pools=rollouts).model_dump_json(
             by_alias=True, exclude_none=True
         )
@@ -61,7 +62,7 @@ def _inference(pool: InferencePool, states: Sequence[EndpointState], sessions: M
 
 
 def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
-    pace = services.rollouts.completion_rate.per_minute((pool.metadata.namespace, pool.metadata.name))
+    pace = services.rollouts.completion_rate.per_minute(pool.pool_key)
     ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
     return RolloutPoolTop(**_common_fields(pool), stages=pool.status.stages, ended_per_minute=ended)
 

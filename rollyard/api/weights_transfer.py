@@ -18,6 +18,7 @@ from rollyard.api.query_parameters import ANY, accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import ApiError, NotFound, Unavailable, error_from_reason
 from rollyard.core.http_body import send_continue
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.trust.tls_contexts import client_ssl_context
 
@@ -68,11 +69,11 @@ async def _relay(request: web.Request) -> web.StreamResponse:
 
 def _state(request: web.Request) -> EndpointState:
     info, endpoints = request.match_info, request.app[SERVICES].endpoints
-    id, pool = f"{info['namespace']}/{info['allocation']}", (info["namespace"], info["name"])
+    id, pool = f"{info['namespace']}/{info['allocation']}", PoolKey(info["namespace"], info["name"])
     state = endpoints.get(id)
     if state is None or state.pool != pool or not state.uid:
         there = ", ".join(s.allocation for s in endpoints.of_pool(pool) if s.uid) or "none"
-        raise NotFound(f"inferencepool {pool[1]!r} has no engine {info['allocation']!r}; it has: {there}")
+        raise NotFound(f"inferencepool {pool.name!r} has no engine {info['allocation']!r}; it has: {there}")
     return state
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, InferenceAutoscaling
-from rollyard.kinds.base import KindModel, KindObject
+from rollyard.kinds.base import KindModel
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.engine_spec import EngineSpec, ModelSpec, Patience, VllmEngine
-from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_name, check_one_node, check_one_size
+from rollyard.kinds.pool import PoolObject, PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size
 from rollyard.kinds.weights import WeightsStatus
 
 
@@ -92,7 +92,7 @@ class InferencePoolStatus(PoolStatus):
     """Metrics of all endpoints together, up to 30 seconds old."""
 
 
-class InferencePool(KindObject):
+class InferencePool(PoolObject):
     """Pool of model servers that serve one policy."""
 
     PLURAL: ClassVar[str] = "inferencepools"
@@ -103,7 +103,3 @@ class InferencePool(KindObject):
     kind: Literal["InferencePool"] = "InferencePool"
     spec: InferencePoolSpec
     status: InferencePoolStatus = InferencePoolStatus()
-
-    @model_validator(mode="after")
-    def _room_for_a_suffix(self) -> Self:
-        return check_name(self)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling, GpuLedger, ScalingDecision, ScalingRecord
@@ -17,7 +17,12 @@ MAX_NAME = 48
 STANDSTILL = frozenset({"CrashLoop", "SubmitRefused", "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
 """Reasons of Ready and Updated that hold until somebody changes something; other reasons may pass by themselves."""
 
-P = TypeVar("P", bound=KindObject)
+
+class PoolKey(NamedTuple):
+    """Name of a pool where its kind is known."""
+
+    namespace: str
+    name: str
 
 
 class Renewal(KindModel):
@@ -92,7 +97,15 @@ class PoolStatus(StatusModel):
     """Last scaling decisions, newest last."""
 
 
-def check_name(pool: P) -> P:
-    if len(pool.metadata.name) > MAX_NAME:
-        raise ValueError(f"the name of a pool has at most {MAX_NAME} characters")
-    return pool
+class PoolObject(KindObject):
+    """Common base of the two kinds of pool."""
+
+    @property
+    def pool_key(self) -> PoolKey:
+        return PoolKey(self.metadata.namespace, self.metadata.name)
+
+    @model_validator(mode="after")
+    def _room_for_a_suffix(self) -> Self:
+        if len(self.metadata.name) > MAX_NAME:
+            raise ValueError(f"the name of a pool has at most {MAX_NAME} characters")
+        return self

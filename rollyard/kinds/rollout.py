@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
@@ -20,6 +20,13 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
 RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 
 MAX_MESSAGE_CHARS = 4000
+
+
+class RolloutKey(NamedTuple):
+    """Name of one rollout: an id is unique within its namespace."""
+
+    namespace: str
+    id: str
 
 
 class Stage(StrEnum):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling
-from rollyard.kinds.base import KindModel, KindObject, StatusModel
-from rollyard.kinds.pool import PoolStatus, Renewal, check_gpus_counted, check_name, check_one_node, check_one_size
+from rollyard.kinds.base import KindModel, StatusModel
+from rollyard.kinds.pool import PoolObject, PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size
 from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
@@ -180,7 +180,7 @@ class RolloutPoolStatus(PoolStatus):
     stages: dict[str, StageStatus] = {}
 
 
-class RolloutPool(KindObject):
+class RolloutPool(PoolObject):
     """Pool of node agents that run rollouts in sandboxes."""
 
     PLURAL: ClassVar[str] = "rolloutpools"
@@ -191,7 +191,3 @@ class RolloutPool(KindObject):
     kind: Literal["RolloutPool"] = "RolloutPool"
     spec: RolloutPoolSpec
     status: RolloutPoolStatus = RolloutPoolStatus()
-
-    @model_validator(mode="after")
-    def _room_for_a_suffix(self) -> Self:
-        return check_name(self)

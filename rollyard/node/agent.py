@@ -38,6 +38,7 @@ from rollyard.wire.node import (
     Heartbeat,
     Hello,
     Lease,
+    LeaseKey,
     LeaseRef,
     RechooseEndpoint,
     Renewed,
@@ -49,8 +50,6 @@ from rollyard.wire.node import (
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str, int]
-"""(namespace, rollout id, fence)."""
 HAND_BACK_SECONDS = 5.0
 MAX_ERROR_CHARS = 2000
 
@@ -69,8 +68,8 @@ class NodeAgent:
         for kind, why in self._handlers.failed.items():
             log.error("task kind %s is not available here: its handler cannot be loaded: %s", kind, why)
         log.info("task kinds: %s", ", ".join(sorted(self._handlers.loaded)))
-        self._runs: dict[Key, tuple[LeaseRun, asyncio.Task[None]]] = {}
-        self._policies: dict[Key, LeaseSampler] = {}
+        self._runs: dict[LeaseKey, tuple[LeaseRun, asyncio.Task[None]]] = {}
+        self._policies: dict[LeaseKey, LeaseSampler] = {}
         self._templates = TemplateCache()
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
@@ -119,7 +118,7 @@ class NodeAgent:
             case Cancel(lease=ref):
                 self._stop_leases([ref], "cancelled")
             case RechooseEndpoint(lease=ref, role=role, now=now):
-                policy = self._policies.get((ref.namespace, ref.id, ref.fence))
+                policy = self._policies.get(ref.key)
                 if policy is not None and role == ROLE:
                     policy.rechoose(now=now)
             case Drain():
@@ -156,7 +155,7 @@ class NodeAgent:
     # leases
 
     def _accept(self, lease: Lease) -> None:
-        key = (lease.namespace, lease.id, lease.fence)
+        key = lease.key
         if key in self._runs or self._node is None:
             return
         work = LeaseRun(self._node, lease, self._heartbeat_soon)
@@ -170,7 +169,7 @@ class NodeAgent:
                 await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
         self._heartbeat_soon()  # the server counts this capacity as free only after the next heartbeat
 
-    async def _run_lease(self, key: Key, work: LeaseRun) -> None:
+    async def _run_lease(self, key: LeaseKey, work: LeaseRun) -> None:
         try:
             await work.run()
         except Fenced as error:
@@ -181,10 +180,10 @@ class NodeAgent:
             task = asyncio.current_task()
             # stopped on purpose: an error that follows from that is not reported
             if task is not None and task.cancelling():
-                log.info("rollout %s was stopped: %r", key[1], error)
+                log.info("rollout %s was stopped: %r", key.id, error)
                 return
             # The outermost boundary of one rollout: a bug of ours must not end the other rollouts, nor keep the lease.
-            log.exception("rollout %s caused an error in the code of the node agent", key[1])
+            log.exception("rollout %s caused an error in the code of the node agent", key.id)
             said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
             await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
         finally:
@@ -194,7 +193,7 @@ class NodeAgent:
 
     def _stop_leases(self, refs: list[LeaseRef], why: str) -> None:
         for ref in refs:
-            found = self._runs.pop((ref.namespace, ref.id, ref.fence), None)
+            found = self._runs.pop(ref.key, None)
             if found is not None:
                 log.info("stopping rollout %s: %s", ref.id, why)
                 found[1].cancel()
@@ -277,7 +276,7 @@ class NodeAgent:
         policy = LeaseSampler(
             self._link, self._http, self._tokens, ref, endpoint, template.stop_ids, lease.budgets.context_tokens
         )
-        self._policies[ref.namespace, ref.id, ref.fence] = policy
+        self._policies[ref.key] = policy
         return policy
 
 

@@ -9,6 +9,7 @@ from rollyard.core.clock import Clock, as_exact_datetime
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsStatus
@@ -19,7 +20,7 @@ from rollyard.reconcilers.status_metrics import StatusMetrics, StatusMetricsCach
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_metrics import endpoint_status
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
+from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, why_not_routable
 from rollyard.server.weights.pool_update import WeightsStep, advance
 
@@ -43,11 +44,10 @@ class InferencePoolObserver:
 
     async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         assert isinstance(pool, InferencePool)
-        meta = pool.metadata
         held = await self._rollouts.sessions()
         bounds = pool.spec.autoscaling
-        self._endpoints.follow_spec((meta.namespace, meta.name), pool.spec)
-        states = self._endpoints.of_pool((meta.namespace, meta.name))
+        self._endpoints.follow_spec(pool.pool_key, pool.spec)
+        states = self._endpoints.of_pool(pool.pool_key)
         live = await self._requested_sessions(pool) if bounds is not None else 0
         by_uid = {state.uid: state for state in states if state.uid}
         members = [self._member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
@@ -55,7 +55,7 @@ class InferencePoolObserver:
             by_uid[m.allocation.metadata.uid] for m in members if m.active and m.allocation.metadata.uid in by_uid
         ]
         serving = [self._weights_report(m.allocation) for m in members if _is_in_update(m, pool)]
-        step, coarse = self._weights(pool, serving), self._coarse.of((meta.namespace, meta.name), states)
+        step, coarse = self._weights(pool, serving), self._coarse.of(pool.pool_key, states)
         return PoolObservation(
             members=members,
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
@@ -90,13 +90,12 @@ class InferencePoolObserver:
 
         A rollout counts once for each role that the pool has in its RolloutPool.
         """
-        meta = pool.metadata
-        total = self._outside_demand((meta.namespace, meta.name))
+        total = self._outside_demand(pool.pool_key)
         for user in self._rollout_pools():
-            roles = list(user.spec.inference.values()).count(meta.name)
-            if roles and user.metadata.namespace == meta.namespace:
-                queued = await self._rollouts.queued(meta.namespace, user.metadata.name)
-                in_flight = self._rollouts.leases.in_flight(meta.namespace, user.metadata.name)
+            roles = list(user.spec.inference.values()).count(pool.metadata.name)
+            if roles and user.metadata.namespace == pool.metadata.namespace:
+                queued = await self._rollouts.queued(user.pool_key)
+                in_flight = self._rollouts.leases.in_flight(*user.pool_key)
                 total += roles * sessions(user.spec, queued, in_flight)
         return total
 

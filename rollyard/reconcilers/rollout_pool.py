@@ -31,9 +31,8 @@ class RolloutPoolObserver:
 
     async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         assert isinstance(pool, RolloutPool)
-        meta = pool.metadata
-        queued = await self._rollouts.queued(meta.namespace, meta.name)
-        in_flight = self._rollouts.leases.in_flight(meta.namespace, meta.name)
+        queued = await self._rollouts.queued(pool.pool_key)
+        in_flight = self._rollouts.leases.in_flight(*pool.pool_key)
         # By leases, not by connections: after a restart of the server it is busy before its node agent has reconnected.
         loads = self._rollouts.leases.by_allocation()
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
@@ -66,10 +65,7 @@ class RolloutPoolObserver:
         return None
 
     async def on_deleted(self, pool: Pool) -> None:
-        meta = pool.metadata
-        await self._rollouts.cancel_queued(
-            (meta.namespace, meta.name), "PoolDeleted", f"its pool {meta.name} was deleted"
-        )
+        await self._rollouts.cancel_queued(pool.pool_key, "PoolDeleted", f"its pool {pool.metadata.name} was deleted")
 
 
 def _member(allocation: Allocation, connected: bool, load: int) -> Member:

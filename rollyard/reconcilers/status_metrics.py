@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rollyard.core.clock import Clock
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.admission import Admission
 from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, total_metrics
-from rollyard.server.routing.endpoint_state import EndpointState, PoolKey
+from rollyard.server.routing.endpoint_state import EndpointState
 
 STATUS_METRICS_SECONDS = 30.0
 """Greatest age of metrics in a status."""

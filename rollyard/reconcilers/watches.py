@@ -19,6 +19,7 @@ from rollyard.core.clock import Clock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey, get_condition
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation import AllocationReconciler
@@ -33,7 +34,6 @@ from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.routing.endpoint_state import PoolKey
 from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver
 
@@ -159,8 +159,7 @@ def _meet_expectations(expectations: Expectations, old: Allocation | None, new: 
 
 
 def _follow_weights(endpoints: EndpointRegistry, old: InferencePool | None, new: InferencePool | None) -> None:
-    meta = _seen(old, new).metadata
-    endpoints.follow_weights((meta.namespace, meta.name), new.status.weights if new is not None else None)
+    endpoints.follow_weights(_seen(old, new).pool_key, new.status.weights if new is not None else None)
 
 
 # conditions of a change

@@ -22,14 +22,15 @@ from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import STAGE_WORKERS
 from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.gateway.external.open_sessions import OpenSessions
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, Stages
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.preview import Preview
 from rollyard.reconcilers.watches import build_reconcilers
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents, PoolKey
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.rebalance import Rebalancer
@@ -164,7 +165,7 @@ class _Wakes:
     def dispatch_near(self, pool: PoolKey) -> None:
         """Wake dispatch for every RolloutPool of the namespace: each may use this InferencePool."""
         for agent in self._parts.agents.all():
-            if agent.pool[0] == pool[0]:
+            if agent.pool.namespace == pool.namespace:
                 self._dispatcher.wake(agent.pool)
 
     def resize(self, agent: ConnectedAgent) -> None:
@@ -177,24 +178,22 @@ class _Wakes:
         self._parts.weights_watch.wake()
 
     def reconcile_agent(self, agent: ConnectedAgent) -> None:
-        namespace, pool = agent.pool
-        self._manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool))
-        self._manager.add(ObjectKey(kind="Allocation", namespace=namespace, name=agent.identity.allocation))
+        self._manager.add(RolloutPool.key_of(*agent.pool))
+        self._manager.add(Allocation.key_of(agent.pool.namespace, agent.identity.allocation))
 
     def reconcile_endpoint(self, state: EndpointState) -> None:
         self.reconcile_inference_pool(state.pool)
         if state.allocation:
-            self._manager.add(ObjectKey(kind="Allocation", namespace=state.pool[0], name=state.allocation))
+            self._manager.add(Allocation.key_of(state.pool.namespace, state.allocation))
 
     def reconcile_inference_pool(self, pool: PoolKey) -> None:
-        self._manager.add(ObjectKey(kind="InferencePool", namespace=pool[0], name=pool[1]))
+        self._manager.add(InferencePool.key_of(*pool))
 
     def scale(self, pool: PoolKey, at: float) -> None:
-        self._manager.add(ObjectKey(kind="RolloutPool", namespace=pool[0], name=pool[1]), SCALE_SECONDS)
+        self._manager.add(RolloutPool.key_of(*pool), SCALE_SECONDS)
 
     def show_widths(self, agent: ConnectedAgent) -> None:
-        namespace, pool = agent.pool
-        self._manager.add(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool), SHOWN_SECONDS)
+        self._manager.add(RolloutPool.key_of(*agent.pool), SHOWN_SECONDS)
 
 
 class StoredPools:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, field_serializer
 from pydantic_core import from_json
 
-from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, Sampling, Stage, Task
+from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
 from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 from rollyard.wire.base import PROTOCOL, Identity, WireMessage
 from rollyard.wire.endpoint import Endpoint
@@ -27,6 +27,14 @@ MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 
 
+class LeaseKey(NamedTuple):
+    """`LeaseRef` without the stage, which changes while the lease lives."""
+
+    namespace: str
+    id: str
+    fence: int
+
+
 class LeaseRef(WireMessage):
     """Name of one lease. A higher fence of the same rollout makes it void."""
 
@@ -34,6 +42,14 @@ class LeaseRef(WireMessage):
     id: str
     fence: int
     stage: Stage = Stage.INIT
+
+    @property
+    def rollout(self) -> RolloutKey:
+        return RolloutKey(self.namespace, self.id)
+
+    @property
+    def key(self) -> LeaseKey:
+        return LeaseKey(self.namespace, self.id, self.fence)
 
 
 class Lease(LeaseRef):

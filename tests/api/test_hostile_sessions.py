@@ -23,6 +23,7 @@ from rollyard.gateway.apis import chat
 from rollyard.gateway.external import external_sessions, routed_sampler
 from rollyard.gateway.requests import chat_request
 from rollyard.gateway.session import session as session_module
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from tests.support.outside_api import POOL, QUESTION, Api, Serve, client
@@ -344,7 +345,8 @@ async def test_who_cannot_get_in_is_demand_until_it_does(
         for id in ("one", "one", "two"):
             async with api.http.post(f"{api.url}/v1/sessions", json={"pool": "policy", "id": id}) as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
-        assert (wanted, api.sessions.demand(POOL), api.sessions.demand(("default", "other"))) == ([POOL] * 3, 2, 0)
+        other = PoolKey("default", "other")
+        assert (wanted, api.sessions.demand(POOL), api.sessions.demand(other)) == ([POOL] * 3, 2, 0)
         api.serve("e", upstream.url)
         await api.open(id="one")
         assert api.sessions.demand(POOL) == 2, "one has got in, and the other may come again"

@@ -9,12 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollyard.api.metrics import endpoint_metrics
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import evolve
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 
-KEY = ("default", "policy")
+KEY = PoolKey("default", "policy")
 
 
 def read(endpoints: EndpointRegistry, sessions: Mapping[str, int]) -> dict[tuple[str, str], float]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey, evolve
-from rollyard.kinds.pool import Replicas
+from rollyard.kinds.pool import PoolKey, Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.wire.base import Identity
 from tests.support.outside_api import Api, Serve
 
-KEY = ("default", "swe")
+KEY = PoolKey("default", "swe")
 
 
 async def pool(api: Api, **spec: Any) -> None:

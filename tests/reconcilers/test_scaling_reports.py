@@ -8,6 +8,7 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.pool_observation import PoolObservation
@@ -17,7 +18,7 @@ from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
 from tests.support.reconciler_site import Site
 
-KEY = ("default", "policy")
+KEY = PoolKey("default", "policy")
 
 
 def pool() -> InferencePool:

@@ -8,6 +8,7 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import evolve
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.status_metrics import STATUS_METRICS_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
@@ -16,7 +17,7 @@ from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 from tests.support.reconciler_site import Site
 
-KEY = ("default", "policy")
+KEY = PoolKey("default", "policy")
 POOL = InferencePool.model_validate(
     {"metadata": {"name": "policy"}, "spec": {"model": {"path": "/m"}, "engine": {"vllm": {}}, "replicas": 2}}
 )

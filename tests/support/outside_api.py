@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import openai
 
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord
 from rollyard.server.wiring import Parts
 from rollyard.wire.endpoint import Endpoint
@@ -18,7 +19,7 @@ QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
     {"role": "user", "content": "What is 3 * 4?"},
 ]
-POOL = ("default", "policy")
+POOL = PoolKey("default", "policy")
 
 
 @dataclass

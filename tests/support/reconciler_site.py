@@ -17,6 +17,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -172,7 +173,7 @@ class Site:
             node=status.node,
         )
         agent = ConnectedAgent(
-            identity, ("default", allocation.spec.pool.name), lambda message: None, expel=lambda: None
+            identity, PoolKey("default", allocation.spec.pool.name), lambda message: None, expel=lambda: None
         )
         self.agents.connect(agent)
         return agent
@@ -188,7 +189,7 @@ class Site:
         await self.rollouts.submit("default", [RolloutRequest(pool=pool, task=Task(kind="null")) for _ in range(count)])
 
     async def cancel_queued(self, pool: str = "swe") -> None:
-        await self.rollouts.cancel_queued(("default", pool), "Test", "not wanted any more")
+        await self.rollouts.cancel_queued(PoolKey("default", pool), "Test", "not wanted any more")
 
     async def lease(self, agent: ConnectedAgent) -> None:
         """Lease a rollout to this node agent."""

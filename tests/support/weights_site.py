@@ -19,6 +19,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.wire.base import Identity
@@ -215,7 +216,7 @@ class WeightsYard:
 
     def heap(self) -> dict[str, str]:
         """Endpoint id -> version, for endpoints that accept new rollouts."""
-        states = self.site.endpoints.of_pool(("default", "policy"))
+        states = self.site.endpoints.of_pool(PoolKey("default", "policy"))
         return {s.endpoint.id: s.endpoint.weights_version for s in states if s.ready and not s.drain}
 
     async def event(self, reason: str) -> Event:

@@ -18,12 +18,13 @@ from rollyard.core.aio import Signal
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
 from rollyard.gateway.external.open_sessions import OpenSessions
-from rollyard.gateway.external.routed_sampler import PoolKey, RoutedSampler, SessionPlacer
+from rollyard.gateway.external.routed_sampler import RoutedSampler, SessionPlacer
 from rollyard.gateway.external.unmet_demand import UnmetDemand
 from rollyard.gateway.requests.call_errors import GatewayError, session_gone
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
@@ -77,8 +78,8 @@ class ExternalSession:
         session = self.session
         return SessionView(
             id=session.id,
-            namespace=self.pool[0],
-            pool=self.pool[1],
+            namespace=self.pool.namespace,
+            pool=self.pool.name,
             state="Open" if self.open else "Closed",
             endpoint=self.policy.endpoint.id,
             calls=session.calls,
@@ -127,7 +128,7 @@ class ExternalSessions:
         Raises Conflict for an id of a different session, TooManyRequests, Unavailable without an endpoint,
         TemplateUnusable for the model's template.
         """
-        id, pool = request.id or f"s-{secrets.token_hex(8)}", (namespace, request.pool)
+        id, pool = request.id or f"s-{secrets.token_hex(8)}", PoolKey(namespace, request.pool)
         if (there := self._existing(id, pool, request)) is not None:
             return there, False
         self._admit()
@@ -158,7 +159,7 @@ class ExternalSessions:
 
     def all(self, namespace: str) -> list[ExternalSession]:
         """List the sessions, which does not count as use."""
-        return [found for found in self._sessions.values() if found.pool[0] == namespace]
+        return [found for found in self._sessions.values() if found.pool.namespace == namespace]
 
     async def record(self, id: str) -> str:
         """Return the `SessionRecord` so far, as JSON. Raises NotFound, Expired."""
@@ -239,11 +240,8 @@ class ExternalSessions:
         there = self._sessions.get(id)
         if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
             what = "with another body" if there.open else "which is closed"
-            what = (
-                what
-                if there.pool[0] == pool[0]
-                else f"in namespace {there.pool[0]!r}; an id is unique on the whole server"
-            )
+            if there.pool.namespace != pool.namespace:
+                what = f"in namespace {there.pool.namespace!r}; an id is unique on the whole server"
             raise Conflict(
                 f"a session {id!r} already exists, {what}; use another id, or no id, or delete it with "
                 f"DELETE /v1/sessions/{id}"

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rollyard.core.errors import AnswerRefused, EndpointLost
 from rollyard.gateway.requests.call_errors import GatewayError, unavailable
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.requests_in_flight import InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled
@@ -19,8 +20,6 @@ from rollyard.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
-PoolKey = tuple[str, str]
-"""(namespace, InferencePool name)."""
 MAX_MOVES = 10
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rollyard.gateway.external.routed_sampler import PoolKey
+from rollyard.kinds.pool import PoolKey
 
 
 class UnmetDemand:

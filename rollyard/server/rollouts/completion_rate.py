@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rollyard.core.clock import Clock
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 
 WINDOW_SECONDS = 60
 LEAST_SECONDS = 5.0
 """Shortest time that gives a rate."""
-Key = tuple[str, str]
-"""(namespace, pool)."""
 
 
 @dataclass(slots=True)
@@ -45,12 +44,12 @@ class CompletionRate:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began = clock.monotonic()
-        self._counts: dict[Key, dict[Status, _EndCounts]] = {}
+        self._counts: dict[PoolKey, dict[Status, _EndCounts]] = {}
 
-    def count(self, pool: Key, status: Status) -> None:
+    def count(self, pool: PoolKey, status: Status) -> None:
         self._counts.setdefault(pool, {}).setdefault(status, _EndCounts()).add(self._clock.monotonic())
 
-    def per_minute(self, pool: Key) -> Mapping[Status, float] | None:
+    def per_minute(self, pool: PoolKey) -> Mapping[Status, float] | None:
         """Ends per minute by status, without those that did not occur; None until enough time has passed."""
         now = self._clock.monotonic()
         since = _window(now)

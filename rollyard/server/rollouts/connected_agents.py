@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.wire.base import Identity
 from rollyard.wire.node import CapacityRequest, Drain, LeaseRef, ToNode
-
-PoolKey = tuple[str, str]
-"""(namespace, RolloutPool name)."""
 
 
 @dataclass(slots=True, eq=False)

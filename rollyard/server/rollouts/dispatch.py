@@ -13,10 +13,11 @@ from typing import Protocol
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
 from rollyard.core.errors import RollyardError
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.kinds.weights import WeightsStatus
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents, PoolKey
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.step import Granted, is_suspect, step
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
@@ -42,11 +43,11 @@ class EndpointCheckout(Protocol):
 class EndpointSource(Protocol):
     """Source of the endpoints; `routing.endpoint_registry.EndpointRegistry` is one."""
 
-    def index_snapshot(self, pool: tuple[str, str]) -> EndpointCheckout: ...
+    def index_snapshot(self, pool: PoolKey) -> EndpointCheckout: ...
 
-    def weights(self, pool: tuple[str, str]) -> WeightsStatus: ...
+    def weights(self, pool: PoolKey) -> WeightsStatus: ...
 
-    def versions(self, pool: tuple[str, str], *, ready: bool) -> dict[str, str]:
+    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
         """Endpoint id -> its verified weights; of endpoints that take new work, or of all."""
         ...
 
@@ -56,7 +57,7 @@ def served_versions(placement: EndpointSource, pool: RolloutPool) -> ServedVersi
     name = pool.spec.inference.get(POLICY_ROLE)
     if name is None:
         return ServedVersions()
-    key = (pool.metadata.namespace, name)
+    key = PoolKey(pool.metadata.namespace, name)
     ready = frozenset(placement.versions(key, ready=True).values())
     return ServedVersions(placement.weights(key), placement.versions(key, ready=False), ready)
 
@@ -163,7 +164,7 @@ class Dispatcher:
             if not self._leases.has_exclusive(a.holder)
         ]
         served = served_versions(self._placement, pool)
-        heaps = {name: self._placement.index_snapshot((key[0], name)) for name in pool.spec.inference.values()}
+        heaps = {name: self._placement.index_snapshot(key._replace(name=name)) for name in pool.spec.inference.values()}
         granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]

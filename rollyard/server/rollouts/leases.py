@@ -12,22 +12,21 @@ from dataclasses import dataclass, field
 
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
-from rollyard.kinds.rollout import Stage
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.store.base import RolloutRecord
-from rollyard.wire.node import LeaseRef
+from rollyard.wire.node import LeaseKey, LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0
 """Seconds after its last request at which a holder that asked for an endpoint no longer counts as parked; it asks every 2 s."""
-Key = tuple[str, str]
-"""(namespace, rollout id)."""
 
 
 @dataclass(slots=True)
 class LiveLease:
     fence: int
     holder: str
-    pool: Key
+    pool: PoolKey
     expires: float
     stage: Stage
     """Stage that the holder last reported; the durable stage moves only when RUN is stored."""
@@ -54,8 +53,8 @@ class Leases:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self.seconds = seconds
-        self._live: dict[Key, LiveLease] = {}
-        self._by_endpoint: dict[str, dict[Key, None]] = {}
+        self._live: dict[RolloutKey, LiveLease] = {}
+        self._by_endpoint: dict[str, dict[RolloutKey, None]] = {}
         """Endpoint id -> its leases, in the order in which they came there; an index of the same leases."""
         self._held: Counter[str] = Counter()
         self._exclusive: Counter[str] = Counter()
@@ -66,20 +65,20 @@ class Leases:
     def add(self, record: RolloutRecord) -> None:
         assert record.holder is not None
         expires = self._clock.monotonic() + self.seconds
-        pool, key = (record.namespace, record.pool), (record.namespace, record.id)
+        key = record.key
         if key in self._live:
-            self.discard(*key)
+            self.discard(key)
         alone = is_suspect(record)
-        lease = LiveLease(record.fence, record.holder, pool, expires, record.stage, record.endpoints, alone)
+        lease = LiveLease(record.fence, record.holder, record.pool_key, expires, record.stage, record.endpoints, alone)
         self._live[key] = lease
         self._held[lease.holder] += 1
         self._exclusive[lease.holder] += alone
         self._update_index(key, frozenset(), lease)
 
-    def discard(self, namespace: str, id: str) -> None:
-        lease = self._live.pop((namespace, id), None)
+    def discard(self, key: RolloutKey) -> None:
+        lease = self._live.pop(key, None)
         if lease is not None:
-            self._remove_from_index((namespace, id), lease.endpoint_ids)
+            self._remove_from_index(key, lease.endpoint_ids)
             self._held[lease.holder] -= 1
             self._exclusive[lease.holder] -= lease.exclusive
             if not self._held[lease.holder]:
@@ -95,15 +94,15 @@ class Leases:
 
     def lease_changed(self, record: RolloutRecord) -> None:
         """Update the index after a change of the durable stage or an endpoint under the same lease."""
-        lease = self._live.get((record.namespace, record.id))
+        lease = self._live.get(record.key)
         if lease is not None and lease.fence == record.fence:
             before = lease.endpoint_ids
             lease.stage, lease.endpoints = record.stage, record.endpoints
-            self._update_index((record.namespace, record.id), before, lease)
+            self._update_index(record.key, before, lease)
 
     def park(self, ref: LeaseRef) -> None:
         """Note that its holder asked for an endpoint to continue at, and there is none."""
-        lease, now = self._live.get((ref.namespace, ref.id)), self._clock.monotonic()
+        lease, now = self._live.get(ref.rollout), self._clock.monotonic()
         if lease is not None and lease.fence == ref.fence:
             if now - lease.parked_at >= PARKED_REPORT_SECONDS:
                 lease.parked_since = self._clock.time()
@@ -111,13 +110,13 @@ class Leases:
 
     def unpark(self, ref: LeaseRef) -> None:
         """Note that it has an endpoint again."""
-        lease = self._live.get((ref.namespace, ref.id))
+        lease = self._live.get(ref.rollout)
         if lease is not None and lease.fence == ref.fence:
             lease.parked_at = float("-inf")
 
-    def parked_since(self, namespace: str, id: str, fence: int) -> float | None:
+    def parked_since(self, key: RolloutKey, fence: int) -> float | None:
         """Unix seconds since which it has no endpoint to continue at; None where it has one, or has not asked for long."""
-        lease = self._live.get((namespace, id))
+        lease = self._live.get(key)
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
         return lease.parked_since
@@ -126,32 +125,32 @@ class Leases:
         """Renew the named leases that are still the holder's; return the others."""
         expires, lost = self._clock.monotonic() + self.seconds, []
         for ref in held:
-            lease = self._live.get((ref.namespace, ref.id))
+            lease = self._live.get(ref.rollout)
             if lease is None or lease.fence != ref.fence or lease.holder != holder:
                 lost.append(ref)
                 continue
             lease.expires = expires
             if lease.stage is not ref.stage:
                 before, lease.stage = lease.endpoint_ids, ref.stage
-                self._update_index((ref.namespace, ref.id), before, lease)
+                self._update_index(ref.rollout, before, lease)
         return lost
 
     def sessions(self, endpoint: str) -> int:
         """Number of live rollouts on an endpoint: leased, in INIT or RUN."""
         return len(self._by_endpoint.get(endpoint, ()))
 
-    def sessions_on(self, endpoint: str) -> list[tuple[Key, LiveLease]]:
+    def sessions_on(self, endpoint: str) -> list[tuple[RolloutKey, LiveLease]]:
         """Leases that are live sessions of an endpoint, the youngest there first."""
         return [(key, self._live[key]) for key in reversed(self._by_endpoint.get(endpoint, {}))]
 
-    def _update_index(self, key: Key, before: frozenset[str], lease: LiveLease) -> None:
+    def _update_index(self, key: RolloutKey, before: frozenset[str], lease: LiveLease) -> None:
         after = lease.endpoint_ids
         self._remove_from_index(key, before - after)
         for endpoint in after - before:
             self._by_endpoint.setdefault(endpoint, {})[key] = None
             self.sessions_changed.emit(endpoint)
 
-    def _remove_from_index(self, key: Key, endpoints: frozenset[str]) -> None:
+    def _remove_from_index(self, key: RolloutKey, endpoints: frozenset[str]) -> None:
         for endpoint in endpoints:
             there = self._by_endpoint[endpoint]
             del there[key]
@@ -159,15 +158,15 @@ class Leases:
                 del self._by_endpoint[endpoint]
             self.sessions_changed.emit(endpoint)
 
-    def get(self, namespace: str, id: str) -> LiveLease | None:
-        return self._live.get((namespace, id))
+    def get(self, key: RolloutKey) -> LiveLease | None:
+        return self._live.get(key)
 
-    def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[Key, LiveLease]]:
+    def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[RolloutKey, LiveLease]]:
         """Leases of this holder that it does not name: the grant never arrived."""
-        named = {(r.namespace, r.id, r.fence) for r in held}
-        return [(k, v) for k, v in self._live.items() if v.holder == holder and (*k, v.fence) not in named]
+        named = {ref.key for ref in held}
+        return [(k, v) for k, v in self._live.items() if v.holder == holder and LeaseKey(*k, v.fence) not in named]
 
-    def expired(self) -> list[tuple[Key, LiveLease]]:
+    def expired(self) -> list[tuple[RolloutKey, LiveLease]]:
         now = self._clock.monotonic()
         return [(k, v) for k, v in self._live.items() if v.expires <= now]
 
@@ -175,7 +174,7 @@ class Leases:
         """Leases of a pool, or of a whole namespace, by stage, as their holders last reported."""
         counts = dict.fromkeys(Stage, 0)
         for lease in self._live.values():
-            if lease.pool[0] == namespace and pool in (None, lease.pool[1]):
+            if lease.pool.namespace == namespace and pool in (None, lease.pool.name):
                 counts[lease.stage] += 1
         return counts
 
@@ -183,5 +182,5 @@ class Leases:
         """Number of leases of each allocation, by its uid."""
         return Counter(lease.holder.partition("/")[0] for lease in self._live.values())
 
-    def of_allocation(self, uid: str) -> list[tuple[Key, LiveLease]]:
+    def of_allocation(self, uid: str) -> list[tuple[RolloutKey, LiveLease]]:
         return [(k, v) for k, v in self._live.items() if v.holder.partition("/")[0] == uid]

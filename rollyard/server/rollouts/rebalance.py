@@ -13,8 +13,9 @@ from typing import Protocol
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
 from rollyard.core.telemetry import REPINS
+from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
-from rollyard.server.rollouts.leases import Key, Leases, LiveLease
+from rollyard.server.rollouts.leases import Leases, LiveLease
 from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 log = logging.getLogger(__name__)
@@ -81,12 +82,12 @@ class Rebalancer:
                     endpoint,
                 )
 
-    def _send_hint(self, endpoint: str, key: Key, lease: LiveLease, *, hurry: bool = False) -> bool:
+    def _send_hint(self, endpoint: str, key: RolloutKey, lease: LiveLease, *, hurry: bool = False) -> bool:
         now, agent = self._clock.monotonic(), self._agents.get(lease.holder)
         if agent is None or now - lease.hinted_at < (REPEAT_SECONDS if hurry else SETTLED_SECONDS):
             return False
         lease.hinted_at = now
-        ref = LeaseRef(namespace=key[0], id=key[1], fence=lease.fence, stage=lease.stage)
+        ref = LeaseRef(namespace=key.namespace, id=key.id, fence=lease.fence, stage=lease.stage)
         for role in (role for role, id in lease.endpoints.items() if id == endpoint):
             agent.send(RechooseEndpoint(lease=ref, role=role, now=hurry))
         REPINS.inc()

@@ -11,10 +11,11 @@ from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock
 from rollyard.core.errors import Fenced, NotFound, Unavailable
 from rollyard.core.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_OUTDATED
-from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
-from rollyard.server.rollouts.leases import Key, Leases
+from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.results import count_sampled
 from rollyard.server.rollouts.step import (
@@ -62,10 +63,10 @@ class RolloutService:
         self.leases = leases
         self.completion_rate = CompletionRate(clock)
         self._outside_sessions = outside_sessions
-        self.rollout_queued = Signal[[Key, float]]()
+        self.rollout_queued = Signal[[PoolKey, float]]()
         """This pool has work to grant from this time on (Unix seconds)."""
         self._ended = asyncio.Event()
-        self._waiting: dict[Key, set[asyncio.Event]] = {}
+        self._waiting: dict[RolloutKey, set[asyncio.Event]] = {}
 
     async def recover(self) -> None:
         """Give every lease in the store one full period to be renewed, after a restart."""
@@ -96,7 +97,7 @@ class RolloutService:
         few = sum(request.n for request in requests) <= SMALL_SWEEP
         records = expanded() if few else await asyncio.to_thread(expanded)
         accepted = await self._store.transact(lambda tx: accept(tx, records))
-        for pool in {(r.namespace, r.pool) for r, new in accepted if new}:
+        for pool in {r.pool_key for r, new in accepted if new}:
             self.rollout_queued.emit(pool, now)
         return accepted
 
@@ -108,8 +109,8 @@ class RolloutService:
 
     async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
         """Wait until the record is terminal or the time is up, and return it. Raises NotFound."""
-        event = asyncio.Event()
-        waiting = self._waiting.setdefault((namespace, id), set())
+        event, key = asyncio.Event(), RolloutKey(namespace, id)
+        waiting = self._waiting.setdefault(key, set())
         waiting.add(event)  # before the read, so that no end is missed
         try:
             record = await self.get(namespace, id)
@@ -118,8 +119,8 @@ class RolloutService:
             await wait_or_timeout(event, seconds)
         finally:
             waiting.discard(event)
-            if not waiting and self._waiting.get((namespace, id)) is waiting:
-                del self._waiting[namespace, id]
+            if not waiting and self._waiting.get(key) is waiting:
+                del self._waiting[key]
         return await self.get(namespace, id)
 
     async def find(self, filter: RolloutFilter) -> list[RolloutRecord]:
@@ -151,10 +152,10 @@ class RolloutService:
     ) -> RolloutRecord:
         """End it at once, in whatever stage; an ended one stays as it was. Raises NotFound."""
         event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
-        await self._apply_events([((namespace, id), event)])
+        await self._apply_events([(RolloutKey(namespace, id), event)])
         return await self.get(namespace, id)
 
-    async def cancel_queued(self, pool: Key, reason: str, message: str) -> int:
+    async def cancel_queued(self, pool: PoolKey, reason: str, message: str) -> int:
         """End all rollouts in a pool's queue, a portion at a time; return how many ended."""
         now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
 
@@ -215,12 +216,12 @@ class RolloutService:
         """Take back a lease without a result; a void lease changes nothing."""
         event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
-            await self._apply_events([((ref.namespace, ref.id), event)])
+            await self._apply_events([(ref.rollout, event)])
             LEASES_LOST.labels(reason if reason in ("Expired", "NotReceived") else "HandedBack").inc()
         except Fenced:
             self._stop_void_holder(ref)
 
-    async def judge_weights(self, pool: Key, judge: JudgeWeights) -> int:
+    async def judge_weights(self, pool: PoolKey, judge: JudgeWeights) -> int:
         """Requeue or end the rollouts that depend on versions of the weights, as `judge` decides; return how many."""
         now = self._clock.time()
 
@@ -228,9 +229,9 @@ class RolloutService:
             found: list[tuple[RolloutRecord, Event]] = []
             for demanding in tx.version_bound(pool):
                 alone = demanding.group is None or not demanding.weights.same
-                group = GroupVersions() if alone else tx.group_versions(pool[0], str(demanding.group))
+                group = GroupVersions() if alone else tx.group_versions(pool.namespace, str(demanding.group))
                 verdict = judge(demanding, group)
-                record = tx.get(pool[0], demanding.id) if verdict is not None else None
+                record = tx.get(pool.namespace, demanding.id) if verdict is not None else None
                 if verdict is not None and record is not None:
                     found.append((record, _event(record, verdict, now)))
             return found
@@ -251,9 +252,9 @@ class RolloutService:
             lambda tx: [(_held_record(tx, ref, holder_uid), EndpointMoved(now, ref.fence, role, endpoint))],
         )
 
-    async def queued(self, namespace: str, pool: str) -> dict[Stage, int]:
+    async def queued(self, pool: PoolKey) -> dict[Stage, int]:
         """Queued rollouts of a pool, by the stage they wait for."""
-        counts = await self._store.counts(namespace, pool)
+        counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
     async def sessions(self) -> dict[str, int]:
@@ -263,7 +264,7 @@ class RolloutService:
 
     # the only way to change records
 
-    async def _apply_events(self, events: Sequence[tuple[Key, Event]]) -> None:
+    async def _apply_events(self, events: Sequence[tuple[RolloutKey, Event]]) -> None:
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
             found = []
             for (namespace, id), event in events:
@@ -296,11 +297,11 @@ class RolloutService:
         if after.leased:
             self.leases.lease_changed(after)
         elif before.leased:
-            self.leases.discard(before.namespace, before.id)
+            self.leases.discard(before.key)
         for effect in effects:
             match effect:
                 case Requeued(at=at):
-                    self.rollout_queued.emit((after.namespace, after.pool), at)
+                    self.rollout_queued.emit(after.pool_key, at)
                 case StopHolder(holder=holder, fence=fence):
                     agent = self._agents.get(holder)
                     if agent is not None:
@@ -310,20 +311,20 @@ class RolloutService:
 
     def _notify_waiters(self, record: RolloutRecord) -> None:
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
-        self.completion_rate.count((record.namespace, record.pool), record.status)
+        self.completion_rate.count(record.pool_key, record.status)
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
         self._ended.set()
         self._ended = asyncio.Event()
-        for event in self._waiting.get((record.namespace, record.id), ()):
+        for event in self._waiting.get(record.key, ()):
             event.set()
 
     def _stop_void_holder(self, ref: LeaseRef) -> None:
-        lease = self.leases.get(ref.namespace, ref.id)
+        lease = self.leases.get(ref.rollout)
         if lease is not None and lease.fence <= ref.fence:
             log.info("lease %s of rollout %s had already ended in the store", ref.fence, ref.id)
-            self.leases.discard(ref.namespace, ref.id)
+            self.leases.discard(ref.rollout)
 
 
 def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Event:

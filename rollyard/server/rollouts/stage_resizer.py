@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
 from rollyard.core.errors import NotFound, RollyardError
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import Stages
-from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents, PoolKey
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.stage_widths import (
     History,
     StageLoad,
@@ -46,7 +47,7 @@ class StageResizer:
         self,
         clock: Clock,
         agents: ConnectedAgents,
-        queued: Callable[[str, str], Awaitable[dict[Stage, int]]],
+        queued: Callable[[PoolKey], Awaitable[dict[Stage, int]]],
         stages: Callable[[PoolKey], Awaitable[Stages]],
     ) -> None:
         self._clock = clock
@@ -82,7 +83,7 @@ class StageResizer:
         agents = [a for a in self._agents.of_pool(key) if a.widths and a.capacity]
         if not agents:
             return
-        stages, queued = await self._stages(key), await self._queued(*key)
+        stages, queued = await self._stages(key), await self._queued(key)
         now, taking = self._clock.monotonic(), sum(not a.draining for a in agents)
         expected = share_of_queue(queued, taking)
         sized = self._sized[key] = {a: known.get(a) or _AgentWidths(initial(a.widths)) for a in agents}

@@ -10,6 +10,7 @@ from functools import partial
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
 from rollyard.core.errors import RollyardError
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.dispatch import EndpointSource, served_versions
 from rollyard.server.rollouts.service import RolloutService
@@ -49,7 +50,7 @@ class StalenessWatch:
         self._placement = placement
         self._pools = pools
         self._clock = clock
-        self._watched: dict[tuple[str, str], _PoolVersions] = {}
+        self._watched: dict[PoolKey, _PoolVersions] = {}
         self._waker = Waker()
 
     def wake(self) -> None:
@@ -59,7 +60,7 @@ class StalenessWatch:
         """Check for ever."""
         while True:
             pools = await self._pools()
-            there = {_key(pool) for pool in pools}
+            there = {pool.pool_key for pool in pools}
             self._watched = {key: watched for key, watched in self._watched.items() if key in there}
             for pool in pools:
                 try:
@@ -72,7 +73,7 @@ class StalenessWatch:
 
     async def check_pool(self, pool: RolloutPool) -> int:
         """Check one pool; return how many rollouts were requeued or ended."""
-        key, changed = _key(pool), 0
+        key, changed = pool.pool_key, 0
         for _ in range(MAX_PASSES):
             found = await self._rollouts.judge_weights(key, partial(check, served=self._served(pool)))
             changed += found
@@ -82,12 +83,8 @@ class StalenessWatch:
 
     def _served(self, pool: RolloutPool) -> ServedVersions:
         served, now = served_versions(self._placement, pool), self._clock.monotonic()
-        watched = self._watched.setdefault(_key(pool), _PoolVersions(now))
+        watched = self._watched.setdefault(pool.pool_key, _PoolVersions(now))
         watched.seen.update(dict.fromkeys(served.ready, now))
         watched.seen = {version: at for version, at in watched.seen.items() if now - at < GRACE_SECONDS}
         known = now - watched.since >= GRACE_SECONDS
         return replace(served, recently_served=frozenset(watched.seen) if known else None)
-
-
-def _key(pool: RolloutPool) -> tuple[str, str]:
-    return pool.metadata.namespace, pool.metadata.name

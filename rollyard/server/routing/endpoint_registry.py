@@ -17,6 +17,7 @@ from rollyard.core.clock import Clock
 from rollyard.core.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.routing.admission import EndpointLoad, admission
 from rollyard.server.routing.endpoint_rates import UNKNOWN, append, rates
@@ -25,7 +26,6 @@ from rollyard.server.routing.endpoint_state import (
     SLOW_START_SECONDS,
     SLOW_START_STEPS,
     EndpointState,
-    PoolKey,
     published,
     readiness,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.admission import UNLIMITED, Admission
 from rollyard.server.routing.endpoint_rates import UNKNOWN, EndpointRates, History
 from rollyard.server.routing.health import TRUSTED, EndpointTrust
@@ -15,8 +16,6 @@ from rollyard.wire.engine import WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level, with a cold cache. Its share grows in steps."""
-PoolKey = tuple[str, str]
-"""(namespace, InferencePool name)."""
 OUT_REASONS = ("Ejected", "Unhealthy")
 """Reasons for a silent endpoint, ours and an engine supervisor's; other reasons mean loading or an orderly end."""
 

@@ -13,9 +13,9 @@ import aiohttp
 from rollyard.core.aio import Waker
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_probe import EndpointProbe, ProbeResult
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.routing.endpoint_state import PoolKey
 from rollyard.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class EndpointProber:
 
     async def _sync_registry(self) -> None:
         """Bring the registry in line with the pools' specs."""
-        found = {(p.metadata.namespace, p.metadata.name): p for p in await self._pools()}
+        found = {p.pool_key: p for p in await self._pools()}
         pools = {key: p for key, p in found.items() if p.spec.engine.external and not p.metadata.deletion_timestamp}
         for gone in self._seen - pools.keys():
             self._endpoints.remove_unlisted(gone, set())
@@ -129,4 +129,4 @@ class EndpointProber:
 
 
 def external_id(pool: PoolKey, endpoint: ExternalEndpoint) -> str:
-    return f"{pool[0]}/{pool[1]}/{endpoint.base}"
+    return f"{pool.namespace}/{pool.name}/{endpoint.base}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.routing.endpoint_state import PoolKey
 from rollyard.server.routing.staleness import ServedVersions, why_none
 from rollyard.wire.endpoint import Endpoint
 
@@ -28,8 +28,8 @@ class SessionPlacement:
         ready = frozenset(self._endpoints.versions(pool, ready=True).values())
         served = ServedVersions(self._endpoints.weights(pool), ready=ready)
         if least is not None and least not in served.minimum_versions:
-            return why_none(pool[1], least, served)
-        return f"no endpoint of InferencePool {pool[1]} is ready and has a free place"
+            return why_none(pool.name, least, served)
+        return f"no endpoint of InferencePool {pool.name} is ready and has a free place"
 
     def stranded(self) -> Mapping[str, bool]:
         return self._endpoints.stranded()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.kinds.rollout import RolloutError, Stage, Status, WeightsConstraint
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
 
 T = TypeVar("T")
 K = TypeVar("K", bound=KindObject)
@@ -97,6 +98,14 @@ class RolloutRecord:
     """Leases taken back because the weights had become too old. Not retries; bounded all the same."""
 
     @property
+    def key(self) -> RolloutKey:
+        return RolloutKey(self.namespace, self.id)
+
+    @property
+    def pool_key(self) -> PoolKey:
+        return PoolKey(self.namespace, self.pool)
+
+    @property
     def leased(self) -> bool:
         return self.holder is not None
 
@@ -112,7 +121,7 @@ class Transaction(Protocol):
 
     def queued(
         self,
-        pools: Sequence[tuple[str, str]],
+        pools: Sequence[PoolKey],
         stages: Sequence[Stage],
         now: float,
         limit: int,
@@ -121,7 +130,7 @@ class Transaction(Protocol):
         minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
-        """Records waiting for a lease in these (namespace, pool)s, those in back-off at `now` left out.
+        """Records waiting for a lease in these pools, those in back-off at `now` left out.
 
         EVAL before INIT, then by priority, then in order of arrival. `kinds`: only these task kinds; `minima`: without
         records whose minimum version is none of these; `after`: in each stage only records behind this one.
@@ -136,8 +145,8 @@ class Transaction(Protocol):
         """Endpoint id -> live rollouts on it: leased, in INIT or RUN."""
         ...
 
-    def version_bound(self, pool: tuple[str, str]) -> list[VersionBound]:
-        """Live records of this (namespace, pool) that depend on versions of the weights."""
+    def version_bound(self, pool: PoolKey) -> list[VersionBound]:
+        """Live records of this pool that depend on versions of the weights."""
         ...
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:

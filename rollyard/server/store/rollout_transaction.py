@@ -9,6 +9,7 @@ from heapq import merge
 from itertools import islice
 
 from rollyard.core.errors import Conflict
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.server.store import rollout_queries, row_codec
 from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
@@ -71,7 +72,7 @@ class RolloutTransaction:
 
     def queued(
         self,
-        pools: Sequence[tuple[str, str]],
+        pools: Sequence[PoolKey],
         stages: Sequence[Stage],
         now: float,
         limit: int,
@@ -115,7 +116,7 @@ class RolloutTransaction:
                 counts[endpoint] = counts.get(endpoint, 0) + records
         return counts
 
-    def version_bound(self, pool: tuple[str, str]) -> list[VersionBound]:
+    def version_bound(self, pool: PoolKey) -> list[VersionBound]:
         return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_COLUMNS, pool)]
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:

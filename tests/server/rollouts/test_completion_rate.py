@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rollyard.core.clock import ManualClock
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 from rollyard.server.rollouts.completion_rate import CompletionRate
 
-POOL = ("default", "swe")
+POOL = PoolKey("default", "swe")
 
 
 def test_what_ended_within_the_last_minute_counts() -> None:
@@ -22,7 +23,7 @@ def test_what_ended_within_the_last_minute_counts() -> None:
     assert pace.per_minute(POOL) == {Status.COMPLETED: 60 / 59, Status.FAILED: 60 / 59}
     clock.turn(60)
     assert pace.per_minute(POOL) == {}
-    assert pace.per_minute(("other", "swe")) == {}
+    assert pace.per_minute(PoolKey("other", "swe")) == {}
 
 
 def test_many_endings_take_little_room() -> None:

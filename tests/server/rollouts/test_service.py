@@ -20,7 +20,8 @@ from rollyard.core.aio import running
 from rollyard.core.clock import ManualClock
 from rollyard.core.errors import Conflict, Fenced, Invalid, NotFound
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Outcome, RolloutError, RolloutRequest, Segment, Stage, Status
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import Outcome, RolloutError, RolloutKey, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
@@ -50,7 +51,7 @@ from rollyard.wire.node import (
 from tests.support.until import until
 
 LEASE_SECONDS = 30.0
-KEY = ("default", "swe")
+KEY = PoolKey("default", "swe")
 FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
 
 
@@ -110,7 +111,7 @@ class Yard:
         """A model server registers and says that it is healthy."""
         url = f"http://{name}/v1"
         endpoint = Endpoint(id=name, url=url, model="policy", weights_version="", tokenizer="/t")
-        self.endpoints.register(("default", "policy-pool"), identity(name), endpoint)
+        self.endpoints.register(PoolKey("default", "policy-pool"), identity(name), endpoint)
         assert self.endpoints.heartbeat(
             name, EngineHeartbeat(identity=identity(name), url=url, ready=True, weights_version="w1")
         )
@@ -239,7 +240,7 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     assert record.result is not None
     assert await yard.store.read_blob(record.result) == b"outcome"
     assert record.summary["turns"] == 2
-    assert yard.leases.get("default", "a") is None
+    assert yard.leases.get(RolloutKey("default", "a")) is None
 
 
 async def test_a_void_fence_and_a_stranger_are_refused(yard: Yard) -> None:
@@ -423,7 +424,7 @@ async def test_what_runs_is_cancelled_and_its_holder_told(yard: Yard) -> None:
     assert (await yard.rollouts.cancel("default", "a")).status is Status.CANCELLED
     told = [m.lease for m in node.sent if isinstance(m, Cancel)]
     assert [(ref.id, ref.fence) for ref in told] == [("a", lease.fence)]
-    assert yard.leases.get("default", "a") is None
+    assert yard.leases.get(RolloutKey("default", "a")) is None
     with contextlib.suppress(Fenced):
         await yard.rollouts.finish(header(lease), "u1", b"too late", 3)
     record = await yard.rollouts.get("default", "a")
@@ -723,7 +724,7 @@ async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
     node.agent.free_init = 1
 
     def given() -> bool:
-        yard.dispatcher.wake(("default", "other"))
+        yard.dispatcher.wake(PoolKey("default", "other"))
         return bool(node.leases)
 
     await until(given)

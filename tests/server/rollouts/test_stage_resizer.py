@@ -9,6 +9,7 @@ import pytest
 
 from rollyard.core.aio import running
 from rollyard.core.clock import SystemClock
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
@@ -19,7 +20,7 @@ from rollyard.wire.base import Identity
 from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
 from tests.support.until import until
 
-KEY = ("default", "swe")
+KEY = PoolKey("default", "swe")
 AT_REST = {"INIT": 2, "RUN": 4, "EVAL": 2}
 SPEC = {
     "replicas": 2,

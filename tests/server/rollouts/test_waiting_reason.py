@@ -10,6 +10,7 @@ import pytest
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
@@ -68,8 +69,9 @@ def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocatio
 
 def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> ConnectedAgent:
     identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
+    pool = PoolKey("default", "swe")
     made = ConnectedAgent(
-        identity, ("default", "swe"), lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
+        identity, pool, lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
     )
     made.walltime_ends = ends
     return made

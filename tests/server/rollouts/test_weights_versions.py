@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutKey, Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
@@ -22,7 +23,7 @@ from rollyard.wire.engine import EngineHeartbeat
 from rollyard.wire.node import Cancel
 from tests.server.rollouts.test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
 
-POOL = ("default", "policy-pool")
+POOL = PoolKey("default", "policy-pool")
 
 
 class Versions:
@@ -241,7 +242,7 @@ async def test_the_watch_looks_by_itself(versions: Versions) -> None:
     await until(lambda: len(node.leases) == 1)
     running = asyncio.create_task(versions.watch.run())
     versions.current("v2")
-    await until(lambda: yard.leases.get("default", "a") is None)
+    await until(lambda: yard.leases.get(RolloutKey("default", "a")) is None)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running

@@ -8,6 +8,7 @@ import pytest
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_rates import UNKNOWN, WINDOW_SECONDS, EndpointRates, History, append, merge, rates
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_SECONDS, EndpointRegistry
@@ -16,7 +17,7 @@ from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, EngineLoad
 
-KEY = ("default", "policy")
+KEY = PoolKey("default", "policy")
 
 
 def look(at: float, *, life: int = 1, **totals: Any) -> EngineLoad:

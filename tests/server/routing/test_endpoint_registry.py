@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.server.routing.endpoint_registry import CLEARED_SECONDS, STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
@@ -14,7 +15,7 @@ from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat
 
-POOL = ("default", "policy")
+POOL = PoolKey("default", "policy")
 
 
 class Yard:

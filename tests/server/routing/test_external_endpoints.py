@@ -20,6 +20,7 @@ from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.routing.endpoint_state import EndpointState
 from tests.support.until import until
@@ -88,7 +89,7 @@ async def pool(client: AsyncClient, **external: Any) -> None:
 
 
 def states(server: RollyardServer) -> dict[str, EndpointState]:
-    return {s.endpoint.url + "/v1": s for s in server.parts.endpoints.of_pool(("default", "policy"))}
+    return {s.endpoint.url + "/v1": s for s in server.parts.endpoints.of_pool(PoolKey("default", "policy"))}
 
 
 async def test_they_come_and_go_while_the_pool_works(server: RollyardServer, client: AsyncClient) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.server.store import rollout_queries, tables
 from rollyard.server.store.base import RolloutFilter
@@ -18,12 +19,13 @@ from tests.support.store_samples import record
 
 Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
 RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
+POOL = PoolKey("n", "p")
 QUESTIONS: dict[str, Ask] = {
     "get": lambda db, tx: tx.get("n", "r"),
-    "queued": lambda db, tx: tx.queued([("n", "p"), ("n", "q")], list(Stage), 0.0, 5),
-    "queued behind": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, kinds={"math"}, after=record("r")),
-    "queued with least versions": lambda db, tx: tx.queued([("n", "p")], list(Stage), 0.0, 5, minima={"v1", "v2"}),
-    "what asks something of the weights": lambda db, tx: tx.version_bound(("n", "p")),
+    "queued": lambda db, tx: tx.queued([POOL, PoolKey("n", "q")], list(Stage), 0.0, 5),
+    "queued behind": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, kinds={"math"}, after=record("r")),
+    "queued with least versions": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, minima={"v1", "v2"}),
+    "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
     "held": lambda db, tx: tx.held("h"),
     "sessions": lambda db, tx: tx.sessions(),

@@ -15,11 +15,12 @@ import pytest
 
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import Conflict, Unavailable
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction
 from rollyard.server.store.sqlite_store import SqliteStore
 
-POOL = [("default", "p")]
+POOL = [PoolKey("default", "p")]
 INIT = [Stage.INIT]
 
 
@@ -88,7 +89,7 @@ async def test_the_queue_is_in_order(store: SqliteStore) -> None:
     assert await queue(100.0) == ["scored", "high", "first", "second", "later", "low"]
     assert await queue(50.0, limit=2) == ["scored", "high"]
     assert await queue(50.0, stages=INIT) == ["high", "first", "second", "low"]
-    two = [*POOL, ("default", "q")]
+    two = [*POOL, PoolKey("default", "q")]
     found = await store.transact(lambda tx: tx.queued(two, INIT, 50.0, 4))
     assert [r.id for r in found] == ["high", "first", "second", "elsewhere"]
 
