@@ -28,7 +28,7 @@ from rollyard.server.store.base import RolloutRecord
 from rollyard.server.wiring import Routing
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from simulation.routing import Fleet, Result, Sim
 from simulation.routing_policies import BASELINES, POLICIES
 from simulation.routing_traces import TRACES
@@ -154,7 +154,9 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
         )
         endpoint = Endpoint(id=f"default/a{i}", url=f"https://a{i}", model="m", weights_version="", tokenizer="/t")
         registry.register(POOL, who, endpoint)
-        beat = EngineHeartbeat(identity=who, url=endpoint.url, ready=True, weights_version="w", waiting=0, kv_usage=0.5)
+        beat = EngineHeartbeat(
+            identity=who, url=endpoint.url, ready=True, weights=WeightsReport(version="w"), waiting=0, kv_usage=0.5
+        )
         registry.heartbeat(endpoint.id, beat)
     clock.turn(SLOW_START_SECONDS)
 

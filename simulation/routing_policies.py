@@ -18,7 +18,7 @@ from rollyard.server.store.base import RolloutRecord
 from rollyard.server.wiring import Routing
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from rollyard.wire.node import RechooseEndpoint, ToNode
 from simulation.routing import Policy, Rollout, Sim
 
@@ -108,7 +108,7 @@ class Ours:
             identity=_identity(name),
             url=f"https://{name}",
             ready=True,
-            weights_version="w",
+            weights=WeightsReport(version="w"),
             running=server.running,
             waiting=len(server.waiting),
             kv_usage=server.usage,

@@ -280,12 +280,7 @@ class InferenceServer:
             url=url,
             ready=health.ready,
             reason=health.reason,
-            weights_version=weights.version,
-            weights_checksum=weights.checksum,
-            weights_phase=weights.phase,
-            weights_error=weights.error,
-            weights_attempt=weights.failed_attempt,
-            weights_note=weights.note,
+            weights=weights.report,
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,
@@ -336,7 +331,7 @@ def _listener(address: str) -> tuple[socket.socket, str]:
 
 def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
     """The fields whose change is reported to the server at once."""
-    return beat.ready, beat.reason, beat.weights_version, beat.weights_phase, beat.weights_error
+    return beat.ready, beat.reason, beat.weights
 
 
 def _reason(error: BaseException | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rollyard.wire.base import Identity, WireMessage
 
@@ -68,6 +70,31 @@ class EngineLoad(WireMessage):
     """Sum of the times from arrival to the first token."""
 
 
+WeightsPhase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
+
+
+class WeightsReport(WireMessage):
+    """Weights of one engine, as it reports them: the only shape of these facts, from the engine to the pool's status."""
+
+    version: str = ""
+    """Verified version that it serves; empty until the verification."""
+    checksum: str = ""
+    """Checksum of the folder that the weights came from."""
+    phase: WeightsPhase = ""
+    """Progress towards the last target; empty when it is reached. Transferring: the engine waits for the trainer."""
+    error: str = ""
+    """Reason of the failure."""
+    attempt: int | None = None
+    """`attempt` of the failed target; null from an engine that does not send it."""
+    note: str | None = None
+    """Reason why it loaded the folder in spite of a transfer, else empty. Null from an engine without transfers."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is not on its way to another version; after a failure it still has the one before."""
+        return self.phase in ("", "Failed")
+
+
 class EngineHeartbeat(WireMessage):
     """Body of POST /v1/engine/heartbeat. The answer is `EngineOrders`."""
 
@@ -76,18 +103,8 @@ class EngineHeartbeat(WireMessage):
     ready: bool
     reason: str = ""
     """Reason why it is not ready."""
-    weights_version: str = ""
-    """Verified version that it serves; empty until the verification."""
-    weights_checksum: str = ""
-    """Checksum of the folder that the weights came from."""
-    weights_phase: Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"] = ""
-    """Progress towards the last target; empty when it is reached. Transferring: the engine waits for the trainer."""
-    weights_error: str = ""
-    """Reason of the failure."""
-    weights_attempt: int | None = None
-    """`attempt` of the failed target; null from an engine that does not send it."""
-    weights_note: str | None = None
-    """Reason why it loaded the folder in spite of a transfer, else empty. Null from an engine without transfers."""
+    weights: WeightsReport = WeightsReport()
+    """On the wire its fields stand beside the others, as `weights_version` and so on."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null if unknown."""
@@ -95,6 +112,20 @@ class EngineHeartbeat(WireMessage):
     """Filled share of its key-value cache, 0 to 1; null if unknown."""
     load: EngineLoad | None = None
     """Totals of its work; null if unknown."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nest_weights(cls, told: Any) -> Any:
+        if not isinstance(told, dict):
+            return told
+        weights = {name: told[f"weights_{name}"] for name in WeightsReport.model_fields if f"weights_{name}" in told}
+        return {"weights": weights, **told}
+
+    @model_serializer(mode="wrap")
+    def _flatten_weights(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told: dict[str, Any] = dump(self)
+        weights = told.pop("weights")
+        return told | {f"weights_{name}": value for name, value in weights.items()}
 
 
 class EngineOrders(WireMessage):

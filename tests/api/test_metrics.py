@@ -13,7 +13,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineLoad
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad, WeightsReport
 
 KEY = PoolKey("default", "policy")
 
@@ -38,7 +38,13 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     for at in (0, 2, 4):
         load = EngineLoad(at=at, generated_tokens=1 + 10 * at, first_tokens=at, first_token_seconds=at / 4)
         beat = EngineHeartbeat(
-            identity=engine, url="https://a", ready=True, weights_version="v7", running=2, waiting=0, load=load
+            identity=engine,
+            url="https://a",
+            ready=True,
+            weights=WeightsReport(version="v7"),
+            running=2,
+            waiting=0,
+            load=load,
         )
         endpoints.heartbeat("default/a", beat)
     found = read(endpoints, {"default/a": 5})

@@ -15,7 +15,7 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from tests.support.reconciler_site import Site
 
 KEY = PoolKey("default", "policy")
@@ -52,7 +52,9 @@ def register(endpoints: EndpointRegistry, name: str) -> None:
 
 
 def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> None:
-    words = EngineHeartbeat(identity=identity(name), url=f"https://{name}", ready=True, weights_version="1", **load)
+    words = EngineHeartbeat(
+        identity=identity(name), url=f"https://{name}", ready=True, weights=WeightsReport(version="1"), **load
+    )
     assert endpoints.heartbeat(f"default/{name}", words)
 
 

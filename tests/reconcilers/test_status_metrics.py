@@ -14,7 +14,7 @@ from rollyard.reconcilers.status_metrics import STATUS_METRICS_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineLoad
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad, WeightsReport
 from tests.support.reconciler_site import Site
 
 KEY = PoolKey("default", "policy")
@@ -41,7 +41,7 @@ class Server:
                 identity=self._identity,
                 url=self._identity.uid,
                 ready=True,
-                weights_version="1",
+                weights=WeightsReport(version="1"),
                 waiting=int(at),
                 load=load,
             ),

@@ -23,7 +23,15 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.wire.base import Identity
-from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
+from rollyard.wire.engine import (
+    EngineHeartbeat,
+    EngineHello,
+    EngineOrders,
+    EngineWelcome,
+    WeightsPhase,
+    WeightsReport,
+    WeightsTarget,
+)
 from tests.support.reconciler_site import WAIT_SECONDS, Site
 from tests.support.until import until
 
@@ -56,7 +64,8 @@ class SimulatedEngine:
         )
         self.id = f"default/{self.identity.allocation}"
         self.url = f"https://127.0.0.1:1{allocation.spec.index:04d}"
-        self.version = self.checksum = self.phase = self.error = ""
+        self.version = self.checksum = self.error = ""
+        self.phase: WeightsPhase = ""
         self.order: WeightsTarget | None = None
         self.orders: list[str] = []
         """Ordered versions, in order of arrival."""
@@ -91,10 +100,9 @@ class SimulatedEngine:
                     url=self.url,
                     ready=bool(self.version),
                     reason="" if self.version else "Loading",
-                    weights_version=self.version,
-                    weights_checksum=self.checksum,
-                    weights_phase=self.phase,
-                    weights_error=self.error,
+                    weights=WeightsReport(
+                        version=self.version, checksum=self.checksum, phase=self.phase, error=self.error
+                    ),
                 )
                 answer = EngineOrders.model_validate(await self._post("heartbeat", beat.model_dump()))
                 if not answer.known:

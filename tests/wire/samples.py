@@ -27,6 +27,7 @@ from rollyard.wire.engine import (
     EngineLoad,
     EngineOrders,
     EngineWelcome,
+    WeightsReport,
     WeightsTarget,
 )
 from rollyard.wire.files import AllocationFile, EndpointFile
@@ -192,12 +193,14 @@ SAMPLES = (
         url="https://n2:8000",
         ready=True,
         reason="loading",
-        weights_version="v3",
-        weights_checksum="sha256:1",
-        weights_phase="Failed",
-        weights_error="no such folder",
-        weights_attempt=2,
-        weights_note="no transfer here",
+        weights=WeightsReport(
+            version="v3",
+            checksum="sha256:1",
+            phase="Failed",
+            error="no such folder",
+            attempt=2,
+            note="no transfer here",
+        ),
         running=1,
         waiting=2,
         kv_usage=0.5,

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import aiohttp
 
@@ -33,11 +32,10 @@ from rollyard.engine.weights.source import (
 )
 from rollyard.engine.weights.verification import WeightsVerifier, WrongWeights
 from rollyard.kinds.engine_spec import ModelSpec
-from rollyard.wire.engine import WeightsTarget
+from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
 
 log = logging.getLogger(__name__)
 
-Phase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
 WAIT_FOR_UPDATE_SECONDS = 240.0
 """Limit for requests that arrive during a change of weights; a client waits 300 s for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
@@ -66,7 +64,7 @@ class WeightsUpdater:
 
         `http` goes to the engine; `stopping` returns True when a folder's checksum is no longer needed.
         """
-        self.phase: Phase = ""
+        self.phase: WeightsPhase = ""
         self.error = ""
         self.note = ""
         """Why the folder was read although a transfer was ordered."""
@@ -103,9 +101,16 @@ class WeightsUpdater:
         return self._source.checksum if self._source is not None and self.proven else ""
 
     @property
-    def failed_attempt(self) -> int | None:
-        """Attempt of the order that `error` is about."""
-        return self._failed.attempt if self._failed is not None and self.phase == "Failed" else None
+    def report(self) -> WeightsReport:
+        failed = self._failed if self.phase == "Failed" else None  # the order that `error` is about
+        return WeightsReport(
+            version=self.version,
+            checksum=self.checksum,
+            phase=self.phase,
+            error=self.error,
+            attempt=failed.attempt if failed is not None else None,
+            note=self.note,
+        )
 
     def _close_entry(self) -> None:
         self._epochs.close_entry(self._entry_wait_seconds)
@@ -392,5 +397,5 @@ class WeightsUpdater:
         if self.proven:
             self._epochs.open_entry()
 
-    def _set_phase(self, phase: Phase, error: str = "") -> None:
+    def _set_phase(self, phase: WeightsPhase, error: str = "") -> None:
         self.phase, self.error = phase, error

@@ -112,18 +112,16 @@ class EndpointRegistry:
         state = self._states.get(id)
         if state is None or state.endpoint.url != beat.url:
             return False
-        endpoint = evolve(state.endpoint, weights_version=beat.weights_version)
+        weights = beat.weights
         load, history = (
             EndpointLoad(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
             append(state.history, beat.load),
         )
         state = replace(
             state,
-            endpoint=endpoint,
-            healthy=beat.ready and bool(beat.weights_version),
-            engine_reason=""
-            if beat.reason == beat.weights_error
-            else beat.reason,  # why_not_routable has the better text
+            endpoint=evolve(state.endpoint, weights_version=weights.version),
+            healthy=beat.ready and bool(weights.version),
+            engine_reason="" if beat.reason == weights.error else beat.reason,  # why_not_routable has the better text
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -131,11 +129,7 @@ class EndpointRegistry:
             rates=rates(history),
             heard_at=self._clock.monotonic(),
             admission=admission(load, state.admission),
-            weights_checksum=beat.weights_checksum,
-            weights_phase=beat.weights_phase,
-            weights_error=beat.weights_error,
-            weights_attempt=beat.weights_attempt,
-            weights_note=beat.weights_note,
+            weights=weights,
             has_reported=True,
             acknowledged_order=state.last_order,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.admission import UNLIMITED, Admission
@@ -12,7 +12,7 @@ from rollyard.server.routing.health import TRUSTED, EndpointTrust
 from rollyard.server.weights.engine_target import EndpointWeights
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import WeightsTarget
+from rollyard.wire.engine import WeightsReport, WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level, with a cold cache. Its share grows in steps."""
@@ -59,11 +59,7 @@ class EndpointState:
     """Reason why its weights keep it from new work."""
     has_reported: bool = False
     """Whether it has reported since it registered here."""
-    weights_checksum: str = ""
-    weights_phase: str = ""
-    weights_error: str = ""
-    weights_attempt: int | None = None
-    weights_note: str | None = None
+    weights: WeightsReport = field(default_factory=WeightsReport)
     last_order: WeightsTarget | None = None
     """The order in the last answer to it."""
     acknowledged_order: WeightsTarget | None = None
@@ -87,19 +83,7 @@ class EndpointState:
         return max(1, int(SLOW_START_STEPS * (1 - left / SLOW_START_SECONDS)) + 1) / SLOW_START_STEPS
 
     def weights_report(self, heard: bool, known_for: float = math.inf) -> EndpointWeights:
-        return EndpointWeights(
-            id=self.endpoint.id,
-            is_heard=heard,
-            known_for=known_for,
-            healthy=self.healthy,
-            version=self.endpoint.weights_version,
-            checksum=self.weights_checksum,
-            phase=self.weights_phase,
-            error=self.weights_error,
-            attempt=self.weights_attempt,
-            note=self.weights_note,
-            acknowledged=self.acknowledged_order,
-        )
+        return EndpointWeights(self.endpoint.id, self.weights, heard, known_for, self.healthy, self.acknowledged_order)
 
 
 def readiness(state: EndpointState) -> tuple[bool, str]:
@@ -121,8 +105,7 @@ def _main_reason(state: EndpointState) -> str:
 
 def published(state: EndpointState) -> tuple[object, ...]:
     """Fields of the state that others act on."""
-    weights = (state.endpoint.weights_version, state.weights_phase, state.weights_error)
-    return state.ready, state.reason, state.drain, state.admission.limit is None, *weights
+    return state.ready, state.reason, state.drain, state.admission.limit is None, state.weights
 
 
 def endpoint_id(identity: Identity) -> str:

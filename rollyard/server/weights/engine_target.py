@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollyard.kinds.base import evolve
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
-from rollyard.wire.engine import WeightsTarget
+from rollyard.wire.engine import WeightsReport, WeightsTarget
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointWeights:
-    """Last report of an endpoint."""
+    """Last report of an endpoint, and how this server got it."""
 
     id: str
+    report: WeightsReport = field(default_factory=WeightsReport)
     is_heard: bool = False
     """Whether this server heard it recently; a silent endpoint reports nothing."""
     known_for: float = math.inf
     """Seconds since this server began to listen; for a silent endpoint, since its last report, if there was one."""
     healthy: bool = False
-    version: str = ""
-    checksum: str = ""
-    phase: str = ""
-    error: str = ""
-    attempt: int | None = None
-    """Attempt of the failed target; None where it does not report it."""
-    note: str | None = None
-    """Reason why it read the folder where a transfer was ordered; None where it does not know transfers."""
     acknowledged: WeightsTarget | None = None
     """Target that it had received before this report."""
 
     @property
-    def settled(self) -> bool:
-        """Whether it is not on its way to another version; after a failure it still has the one before."""
-        return self.phase in ("", "Failed")
-
-    @property
     def is_serving(self) -> bool:
-        return self.is_heard and self.healthy and bool(self.version) and self.settled
+        return self.is_heard and self.healthy and bool(self.report.version) and self.report.settled
 
 
 def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:
-    return member.version == record.version and member.settled and _same_content(member, record)
-
-
-def _same_content(member: EndpointWeights, record: WeightsRecord) -> bool:
-    return not (record.proven and member.checksum) or record.proven == member.checksum
+    report = member.report
+    same_content = not (record.proven and report.checksum) or record.proven == report.checksum
+    return report.version == record.version and report.settled and same_content
 
 
 def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
@@ -56,7 +42,7 @@ def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
     another folder, ordered under the same version before.
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
-    if target.proven is not None or not member.checksum:
+    if target.proven is not None or not member.report.checksum:
         return has_weights(member, target)
     return has_weights(member, target) and member.acknowledged == target_of(
         target, progress.attempt if progress is not None else None
@@ -106,7 +92,9 @@ def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> str:
             return ""
         if progress is None or progress.phase == "Waiting":
             return (
-                "" if current is None or weights.record(member.version) is not None else _why_unproven(current, member)
+                ""
+                if current is None or weights.record(member.report.version) is not None
+                else _why_unproven(current, member.report)
             )
         if progress.phase == "Failed":
             return f"WeightsFailed: {operation.target.version}: {progress.reason}"
@@ -115,22 +103,22 @@ def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> str:
         return ""
     if progress is not None and progress.phase == "Failed":
         return f"WeightsFailed: {current.version}: {progress.reason}"
-    return _why_unproven(current, member)
+    return _why_unproven(current, member.report)
 
 
-def _why_unproven(current: WeightsRecord, member: EndpointWeights) -> str:
-    if member.phase == "Failed":
-        why = member.error or "the engine gives no reason"
+def _why_unproven(current: WeightsRecord, report: WeightsReport) -> str:
+    if report.phase == "Failed":
+        why = report.error or "the engine gives no reason"
         return f"WeightsUnavailable: {current.version} from {current.source}: {why}"
-    if member.phase or not member.version:
+    if report.phase or not report.version:
         return "WeightsUpdating"
-    if member.version == current.version:
+    if report.version == current.version:
         return (
-            f"WeightsUnavailable: its folder has checksum {member.checksum}, but {current.version} has {current.proven}"
+            f"WeightsUnavailable: its folder has checksum {report.checksum}, but {current.version} has {current.proven}"
         )
     if current.origin == "Spec":
         return (
-            f"WeightsUnavailable: {current.path} now contains {member.version}, but the pool serves {current.version}; "
-            f"to serve it, run `rollyard weights POOL --version {member.version} --path {current.path}`"
+            f"WeightsUnavailable: {current.path} now contains {report.version}, but the pool serves {current.version}; "
+            f"to serve it, run `rollyard weights POOL --version {report.version} --path {current.path}`"
         )
     return "WeightsUpdating"

@@ -172,14 +172,15 @@ def _adopt_checksum(
     last = weights.operation
     late = last.target if last is not None and last.phase == "Failed" else None
     for member in (m for m in members if m.is_serving):
+        report = member.report
         if last is not None and late is not None and has_weights(member, late):
-            record = evolve(late, proven=late.proven or member.checksum or None)
+            record = evolve(late, proven=late.proven or report.checksum or None)
             message = f"{late.version} is served late, first by {member.id}"
             update = {"target": record, "phase": "Complete", "message": message}
             weights = evolve(weights, operation=evolve(last, **update))
-        elif member.checksum in ("", member.version) and (late is None or late.version != member.version):
+        elif report.checksum in ("", report.version) and (late is None or late.version != report.version):
             record = WeightsRecord(
-                version=member.version, path=model, proven=member.checksum or None, origin="Spec", attempt=0, since=now
+                version=report.version, path=model, proven=report.checksum or None, origin="Spec", attempt=0, since=now
             )
         else:
             continue
@@ -215,8 +216,8 @@ def _advance_operation(
     if operation.phase == "Pending":
         said.append(WeightsEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
     for member in members:  # the first that has it reports its checksum, and the others are compared with that
-        if operation.target.proven is None and member.checksum and is_at_target(member, operation):
-            target = evolve(operation.target, proven=member.checksum)
+        if operation.target.proven is None and member.report.checksum and is_at_target(member, operation):
+            target = evolve(operation.target, proven=member.report.checksum)
             operation = evolve(operation, target=target)
     before = operation.endpoints
     endpoints = {m.id: _progress(operation, before.get(m.id), m, now) for m in members}
@@ -247,17 +248,17 @@ def _progress(
     operation: WeightsOperation, before: EndpointProgress | None, member: EndpointWeights, now: datetime
 ) -> EndpointProgress:
     progress = before or EndpointProgress(since=now)
-    target = operation.target
+    target, report = operation.target, member.report
     if is_at_target(member, operation):
         return _in_phase(progress, "Done", now, _why_from_folder(member, target))
     if progress.phase == "Failed":
         return progress
     # An engine that was sent the checksum reports a mismatch by itself, after reading again.
     told = target_of(target, progress.attempt).checksum is not None
-    if member.version == target.version and member.settled and not told and _is_about_target(member, target, progress):
-        return _in_phase(progress, "Failed", now, f"its folder has checksum {member.checksum}, not {target.proven}")
-    if progress.phase == "Ordered" and member.phase == "Failed" and _is_about_target(member, target, progress):
-        return _in_phase(progress, "Failed", now, member.error or "it gives no reason")
+    if report.version == target.version and report.settled and not told and _is_about_target(member, target, progress):
+        return _in_phase(progress, "Failed", now, f"its folder has checksum {report.checksum}, not {target.proven}")
+    if progress.phase == "Ordered" and report.phase == "Failed" and _is_about_target(member, target, progress):
+        return _in_phase(progress, "Failed", now, report.error or "it gives no reason")
     if progress.phase == "Ordered" and target.transfer:
         progress = _transfer_progress(progress, member, target)
     if progress.phase == "Done":  # its engine was restarted and loads once more, or has not reported yet
@@ -265,7 +266,7 @@ def _progress(
     turn_to_come = progress.phase == "Waiting" and member.is_heard
     waited = min((now - progress.since).total_seconds(), member.known_for)
     if waited > operation.timeout_seconds and not turn_to_come:
-        how = f"it is {member.phase or 'not updating'}" if member.is_heard else "it no longer reports"
+        how = f"it is {report.phase or 'not updating'}" if member.is_heard else "it no longer reports"
         return _in_phase(progress, "Failed", now, f"not done after {operation.timeout_seconds} s: {how}")
     return progress
 
@@ -276,7 +277,7 @@ def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, targ
         return evolve(progress, transferring=False, reason="its engine is not running")
     if not _is_about_target(member, target, progress):
         return progress
-    waits = member.phase == "Transferring"
+    waits = member.report.phase == "Transferring"
     return evolve(progress, transferring=waits, reason=_why_from_folder(member, target))
 
 
@@ -284,13 +285,13 @@ def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
     """Reason why it read them from the folder despite a transfer; empty where it has them from the trainer."""
     if not target.transfer:
         return ""
-    return "its release of Rollyard does not support transfers" if member.note is None else member.note
+    return "its release of Rollyard does not support transfers" if member.report.note is None else member.report.note
 
 
 def _is_about_target(member: EndpointWeights, target: WeightsRecord, progress: EndpointProgress) -> bool:
     """Whether its report is about this target, and not about the one before it."""
     order = target_of(target, progress.attempt)
-    return member.acknowledged == order if member.attempt is None else member.attempt == order.attempt
+    return member.acknowledged == order if member.report.attempt is None else member.report.attempt == order.attempt
 
 
 def _in_phase(progress: EndpointProgress, phase: str, now: datetime, reason: str = "") -> EndpointProgress:

@@ -264,7 +264,7 @@ async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_wit
         made.weights.set_target(order)
         await made.until(lambda: made.weights.phase == "Failed")
         made.weights.set_target(None)
-        assert made.weights.failed_attempt == order.attempt, "what failed stays known while there is something to serve"
+        assert made.weights.report.attempt == order.attempt, "what failed stays known while there is something to serve"
 
 
 async def test_the_same_version_from_another_folder_or_with_another_content_is_loaded(

@@ -36,7 +36,7 @@ from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat
+from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from rollyard.wire.node import (
     Cancel,
     CapacityRequest,
@@ -113,7 +113,7 @@ class Yard:
         endpoint = Endpoint(id=name, url=url, model="policy", weights_version="", tokenizer="/t")
         self.endpoints.register(PoolKey("default", "policy-pool"), identity(name), endpoint)
         assert self.endpoints.heartbeat(
-            name, EngineHeartbeat(identity=identity(name), url=url, ready=True, weights_version="w1")
+            name, EngineHeartbeat(identity=identity(name), url=url, ready=True, weights=WeightsReport(version="w1"))
         )
 
     async def leased(self, node: Node, id: str) -> Lease:

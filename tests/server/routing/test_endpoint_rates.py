@@ -15,7 +15,7 @@ from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_S
 from rollyard.server.routing.endpoint_state import EndpointState
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineLoad
+from rollyard.wire.engine import EngineHeartbeat, EngineLoad, WeightsReport
 
 KEY = PoolKey("default", "policy")
 
@@ -107,7 +107,9 @@ def identity(name: str) -> Identity:
 
 
 def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> EndpointState:
-    words = EngineHeartbeat(identity=identity(name), url=f"https://{name}", ready=True, weights_version="1", **load)
+    words = EngineHeartbeat(
+        identity=identity(name), url=f"https://{name}", ready=True, weights=WeightsReport(version="1"), **load
+    )
     assert endpoints.heartbeat(f"default/{name}", words)
     state = endpoints.get(f"default/{name}")
     assert state is not None

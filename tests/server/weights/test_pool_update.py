@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import Conflict
+from rollyard.kinds.base import evolve
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 from rollyard.server.weights.engine_target import EndpointWeights, target_for, why_not_routable
 from rollyard.server.weights.pool_update import WeightsStep, advance, begin
+from rollyard.wire.engine import WeightsReport
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MODEL = "/m"
@@ -46,7 +48,9 @@ class Pool:
         return new
 
     def say(self, id: str, **more: Any) -> None:
-        self.members[id] = replace(self.members[id], **more)
+        member = self.members[id]
+        facts = {name: more.pop(name) for name in more.keys() & WeightsReport.model_fields.keys()}
+        self.members[id] = replace(member, report=evolve(member.report, **facts), **more)
 
     def ordered(self) -> list[str]:
         return [id for id, p in self.endpoints.items() if p.phase == "Ordered"]
@@ -83,7 +87,8 @@ class Pool:
 
 
 def serving(id: str, version: str, **more: Any) -> EndpointWeights:
-    return EndpointWeights(id, is_heard=True, healthy=True, version=version, checksum=version, **more)
+    report = WeightsReport(**{"version": version, "checksum": version, **more})
+    return EndpointWeights(id, report, is_heard=True, healthy=True)
 
 
 def carry_out(pool: Pool, rounds: int = 40) -> list[int]:
@@ -485,7 +490,7 @@ def test_a_first_update_that_comes_late_is_not_taken_for_the_model_of_the_spec()
 def test_what_is_called_by_a_name_of_its_own_is_not_the_model_of_the_spec() -> None:
     pool = Pool(0)
     pool.weights = WeightsStatus(model=MODEL)
-    pool.members = {"e0": replace(serving("e0", "v1"), checksum="c"), "e1": serving("e1", "spec")}
+    pool.members = {"e0": serving("e0", "v1", checksum="c"), "e1": serving("e1", "spec")}
     pool.step()
     assert pool.current == "spec"
 
