@@ -1,4 +1,4 @@
-"""What the outermost boundary of a request says of what goes wrong inside."""
+"""Answers of the outermost boundary of a request to errors inside it."""
 
 from __future__ import annotations
 

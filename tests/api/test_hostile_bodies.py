@@ -1,4 +1,4 @@
-"""What callers send that is too large, too deep, damaged or endless, with and without a token."""
+"""Bodies that are too large, too deep, damaged or endless, with and without a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What careless and hostile callers do to the server's gateway, and what a server does to them."""
+"""Careless and hostile callers of the server's gateway, and the server's answers to them."""
 
 from __future__ import annotations
 

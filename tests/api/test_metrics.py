@@ -1,4 +1,4 @@
-"""What `/metrics` says of model servers, as Prometheus's own parser reads it."""
+"""Metrics of model servers in `/metrics`, as Prometheus's own parser reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a submit refuses where it could only wait or fail, and what the API says of everything that waits."""
+"""Submits that are refused because they could only wait or fail, and the API's reasons for everything that waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a submit that is wrong is told: which of its rollouts, which field, and what was probably meant."""
+"""Errors of a wrong submit: they name the rollout, the field, and the word that was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rollyard diff` exits with when it cannot tell."""
+"""Exit codes of `rollyard diff` when it cannot compare."""
 
 from __future__ import annotations
 

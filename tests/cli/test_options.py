@@ -1,4 +1,4 @@
-"""What the words behind a command name, and what is refused because it would do less than it says."""
+"""The words behind a command name; an option that would have no effect is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rollyard get` prints in each form."""
+"""Output of `rollyard get` in each form."""
 
 from __future__ import annotations
 

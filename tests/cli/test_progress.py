@@ -1,4 +1,4 @@
-"""What `submit --wait` says of all that wait together."""
+"""Progress lines of `submit --wait` for all rollouts that wait together."""
 
 from __future__ import annotations
 

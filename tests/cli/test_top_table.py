@@ -1,4 +1,4 @@
-"""What `rollyard top` shows."""
+"""Tables of `rollyard top`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a server outlasts its absence, however that shows."""
+"""Calls that wait for a server outlast its absence, however the absence shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody at a shell meets, in the order in which they meet it."""
+"""Commands and messages that somebody at a shell meets, in this order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trainers, people and attackers see of a whole Rollyard. The module shares one; no test here kills anything."""
+"""A whole Rollyard, as trainers, people and attackers see it. The module shares one; no test here kills anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who or what ended a job, on a real Slurm with accounts: told as it was done, and nothing of a log taken for the cause."""
+"""Causes of a job's end, on a real Slurm with accounts: each is reported as it was, and no log line is taken for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one is told before anything is submitted, and of what waits, runs and has ended."""
+"""Explanations before a submit, and of everything that waits, runs or has ended."""
 
 from __future__ import annotations
 

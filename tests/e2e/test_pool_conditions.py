@@ -1,4 +1,4 @@
-"""What a pool says of itself while Slurm, a person or a template gets in its way, on a real cluster."""
+"""Conditions of a pool while Slurm, a person or a template disturbs it, on a real cluster."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval"
 
 @dataclass
 class Watch:
-    """What the server's gauge of usable endpoints said, ten times a second."""
+    """Values of the server's gauge of usable endpoints, read ten times a second."""
 
     gaps: list[float] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)

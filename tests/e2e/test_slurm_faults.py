@@ -1,4 +1,4 @@
-"""What a cluster does to pools. After each fault every rollout ends once, live jobs equal desired, strangers are untouched."""
+"""Faults of a cluster. After each of them every rollout ends once, live jobs equal desired, strangers are untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pools of a running yard say of themselves, to people and to Prometheus."""
+"""Live metrics of a running yard's pools, for people and for Prometheus."""
 
 from __future__ import annotations
 

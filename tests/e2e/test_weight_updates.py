@@ -26,7 +26,7 @@ from tests.support.yard import MODEL, ROOT, Yard, kill, requests
 pytestmark = pytest.mark.slow(100)
 
 LONG = {"temperature": 100.0, "max_tokens": 1200}
-"""Of a turn that is still under way when the weights change: any token follows, and one in a thousand ends it."""
+"""Sampling for a turn that outlasts a change of the weights: any token follows, and one in a thousand ends it."""
 CLOSE = 0.02
 
 
@@ -78,7 +78,7 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
 
 
 def halves(folder: Path) -> list[bytes]:
-    """What a trainer that shards its model by tensors would send: two safetensors bodies."""
+    """Two safetensors bodies, as a trainer that shards its model by tensors would send them."""
     raw = (folder / "model.safetensors").read_bytes()
     (size,) = struct.unpack_from("<Q", raw)
     head, bodies = json.loads(raw[8 : 8 + size]), []
@@ -171,7 +171,7 @@ async def serves_still(client: AsyncClient, version: str, count: int) -> bool:
 
 
 async def rollyard(yard: Yard, *words: str) -> str:
-    """What the command prints, without the end of the line."""
+    """Run the command and return its output without the last line end."""
     command = [sys.executable, "-m", "rollyard.cli.main", *words, "--kubeconfig", str(yard.data / "admin.kubeconfig")]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -148,7 +148,7 @@ async def test_a_node_agent_that_cannot_resize_works_on_as_it_is(gated: Gated, t
 
 
 async def stage_workers(yard: Yard) -> dict[str, str]:
-    """What the metrics say, by stage."""
+    """Return the metrics of stage workers, by stage."""
     context = load_context(yard.data / "admin.kubeconfig")
     url, headers = f"{context.url}/metrics", {"Authorization": f"Bearer {context.token}"}
     async with aiohttp.ClientSession() as http, http.get(url, headers=headers, ssl=context.tls()) as answer:

@@ -1,4 +1,4 @@
-"""What another release wrote into a status does not keep an object from being read."""
+"""Objects with a status from another release can still be read."""
 
 from __future__ import annotations
 

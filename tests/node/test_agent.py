@@ -41,7 +41,7 @@ class Yard:
             yield await RollyardServer.start(ServeOptions(self.data, cluster="local"), stack)
 
     async def allocate(self, server: RollyardServer) -> ServerLink:
-        """What its batch job would find."""
+        """Create the pool and its allocation; return the link that the batch job would find."""
         pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": SPEC})
         spec = {
             "pool": {"kind": "RolloutPool", "name": "swe", "uid": (await server.store.create(pool)).metadata.uid},

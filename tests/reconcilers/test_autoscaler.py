@@ -45,7 +45,7 @@ class Scaled:
         return self.size
 
     def restart(self) -> None:
-        """Of the server: what is in memory is lost, what is in the status stays."""
+        """Restart the server: its memory is lost, the status stays."""
         self.memory = ScalerMemory.begin(self.now, new=False)
 
     @property

@@ -1,4 +1,4 @@
-"""What Ready, Updated and RenewalBlocked say of a pool, row by row."""
+"""The conditions Ready, Updated and RenewalBlocked of a pool, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of each kind of pool, and what it has spent."""
+"""Demand for each kind of pool, and its use of GPU-hours."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_a_server_has_not_said_is_not_known() -> None:
 
 
 def allocation(name: str, *, start: float | None = None, end: float | None = None, **status: Any) -> Allocation:
-    """Of two nodes with four GPUs each; `end` makes it one whose job has ended."""
+    """An allocation of two nodes with four GPUs each; with `end` its job has ended."""
 
     def at(seconds: float | None) -> datetime | None:
         return None if seconds is None else datetime.fromtimestamp(NOW + seconds, UTC)

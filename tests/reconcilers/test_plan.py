@@ -1,4 +1,4 @@
-"""What is planned for a pool and for an allocation, by example and by letting plans be carried out in a random world."""
+"""Plans for pools and allocations: by example, and carried out in a random world."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_outdated_one_goes_only_when_its_successor_is_ready() -> None:
 
 
 def test_a_successor_that_hangs_is_in_nobodys_way() -> None:
-    """Of a bad template: it runs and never gets ready. Another template, or the old one again, does away with it."""
+    """A successor with a bad template runs and never gets ready; another template, or the old one again, removes it."""
     serving, hung = member(0, hash="older"), member(1, hash="bad", ready=False, of="swe-0")
     assert plan([serving, hung], 1).delete == ("swe-1",)
     assert plan([member(0), hung], 1).delete == ("swe-1",), "undone"
@@ -267,7 +267,7 @@ class World:
         return m
 
     def pass_time(self, moved: list[bool]) -> None:
-        """What is deleted goes, what is drained empties and ends; some others come up or end their work."""
+        """Deleted members go, drained ones empty and end; some others start or end their work."""
         self.now += 61.0
         kept = [m for m in self.members if not m.deleting]
         self.members = [self._later(m, i < len(moved) and not moved[i]) for i, m in enumerate(kept)]

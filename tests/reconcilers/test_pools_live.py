@@ -73,7 +73,7 @@ async def test_a_status_at_rest_is_not_written_again(site: Site, monkeypatch: py
 async def test_numbers_that_move_all_the_time_are_written_at_their_own_pace(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a look writes does not wake the next one."""
+    """A status write does not wake the next reconcile."""
     await site.apply(replicas=1)
     await site.running(1)
     looks = 0

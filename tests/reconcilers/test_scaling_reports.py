@@ -1,4 +1,4 @@
-"""What an InferencePool's size goes by: its servers' own heartbeats, and the sessions in the store."""
+"""Demand for an InferencePool: its servers' own heartbeats, and the sessions in the store."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> 
 
 
 async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None:
-    """What is queued counts once for each role, as far as there can be workers for it."""
+    """Queued rollouts count once for each role, as far as there can be workers for them."""
     users = [
         RolloutPool.model_validate({"metadata": {"name": n}, "spec": {"replicas": r, "inference": roles}})
         for n, r, roles in (("swe", 1, {"policy": "policy"}), ("math", 9, {"policy": "policy", "judge": "policy"}))

@@ -1,4 +1,4 @@
-"""What the cli driver makes of commands that answer in their own way; each stands in for Slurm's."""
+"""The cli driver with commands that answer oddly; scripts stand in for Slurm's commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every driver has to do, on every Slurm: the contract of base.py, with real jobs."""
+"""The contract of base.py for every driver, on every Slurm, with real jobs."""
 
 from __future__ import annotations
 

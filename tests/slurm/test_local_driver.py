@@ -194,7 +194,7 @@ async def test_what_a_lost_job_left_behind_is_ended_with_it(driver: LocalDriver,
 
 @pytest.fixture
 def submitted(tmp_path: Path, driver: LocalDriver) -> LocalJob:
-    """What a submit leaves that was killed before it handed the job to a step."""
+    """State left by a submit that was killed before it handed the job to a step."""
     folder = tmp_path / "slurm" / "jobs" / "7"
     folder.mkdir()
     facts = {"directory": str(tmp_path), "output": str(tmp_path / "job.log"), "time_limit": 60, "kill_wait": 0.5}

@@ -112,7 +112,7 @@ async def test_calls_at_once_fail_in_time_too() -> None:
 
 @pytest.fixture
 def sid(new_cluster: NewCluster) -> Cluster:
-    """Of one test, on Slurm 26.05."""
+    """A cluster for one test, on Slurm 26.05."""
     return new_cluster(nodes=2, sid=True)
 
 
@@ -124,7 +124,7 @@ async def driver(sid: Cluster) -> AsyncIterator[PyslurmDriver]:
 
 
 async def pid_of(driver: PyslurmDriver) -> int:
-    """Of a child that has answered."""
+    """Return the pid of the child, after it has answered."""
     await driver.snapshot()
     assert driver.child_pid is not None
     return driver.child_pid

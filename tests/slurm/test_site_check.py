@@ -1,4 +1,4 @@
-"""What is refused before it is submitted, by field, with what one can write instead."""
+"""Templates that are refused before a submit: the field, and a value that one can write instead."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.support.small_tokenizers import LOSSLESS, SHAPES, fitted
 from tests.support.template_families import FAMILIES, Call, Family, Said
 
 TURNS = 56
-"""Of each shape under each family: with five shapes and eight families 2,240 in all."""
+"""Turns for each shape under each family: with five shapes and eight families 2,240 in all."""
 CONVERSATION = 14
 TOOLS = [
     {
@@ -53,7 +53,7 @@ class Sampler:
     vocabulary: int
     random: random.Random
     calls: list[Call] = field(default_factory=list)
-    """Of the turn said last."""
+    """Calls of the last turn."""
 
     def turn(self) -> tuple[list[int], str]:
         """Ids, and how the turn ended."""
@@ -88,7 +88,7 @@ class Sampler:
 
 @dataclass
 class Record:
-    """What happened, kept apart from what is tested."""
+    """Record of the conversation, kept apart from the code under test."""
 
     prompts: list[list[int]] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)
@@ -103,7 +103,7 @@ def thinks(family: Family, text: str) -> bool:
 
 
 def add(conversation: Conversation, sampler: Sampler, calls: tuple[ToolCall, ...]) -> tuple[str, list[dict[str, Any]]]:
-    """What follows a turn; gives its role, and the messages."""
+    """Add messages that follow a turn; return their role, and the messages."""
     pick = sampler.random
     if calls:
         results = [sampler._words() for _ in calls]

@@ -1,4 +1,4 @@
-"""What the client makes of endpoints that misbehave: a scripted server stands for a foreign one."""
+"""The client with endpoints that misbehave: a scripted server stands for a foreign one."""
 
 from __future__ import annotations
 

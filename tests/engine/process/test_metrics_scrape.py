@@ -17,7 +17,7 @@ from rollyard.wire.engine import EngineLoad
 from tests.support.until import until
 
 PAGE = Path(__file__).with_name("vllm-0.32-metrics.txt")
-"""Of a real vLLM 0.32 on CPU, with six requests in its batch: the series that are read, and some of what stands around them."""
+"""Page of a real vLLM 0.32 on CPU, with six requests in its batch: the series that are read, and some others."""
 
 
 def series(**values: tuple[float, ...]) -> str:

@@ -77,7 +77,7 @@ def register():
 
 
 def plug_in(folder: Path) -> Path:
-    """What `PYTHONPATH` has to name."""
+    """Write the plug-in and return the folder for `PYTHONPATH`."""
     about = folder / "inline_transfer-1.dist-info"
     about.mkdir(parents=True)
     (folder / "inline_transfer.py").write_text(BACKEND)

@@ -1,4 +1,4 @@
-"""What a request asks for is done, accepted for a written reason, or refused: by the real clients, field by field."""
+"""Request fields, sent by the real clients: each has its effect, is accepted for a written reason, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a session while its callers come and go."""
+"""Results of a session that is read while its callers come and go."""
 
 from __future__ import annotations
 

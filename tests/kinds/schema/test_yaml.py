@@ -24,7 +24,7 @@ def load(text: str) -> RolloutPool:
 
 
 def mistakes(spec: str) -> list[str]:
-    """Of a RolloutPool with this spec, one a line."""
+    """Return the errors of a RolloutPool with this spec, one a line."""
     return refused(HEAD + textwrap.dedent(spec))
 
 

@@ -1,4 +1,4 @@
-"""What a template may ask of Slurm: nothing that leaves its line, nothing that replaces what is ours."""
+"""A template's sbatch directives: none may leave its line or replace one of ours."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ STRICT = """
     {%- else %}{{ (m.content or '') + '<|im_end|>' }}
     {%- endif %}
 {%- endfor %}"""
-"""What Mistral's template refuses."""
+"""A chat template with the rules of Mistral's."""
 
 
 @pytest.mark.parametrize(

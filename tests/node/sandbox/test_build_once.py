@@ -1,4 +1,4 @@
-"""What is made once a node: whole or not there, made by one while the others wait."""
+"""Files that are made once on a node: complete or absent; one process makes them while the others wait."""
 
 from __future__ import annotations
 

@@ -646,7 +646,7 @@ async def test_what_nobody_here_can_do_holds_up_nothing_behind_it(yard: Yard, st
 
 
 async def run_all(yard: Yard) -> None:
-    """What is queued is queued for EVAL."""
+    """Store a run for each queued rollout, so that it is queued for EVAL."""
 
     def change(tx: Transaction) -> None:
         for record in tx.queued([KEY], [Stage.INIT], float("inf"), 10_000):

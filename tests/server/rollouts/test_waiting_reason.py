@@ -31,7 +31,7 @@ from rollyard.wire.base import Identity
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
 AT = "2026-01-01T11:00:00Z"
-"""Of conditions and jobs."""
+"""Time of conditions and jobs."""
 SINCE_AT, SINCE_QUEUED = "(since 2026-01-01 11:00:00 UTC)", "(since 2026-01-01 10:00:00 UTC)"
 
 

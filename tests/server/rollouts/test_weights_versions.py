@@ -61,7 +61,7 @@ class Versions:
         return await self.watch.check_pool(self.yard.pool)
 
     async def waits(self) -> None:
-        """So long that what is missed now does not come back."""
+        """Turn the clock until versions that no endpoint serves now count as gone."""
         self.yard.clock.turn(GRACE_SECONDS)
 
     async def records(self, *ids: str) -> list[RolloutRecord]:

@@ -1,4 +1,4 @@
-"""What a rollout asks of the weights: which it may begin with, when they are too old, and what `step` makes of that."""
+"""A rollout's demands on the weights: versions it may begin with, their greatest age, and the decision of `step`."""
 
 from __future__ import annotations
 

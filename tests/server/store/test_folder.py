@@ -1,4 +1,4 @@
-"""What the store does with its folder: who may have it, which journal, which schema, and where blobs go."""
+"""The store's folder: its owner, journal, schema and blobs."""
 
 from __future__ import annotations
 

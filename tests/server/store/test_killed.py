@@ -58,7 +58,7 @@ asyncio.run(main())
 
 @dataclass
 class Answered:
-    """What the writers were told is stored."""
+    """Writes that were acknowledged as stored."""
 
     cursors: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)

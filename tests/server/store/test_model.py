@@ -44,7 +44,7 @@ class Model:
     changes: list[tuple[str, str]] = field(default_factory=list)
 
     def apply(self, op: Operation) -> type[ApiError] | None:
-        """What the store must raise, if anything."""
+        """Apply the operation; return the error that the store must raise, if any."""
         now = self.objects.get(op.name)
         if op.verb == "create":
             if now is not None:

@@ -284,7 +284,7 @@ TOGETHER = {
     "gres-flags": {"gres": "gpu:1"},
     "mail-user": {"mail-type": "END"},
 }
-"""What an option cannot be without; a held job may ask for what no node has."""
+"""Other options that an option needs. A held job may request resources that no node has."""
 VALUES = {
     "account": ["x"],
     "partition": ["low"],
@@ -353,14 +353,14 @@ VALUES = {
     "acctg-freq": ["10"],
     "cpu-freq": ["high"],
 }
-"""Of each option that can be tried on these clusters."""
+"""Values to try, for each option that can be tried on these clusters."""
 NOT_TRIED = {"reservation", "licenses", "constraint", "prefer", "mcs-label", "cluster-constraint"}
 """Refused where there is no such thing."""
 PASSING = re.compile(
     r"(?s)(JobId|ArrayJobId|SubmitTime|EligibleTime|AccrueTime|LastSchedEval|StartTime|EndTime|Priority|Command|WorkDir"
     r"|AllocNode:Sid|SubmitLine|Scheduler|SLUID|OOMKillStep|TresPerTask)=.*|Reason=(?!JobHeld).*"
 )
-"""What differs between any two jobs, and what sbatch says to itself."""
+"""Fields that differ between any two jobs, and those that sbatch sets for itself."""
 
 
 def test_every_option_of_the_table_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""What a task handler of somebody else's does wrong ends as HandlerFailed with its own line, whatever it is."""
+"""Mistakes of a foreign task handler: each ends as HandlerFailed with the handler's own line."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_an_exception_without_a_message_is_told_by_its_type() -> None:
 
 @pytest.mark.parametrize("message", ["half a pair: \udc00", "x" * 10_000_000])
 async def test_whatever_a_handler_says_can_be_told_and_stored(message: str) -> None:
-    """Of a TaskError too, whose words are kept as they are."""
+    """The stored error is short and valid text, and begins as the handler's message does; for a TaskError too."""
     for error in (ValueError(message), TaskError(message)):
         with pytest.raises(TaskError) as found:
             await call("evaluate", evaluate=raising(error))

@@ -1,4 +1,4 @@
-"""What a daemon left behind in the agent's sandbox gets to see of EVAL: nothing, for it is gone by then."""
+"""A daemon left in the agent's sandbox sees nothing of EVAL, because it has ended by then."""
 
 from __future__ import annotations
 
