@@ -1,46 +1,97 @@
-"""Names and docstrings: a class name stands once in the project, and a docstring opens with a noun or a verb."""
+"""Names and docstrings: a class name stands once, a docstring opens with a noun or a verb, errors form one tree."""
 
 import ast
+import builtins
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OPENING = re.compile(r"(Of|What|Who|So|That)\b")
-MAX_OPENINGS = 0
-"""Docstrings that may still open otherwise; it only goes down, to 0."""
+TREE_LINE = re.compile(r"(?P<bars>[│ ]*[├└]── )(?P<name>\w+)")
+ERRORS = Path("rollyard/core/errors.py")
 ALLOWED: dict[str, str] = {}
 """Class names that may stand several times, each with the reason."""
 
+Modules = dict[Path, ast.Module]
+
 
 def main() -> int:
-    classes: dict[str, list[str]] = defaultdict(list)
-    openings = []
-    for path in sorted((ROOT / "rollyard").rglob("*.py")):
-        place = path.relative_to(ROOT)
-        tree = ast.parse(path.read_text())
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                classes[node.name].append(f"{place}:{node.lineno}")
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            if OPENING.match(ast.get_docstring(node) or ""):
-                openings.append(f"{place}:{getattr(node, 'lineno', 1)}")
-    complaints = [
-        f"class {name} stands twice, give one of them another name: {', '.join(places)}"
-        for name, places in classes.items()
-        if len(places) > 1 and name not in ALLOWED
-    ]
-    complaints += [f"{name} stands once: take it out of ALLOWED" for name in ALLOWED if len(classes[name]) < 2]
-    if len(openings) > MAX_OPENINGS:
-        places = ", ".join(openings)
-        complaints.append(
-            f"{len(openings)} docstrings open with Of, What, Who, So or That; at most {MAX_OPENINGS} may: {places}"
-        )
+    modules, tests = read("rollyard"), read("tests")
+    complaints = [*repeated_classes(modules), *openings({**modules, **tests}), *strange_errors(modules)]
     print("\n".join(complaints))
     return 1 if complaints else 0
+
+
+def read(folder: str) -> Modules:
+    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted((ROOT / folder).rglob("*.py"))}
+
+
+def repeated_classes(modules: Modules) -> Iterator[str]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path}:{node.lineno}")
+    for name, found in places.items():
+        if len(found) > 1 and name not in ALLOWED:
+            yield f"class {name} stands twice, give one of them another name: {', '.join(found)}"
+    yield from (f"{name} stands once: take it out of ALLOWED" for name in ALLOWED if len(places[name]) < 2)
+
+
+def openings(modules: Modules) -> Iterator[str]:
+    for path, tree in modules.items():
+        for line, text in docstrings(tree):
+            if OPENING.match(text.lstrip()):
+                yield f"{path}:{line}: this docstring must open with a noun or a verb: {text.splitlines()[0]}"
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring: of the module, its classes and functions, and after an assignment."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        for before, item in zip([None, *body], body, strict=False):
+            described = isinstance(node, owners) if before is None else isinstance(before, ast.Assign | ast.AnnAssign)
+            match item:
+                case ast.Expr(value=ast.Constant(value=str() as text)) if described:
+                    yield item.lineno, text
+
+
+def strange_errors(modules: Modules) -> Iterator[str]:
+    """Exceptions that the text at the top of `errors.py` draws in another way, or not at all."""
+    drawing, _, outside = (ast.get_docstring(modules[ERRORS]) or "").partition("Outside the tree")
+    drawn, above = {"RollyardError": "Exception"}, {0: "RollyardError"}
+    for line in drawing.splitlines():
+        if found := TREE_LINE.match(line):
+            depth = len(found["bars"]) // 4
+            above[depth] = found["name"]
+            drawn[found["name"]] = above[depth - 1]
+    classes = {
+        node.name: (f"{path}:{node.lineno}", [ast.unparse(base).rpartition(".")[2] for base in node.bases])
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def is_exception(name: str) -> bool:
+        known = getattr(builtins, name, None)
+        bases = classes[name][1] if name in classes else []
+        return (isinstance(known, type) and issubclass(known, BaseException)) or any(map(is_exception, bases))
+
+    for name, (place, above_it) in classes.items():
+        if not is_exception(name) or name.startswith("_") or re.search(rf"\b{name}\b", outside):
+            continue
+        if drawn.get(name) not in above_it:
+            yield f"{place}: {name}({', '.join(above_it)}) does not stand so in the tree of {ERRORS}, nor below it"
+    yield from (f"{ERRORS}: {name} stands in the tree, and no such class exists" for name in drawn.keys() - classes)
+    for name in re.findall(r"\b[A-Z][a-z]+[A-Z]\w+", outside):
+        if name not in classes:
+            yield f"{ERRORS}: {name} stands below the tree, and no such class exists"
 
 
 if __name__ == "__main__":

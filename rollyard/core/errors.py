@@ -24,20 +24,38 @@ RollyardError
 │   ├── SlurmUnreachable     no answer: nothing is known, so nothing may be concluded
 │   └── SubmitRefused        Slurm said no; its words are the message
 ├── NodeFault                this node failed at it; another attempt may not: leads to a retry, then InfraFailed
+│   └── StageTimeout         a stage's budget ran out for a reason that is not the agent's
 ├── SandboxError             ours, never the agent's: leads to a retry, then InfraFailed
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          it died under a rollout
 │   └── ImageNotFound        no retry will help
 ├── EndpointError            a model server failed; the rollout goes on elsewhere
 │   ├── EndpointLost         connection, 5xx or time-out
+│   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
 │       └── AnswerRefused    by us: an endpoint's answer that cannot be trained on
 ├── NoEndpoint               none was ready for too long: the rollout is handed back, at no cost to it
 ├── NoProgress               a pool does not come to what is waited for unless somebody changes something
+├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
+├── GatewayError             an error in the shape of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
 ├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed where nothing was sampled yet
+│   └── PromptTooLong        the endpoint reported it (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
     ├── NothingSampled       RUN ended without one sampled token: there is nothing to score
     └── HandlerFailed        the task handler's code raised an exception of its own, or returned what it may not
+
+Outside the tree are exceptions that no caller of their folder sees: the code beside them turns each into a result, a
+reason or an error of the tree. Their names, by folder:
+
+- engine/proxy: ProxyClosed
+- engine/weights: ControlFailed, UpdateRefused, WrongWeights
+- node/agents/scoring: BadReference, UnreadableExpression; CheckerKilled, which task handlers turn into a metric
+- slurm/rest: NotJson
+- tokens/tool_calls: MalformedCall
+- sandbox_agent, which imports nothing of ours: EditError, KernelEnded, ShellEnded
+- private ones, with a leading underscore
+
+`scripts/check_names.py` compares both lists with the code.
 """
 
 from __future__ import annotations
@@ -173,6 +191,10 @@ class SubmitRefused(SlurmError):
 
 
 class NodeFault(RollyardError):
+    pass
+
+
+class StageTimeout(NodeFault):
     pass
 
 

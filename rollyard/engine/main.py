@@ -67,14 +67,14 @@ def main(folder: Path) -> int:
         link = ServerLink.open(folder)
         with scratch_folder(Path(link.allocation.scratch)) as scratch:
             return _serve(link, scratch)
-    except (OSError, ValueError, RollyardError, EngineFailed) as error:
+    except (OSError, ValueError, RollyardError) as error:
         log.exception("the engine process cannot continue")
         log.critical("%s", error)  # the reason for this exit: the allocation's condition quotes it
         return 1
 
 
 def _serve(link: ServerLink, scratch: Path) -> int:
-    """Serve as the allocation's only process, or as one rank of a gang. Raises OSError, RollyardError, EngineFailed."""
+    """Serve as the allocation's only process, or as one rank of a gang. Raises OSError, RollyardError."""
     spec = link.allocation.inference
     if spec is None:
         raise Invalid(f"{link.folder} is not the folder of an InferencePool's allocation")

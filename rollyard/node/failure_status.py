@@ -11,14 +11,11 @@ from rollyard.core.errors import (
     NothingSampled,
     RollyardError,
     SandboxError,
+    StageTimeout,
     TaskError,
 )
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
-
-
-class StageTimeout(NodeFault):
-    """A stage's budget ran out for a reason that is not the agent's."""
 
 
 def error_outcome(error: RollyardError) -> Status:

@@ -17,6 +17,7 @@ from rollyard.core.errors import (
     NodeFault,
     RollyardError,
     SandboxError,
+    StageTimeout,
     TaskError,
     TemplateUnusable,
     TooLarge,
@@ -32,7 +33,7 @@ from rollyard.node.agents.tasks.base import Artifact, Score, TaskHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
-from rollyard.node.failure_status import StageTimeout, failed_outcome, why_nothing_sampled
+from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rollyard
+from rollyard.core.errors import RollyardError
 from rollyard.core.exit_codes import exit_code_text
 
 STOP_SECONDS = 10.0
@@ -28,7 +29,7 @@ class EngineCommand:
     """It runs in another interpreter, which must not import this process's packages."""
 
 
-class EngineFailed(Exception):
+class EngineFailed(RollyardError):
     """The engine cannot be kept alive; the message is for the pool's condition."""
 
 
