@@ -16,8 +16,8 @@ import aiohttp
 
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection
-from rollyard.client.server_link import Backoff
 from rollyard.client.weights_receiver import WeightsReceiver
+from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, evolve

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from rollyard.client.server_link import Backoff, ServerLink, wait_until_moved
+from rollyard.client.server_link import ServerLink, wait_until_moved
 from rollyard.core.aio import running
+from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Fenced, Incompatible, Unavailable, connection_failure_text
 from rollyard.wire.node import CLOSE_FENCED, CLOSE_INCOMPATIBLE, FromNode, Hello, ToNode, to_node
 

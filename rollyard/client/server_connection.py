@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 
 from rollyard.client.kubeconfig import Context
-from rollyard.client.server_link import Backoff, raise_for_status, wait_until_moved
+from rollyard.client.server_link import raise_for_status, wait_until_moved
 from rollyard.core.aio import running
+from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Unavailable, connection_failure_text
 
 log = logging.getLogger(__name__)

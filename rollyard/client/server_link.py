@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import secrets
 import socket
 import ssl
@@ -24,7 +23,6 @@ from rollyard.wire.files import AllocationFile, EndpointFile
 
 log = logging.getLogger(__name__)
 
-RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 0.2, 5.0
 REQUEST_SECONDS = 30.0
 ADDRESS_POLL_SECONDS = 2.0
 """Wait between two checks of the server's address during a connection."""
@@ -120,26 +118,6 @@ async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
             if await url() != at:
                 log.info("the server has moved")
                 return
-
-
-class Backoff:
-    """Waits between attempts: doubling, capped, with full jitter."""
-
-    def __init__(self, first: float = RETRY_FIRST_SECONDS, cap: float = RETRY_CAP_SECONDS) -> None:
-        self._first, self._cap, self._tries = first, cap, 0
-
-    def reset(self) -> None:
-        self._tries = 0
-
-    def seconds(self) -> float:
-        """Return the length of the next wait."""
-        ceiling = min(self._cap, self._first * 2.0**self._tries)
-        self._tries += 1
-        return random.uniform(ceiling / 4, ceiling)
-
-    async def wait(self, at_least: float = 0.0) -> None:
-        """Wait. `at_least`: seconds that the other side requested."""
-        await asyncio.sleep(max(at_least, self.seconds()))
 
 
 def address_towards(url: str) -> str:

@@ -22,8 +22,9 @@ from typing import TypeVar
 
 import aiohttp
 
-from rollyard.client.server_link import Backoff, ServerLink, address_towards
+from rollyard.client.server_link import ServerLink, address_towards
 from rollyard.core.aio import running, wait_or_timeout
+from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Incompatible, Invalid, RollyardError, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.telemetry import set_up_logging

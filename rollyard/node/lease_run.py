@@ -200,7 +200,7 @@ class LeaseRun:
             ran = await self._command(handler, sandbox, template, policy)
         else:
             ran = await self._loop(handler, sandbox, template, policy)
-        self._endpoint = policy.endpoint.id
+        self._endpoint = policy.failover.endpoint.id
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(ran.overdue, policy.request_sent_at, policy.answered_at, self._budget(Stage.RUN))
         budget = self._budget(Stage.INIT)
@@ -217,7 +217,7 @@ class LeaseRun:
         run = AgentProgress(Conversation(template, handler.prompt(task), schemas), parser)
         overdue = False
         try:
-            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
+            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.failover.limit:
                 await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
         except TimeoutError:
             run.status, overdue = Status.TRUNCATED, True
@@ -245,7 +245,7 @@ class LeaseRun:
         session = GatewaySession(secrets.token_hex(16), template, policy, config)
         status, metrics, overdue = Status.TRUNCATED, {}, True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.limit:
+            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.failover.limit:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 overdue = False

@@ -8,7 +8,8 @@ import logging
 import aiohttp
 import zstandard
 
-from rollyard.client.server_link import Backoff, ServerLink, raise_for_status
+from rollyard.client.server_link import ServerLink, raise_for_status
+from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status, sampled_tokens
 from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader

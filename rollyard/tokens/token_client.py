@@ -6,7 +6,7 @@ Answers are streamed, so that the ids received before a failure are kept and ano
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,14 @@ import aiohttp
 from pydantic_core import to_json
 
 from rollyard.core.errors import ContextExceeded, EndpointRefused
-from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.endpoint_routes import Route, Routes
 from rollyard.tokens.requests_in_flight import InFlightRequest, InFlightRequests
-from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.server_sent_events import events
 from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentRequest, StreamedResponse
-from rollyard.wire.endpoint import SEED_STRIDE, Endpoint
+from rollyard.wire.endpoint import Endpoint
 
-Checkout = Callable[[str | None], Awaitable[Endpoint]]
-"""Returns the endpoint to use, given the id of the failed one, or None at first. May raise EndpointError."""
 MAX_ERROR_BYTES = 1 << 16
 
 
@@ -42,16 +39,6 @@ class StreamTimeouts:
         """Return the timeouts that the endpoint's pool sets."""
         said = endpoint.patience
         return cls(said.connect_seconds, said.first_token_seconds, said.idle_seconds)
-
-
-def seed_after(seed: int, drawn: int) -> int:
-    """Return the seed with which a request continues elsewhere after `drawn` tokens.
-
-    The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
-    continues exactly as if there had been no break; another engine simply gets a different seed.
-    """
-    shifted = (seed + drawn * SEED_STRIDE) % 2**64
-    return shifted - 2**64 if shifted >= 2**63 else shifted
 
 
 class TokenClient:
@@ -143,57 +130,3 @@ class TokenClient:
                 answer.fail(response.status, text.decode(errors="replace"))
             async for event in events(response.content, timeouts.first_token, timeouts.next_token):
                 answer.add_event(event)
-
-    async def complete_with_failover(
-        self,
-        checkout: Checkout,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        max_tokens: int,
-        stop_ids: Sequence[int],
-        on_progress: OnProgress | None = None,
-        max_moves: int = 4,
-        in_flight: InFlightRequests | None = None,
-    ) -> Sampled:
-        """Sample one turn on as many endpoints as needed; each continues with the ids sampled so far.
-
-        Raises StreamLost when the last of `max_moves` moves failed too, with all sampled tokens in `.partial`.
-        """
-        so_far, moves, failed = Sampled(), 0, None
-        while True:
-            endpoint = await checkout(failed)
-            n = len(so_far.token_ids)
-            try:
-                rest = await self.complete(
-                    endpoint,
-                    [*prompt_ids, *so_far.token_ids],
-                    _sampling_for_rest(sampling, n),
-                    max_tokens - n,
-                    stop_ids,
-                    on_progress,
-                    in_flight,
-                )
-                return so_far.followed_by(rest)
-            except ContextExceeded:
-                if not n:
-                    raise
-                return Sampled(so_far.token_ids, so_far.logprobs, so_far.weights_versions, "length")
-            except StreamLost as lost:
-                so_far = so_far.followed_by(lost.partial)
-                if whole := so_far.ended([*stop_ids, *sampling.stop_token_ids], max_tokens):
-                    return whole
-                if moves == max_moves:
-                    raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
-                moves, failed = moves + 1, endpoint.id
-
-
-def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
-    """Return the sampling for the rest of a turn: another seed, and `min_tokens` lowered by the tokens drawn."""
-    if not drawn:
-        return sampling
-    update: dict[str, Any] = {}
-    if sampling.seed is not None:
-        update["seed"] = seed_after(sampling.seed, drawn)
-    if sampling.min_tokens is not None:
-        update["min_tokens"] = max(sampling.min_tokens - drawn, 0)
-    return evolve(sampling, **update)

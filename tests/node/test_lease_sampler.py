@@ -131,7 +131,7 @@ async def test_a_turn_goes_on_elsewhere_with_the_ids_it_has(tmp_path: Path, way:
     assert sampled.token_ids == list(range(3, 6 + streamed))
     assert sampled.weights_versions == ["first"] * streamed + ["second"] * 3
     assert [a["failed"] for a in yard.asked] == ["first"]
-    assert leased.endpoint.id == "second"
+    assert leased.failover.endpoint.id == "second"
 
 
 async def test_a_failure_is_a_complaint_once_however_often_it_asks(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_told_to_it_asks_again_once_before_its_next_turn(tmp_path: Path) -
         await leased.sample([1], Sampling(max_tokens=9))
         leased.rechoose()
         await leased.sample([1, 2], Sampling(max_tokens=9))
-        assert (len(here), leased.endpoint.id) == (2, "first"), "nobody knows a better one: it stays"
+        assert (len(here), leased.failover.endpoint.id) == (2, "first"), "nobody knows a better one: it stays"
         yard.next = [endpoint("second", two)]
         leased.rechoose()
         for prompt in ([1, 2, 3], [1, 2, 3, 4]):
@@ -216,7 +216,7 @@ async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_t
             await streamed.wait()
             leased.rechoose(now=True)
             async with asyncio.timeout(60):
-                while leased._leave_task is None or not leased._leave_task.done():
+                while leased.failover._leave_task is None or not leased.failover._leave_task.done():
                     await asyncio.sleep(0.01)
             assert not turn.done(), "nobody knows a better one: it waits where it is"
             yard.next = [endpoint("second", two)]

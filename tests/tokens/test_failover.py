@@ -16,7 +16,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.failover import FailoverPolicy
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 
@@ -100,12 +100,11 @@ async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) ->
         client = TokenClient(http)
         sampling, undisturbed = await long_answer(client, two, prompt, template.stop_ids)
 
-        async def checkout(failed: str | None) -> Endpoint:
-            return two if failed == "first" else one
+        async def checkout(current: Endpoint, failed: str, again: bool) -> Endpoint:
+            return two if failed == "first" else current
 
-        sampled: Sampled = await client.complete_with_failover(
-            checkout, prompt, sampling, MAX_TOKENS, template.stop_ids, on_progress=kill_first
-        )
+        policy = FailoverPolicy(client, one, template.stop_ids, checkout, wait_seconds=9)
+        sampled = await policy.sample(prompt, sampling, MAX_TOKENS, on_progress=kill_first)
     assert first.process.wait(60) == -signal.SIGKILL
     assert sampled.token_ids == streamed
     moved = sampled.weights_versions.index("weights of second")

@@ -12,11 +12,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollyard.core.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError
+from rollyard.core.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens import failover
+from rollyard.tokens.failover import FailoverPolicy, seed_after
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
-from rollyard.tokens.token_client import StreamTimeouts, TokenClient, seed_after
+from rollyard.tokens.token_client import StreamTimeouts, TokenClient
 from rollyard.wire.endpoint import Endpoint
 
 TOKEN = "tok-5f0c1e"
@@ -183,19 +185,24 @@ async def test_a_prompt_that_does_not_fit(client: TokenClient, endpoint: Endpoin
     await failure(client, endpoint, ContextExceeded)
 
 
+async def stay(current: Endpoint, failed: str, again: bool) -> Endpoint:
+    return current
+
+
 async def test_it_goes_on_elsewhere_with_what_it_has(client: TokenClient, endpoint: Endpoint, server: Server) -> None:
     server.scripts = [stream(chunk([5, 6]), then="die"), (503, ""), stream(chunk([7, 8, 2], "stop"))]
     others = {"one": "two", "two": "three"}
-    failed: list[str | None] = []
+    failed: list[str] = []
 
-    async def checkout(which: str | None) -> Endpoint:
+    async def checkout(current: Endpoint, which: str, again: bool) -> Endpoint:
         failed.append(which)
         name = others[which] if which else "one"
         return evolve(endpoint, id=name, weights_version=f"of {name}")
 
-    sampled = await client.complete_with_failover(checkout, PROMPT, Sampling(seed=9), 8, [2])
+    policy = FailoverPolicy(client, endpoint, [2], checkout, wait_seconds=9)
+    sampled = await policy.sample(PROMPT, Sampling(seed=9), 8)
     assert sampled == Sampled([5, 6, 7, 8, 2], [-0.5] * 5, ["of one"] * 2 + ["of three"] * 3, "stop")
-    assert failed == [None, "one", "two"]
+    assert failed == ["", "one", "two"]
     assert [asked["prompt"] for asked in server.asked] == [PROMPT, [*PROMPT, 5, 6], [*PROMPT, 5, 6]]
     assert [asked["max_tokens"] for asked in server.asked] == [8, 6, 6]
     assert [asked["seed"] for asked in server.asked] == [9, seed_after(9, 2), seed_after(9, 2)]
@@ -215,22 +222,41 @@ async def test_a_turn_that_had_arrived_whole_is_not_asked_for_again(
 ) -> None:
     server.scripts = list(scripts)
 
-    async def checkout(failed: str | None) -> Endpoint:
-        return endpoint
-
-    sampled = await client.complete_with_failover(checkout, PROMPT, Sampling(), 8, [2])
+    sampled = await FailoverPolicy(client, endpoint, [2], stay, wait_seconds=9).sample(PROMPT, Sampling(), 8)
     assert (sampled.token_ids, sampled.finish_reason, server.scripts) == (ids, reason, [])
 
 
-async def test_moves_are_bounded(client: TokenClient, endpoint: Endpoint, server: Server) -> None:
+async def test_moves_are_bounded(
+    client: TokenClient, endpoint: Endpoint, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "MAX_MOVES", 2)
     server.scripts = [stream(chunk([5 + i]), then="die") for i in range(3)]
-
-    async def checkout(failed: str | None) -> Endpoint:
-        return endpoint
-
     with pytest.raises(StreamLost, match="after 2 moves") as lost:
-        await client.complete_with_failover(checkout, PROMPT, Sampling(), 8, [2], max_moves=2)
+        await FailoverPolicy(client, endpoint, [2], stay, wait_seconds=9).sample(PROMPT, Sampling(), 8)
     assert lost.value.partial.token_ids == [5, 6, 7]
+
+
+async def test_calls_without_an_endpoint_wait_together_and_their_time_does_not_run(
+    client: TokenClient, endpoint: Endpoint, server: Server
+) -> None:
+    server.scripts, asked = [stream(then="die")] * 2, list[tuple[str, bool]]()
+
+    async def none(current: Endpoint, failed: str, again: bool) -> Endpoint:
+        asked.append((failed, again))
+        if failed:
+            raise Unavailable("none is ready")
+        return current
+
+    policy = FailoverPolicy(client, endpoint, [2], none, wait_seconds=1.0)
+    async with asyncio.timeout(60) as policy.limit:
+        ends_at = policy.limit.when()
+        calls = [policy.sample(PROMPT, Sampling(), 8) for _ in range(2)]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        assert {str(error) for error in failures} == {"no endpoint for 1 s: none is ready"}
+        assert ends_at is not None
+        assert (policy.limit.when() or 0) >= ends_at + 1.0
+    assert policy.waiting == "none is ready"
+    assert asked[:4] == [("", False), ("", False), ("one", False), ("one", True)]
 
 
 def test_a_continued_seed_stays_in_range() -> None:

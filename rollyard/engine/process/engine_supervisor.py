@@ -15,8 +15,8 @@ from pathlib import Path
 
 import aiohttp
 
-from rollyard.client.server_link import Backoff
 from rollyard.core.aio import Signal, running, wait_or_timeout
+from rollyard.core.backoff import Backoff
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, exit_text, start_engine
 from rollyard.engine.process.crash_reason import crash_reason, is_out_of_memory, stated_reason
 from rollyard.engine.process.metrics_scrape import read_load

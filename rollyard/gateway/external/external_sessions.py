@@ -212,15 +212,13 @@ class ExternalSessions:
         while True:
             moves, stranded = dict(self._placement.to_move()), self._placement.stranded()
             for id, found in list(self._sessions.items()):
-                if self._sessions.get(id) is not found:
-                    continue  # dropped while another session moved
                 if found.idle_seconds > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
                 elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
                     moves[found.policy.endpoint.id] -= 1
-                    await found.policy.move_if_better()
-                elif found.open and found.session.in_flight:
-                    found.policy.leave_endpoints(stranded)
+                    found.policy.leave(in_flight=False)
+                elif found.open and found.session.in_flight and stranded.get(found.policy.endpoint.id):
+                    found.policy.leave(in_flight=True)
             await asyncio.sleep(SWEEP_SECONDS)
 
     def end_calls(self) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rollyard.core.errors import AnswerRefused, EndpointLost
+from rollyard.core.errors import AnswerRefused, EndpointLost, NoEndpoint, Unavailable
 from rollyard.gateway.requests.call_errors import GatewayError, unavailable
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens.requests_in_flight import InFlightRequests
+from rollyard.tokens.failover import FailoverPolicy
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.token_client import TokenClient
@@ -20,8 +18,6 @@ from rollyard.wire.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
-MAX_MOVES = 10
-POLL_SECONDS = 0.2
 WAIT_SECONDS = 60.0
 """A call waits at most this long for another endpoint."""
 
@@ -52,6 +48,10 @@ class SessionPlacer(Protocol):
         """Id of an endpoint that is out and has live sessions -> whether another one of its pool accepts work."""
         ...
 
+    def is_out(self, endpoint: str) -> bool:
+        """Whether the endpoint does not answer."""
+        ...
+
     def complain(self, endpoint: str, session: str, why: str) -> None:
         """Report that the session could not use the endpoint."""
         ...
@@ -68,25 +68,30 @@ class RoutedSampler:
         tokens: TokenClient,
         endpoint: Endpoint,
         stop_ids: Sequence[int],
-        on_move: Callable[[str, str], None],
+        moved: Callable[[str, str], None],
         least: str | None = None,
     ) -> None:
-        """`on_move` is called with the ids of the old and the new endpoint.
+        """`moved` is called with the ids of the old and the new endpoint.
 
         `least`: oldest version of the weights that the session may sample from.
         """
+        self._failover = FailoverPolicy(tokens, endpoint, stop_ids, self._checkout, wait_seconds=WAIT_SECONDS)
         self._session = session
         self._pool = pool
         self._placement = placement
-        self._tokens = tokens
-        self.endpoint = endpoint
-        self._stop_ids = list(stop_ids)
-        self._on_move = on_move
+        self._moved = moved
         self._min_version = least
-        self._move_lock = asyncio.Lock()
-        self._in_flight = InFlightRequests()
-        self.waiting = ""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._failover.endpoint
+
+    @property
+    def waiting(self) -> str:
         """Why its calls wait for an endpoint, as a sentence; empty when they do not wait."""
+        if self._placement.is_out(self.endpoint.id):
+            return f"endpoint {self.endpoint.id} does not answer and {self._why_none()}"
+        return self._failover.waiting
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
@@ -97,60 +102,36 @@ class RoutedSampler:
         trained on; the session survives that.
         """
         try:
-            return await self._tokens.complete_with_failover(
-                self._checkout,
-                prompt_ids,
-                sampling,
-                sampling.max_tokens,
-                self._stop_ids,
-                on_progress,
-                MAX_MOVES,
-                self._in_flight,
-            )
+            return await self._failover.sample(prompt_ids, sampling, sampling.max_tokens, on_progress)
         except EndpointLost as error:
             raise unavailable(f"the model cannot be reached: {error}; repeat the call") from error
+        except NoEndpoint as error:
+            raise unavailable(f"{error}; repeat the call") from error
         except AnswerRefused as error:  # the next answer would have the same fault
             raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
-    async def move_if_better(self) -> None:
-        """Move to a better endpoint if there is one by now."""
-        async with self._move_lock:
-            self._switch_to(self._choose_again(""))
+    def leave(self, *, in_flight: bool) -> None:
+        """Leave the endpoint, if another is available. `in_flight`: with the calls in flight, because it is out."""
+        if in_flight:
+            self._failover.leave()
+        elif (found := self._choose_again("")) is not None:
+            self._failover.endpoint = found
 
-    def leave_endpoints(self, out: Collection[str]) -> None:
-        """Move requests away from endpoints that are out, each with its sampled ids, if another endpoint is available."""
-        if not self._move_lock.locked():
-            stays = self.endpoint.id in out and not self._switch_to(self._choose_again(""))
-            self.waiting = f"endpoint {self.endpoint.id} does not answer and {self._why_none()}" if stays else ""
-        if self.endpoint.id not in out and (ended := self._in_flight.end_quiet(out)):
-            log.info("session %s: %d unfinished requests continue at %s", self._session, ended, self.endpoint.id)
-
-    async def _checkout(self, failed: str | None) -> Endpoint:
-        began = time.monotonic()  # measured before the lock, because parallel calls wait together
-        async with self._move_lock:  # parallel calls report the same lost endpoint only once
-            if failed is not None and failed != self.endpoint.id:
-                return self.endpoint
-            if failed is not None:
-                self._placement.complain(failed, self._session, "a session could not use it")
-            while not self._switch_to(self._choose_again(failed or "")):
-                self.waiting = self._why_none()
-                if time.monotonic() - began > WAIT_SECONDS:
-                    raise unavailable(f"{self.waiting}, since {WAIT_SECONDS:g} s; repeat the call")
-                await asyncio.sleep(POLL_SECONDS)
-            self.waiting = ""
-            return self.endpoint
+    async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
+        if failed and not again:
+            self._placement.complain(failed, self._session, "a session could not use it")
+        found = self._choose_again(failed)
+        if found is None:
+            raise Unavailable(self._why_none())
+        return found
 
     def _choose_again(self, failed: str) -> Endpoint | None:
-        return self._placement.choose_again(self._pool, self.endpoint.id, failed, self._min_version)
+        before = self.endpoint.id
+        found = self._placement.choose_again(self._pool, before, failed, self._min_version)
+        if found is not None and found.id != before:
+            log.info("session %s moves from endpoint %s to %s", self._session, before, found.id)
+            self._moved(before, found.id)
+        return found
 
     def _why_none(self) -> str:
         return self._placement.why_none(self._pool, self._min_version)
-
-    def _switch_to(self, found: Endpoint | None) -> bool:
-        if found is None:
-            return False
-        before, self.endpoint = self.endpoint.id, found
-        if found.id != before:
-            log.info("session %s moves from endpoint %s to %s", self._session, before, found.id)
-            self._on_move(before, found.id)
-        return True

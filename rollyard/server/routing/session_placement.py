@@ -34,6 +34,10 @@ class SessionPlacement:
     def stranded(self) -> Mapping[str, bool]:
         return self._endpoints.stranded()
 
+    def is_out(self, endpoint: str) -> bool:
+        state = self._endpoints.get(endpoint)
+        return state is not None and state.is_out
+
     def complain(self, endpoint: str, session: str, why: str) -> None:
         self._endpoints.complain(endpoint, f"session {session}", why)
 

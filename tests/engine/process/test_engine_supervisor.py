@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.client.server_link import Backoff
 from rollyard.core.aio import running
+from rollyard.core.backoff import Backoff
 from rollyard.engine.launch.command_line import engine_command
 from rollyard.engine.process import child_process
 from rollyard.engine.process import engine_supervisor as module

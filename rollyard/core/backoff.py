@@ -1,0 +1,28 @@
+"""Waits between the attempts at something that fails for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+FIRST_SECONDS, CAP_SECONDS = 0.2, 5.0
+
+
+class Backoff:
+    """Waits between attempts: doubling, capped, with full jitter."""
+
+    def __init__(self, first: float = FIRST_SECONDS, cap: float = CAP_SECONDS) -> None:
+        self._first, self._cap, self._tries = first, cap, 0
+
+    def reset(self) -> None:
+        self._tries = 0
+
+    def seconds(self) -> float:
+        """Return the length of the next wait."""
+        ceiling = min(self._cap, self._first * 2.0**self._tries)
+        self._tries += 1
+        return random.uniform(ceiling / 4, ceiling)
+
+    async def wait(self, at_least: float = 0.0) -> None:
+        """Wait. `at_least`: seconds that the other side requested."""
+        await asyncio.sleep(max(at_least, self.seconds()))

@@ -1,0 +1,192 @@
+"""Sampling that survives a failing endpoint: a conversation stays on one, and moves to another with the ids it has.
+
+The node agent samples so for its leases, the gateway for the sessions of external agents. They differ only in where
+another endpoint comes from, their `Checkout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from rollyard.core.backoff import Backoff
+from rollyard.core.errors import ContextExceeded, NoEndpoint, RollyardError, Unavailable
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.requests_in_flight import InFlightRequests
+from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.tokens.streamed_response import OnProgress
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import SEED_STRIDE, Endpoint
+
+log = logging.getLogger(__name__)
+
+MAX_MOVES = 10
+"""Moves of one turn."""
+POLL_SECONDS = 0.2
+
+
+class Checkout(Protocol):
+    """Chooses the endpoint to sample from, before each turn and after each failure."""
+
+    async def __call__(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
+        """Return `current` or another one. Raises Unavailable while there is none: it is then called again.
+
+        `failed`: id of `current` if it has just failed, else empty; `again`: the call before found none.
+        """
+        ...
+
+
+class FailoverPolicy:
+    """One conversation's way to the model. Its calls may be parallel; they use the same endpoint."""
+
+    def __init__(
+        self,
+        tokens: TokenClient,
+        endpoint: Endpoint,
+        stop_ids: Sequence[int],
+        checkout: Checkout,
+        *,
+        wait_seconds: float,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """`wait_seconds`: greatest wait for an endpoint; `poll_seconds`: greatest time between two checkouts of it."""
+        self.endpoint = endpoint
+        self.waiting = ""
+        """Why its calls wait for an endpoint; empty when they do not wait."""
+        self.limit: asyncio.Timeout | None = None
+        """The caller's time limit; it is paused while a failed endpoint is replaced, because that gap is not its fault."""
+        self._tokens = tokens
+        self._stop_ids = list(stop_ids)
+        self._checkout = checkout
+        self._wait_seconds, self._poll_seconds = wait_seconds, poll_seconds
+        self._move_lock = asyncio.Lock()
+        self._in_flight = InFlightRequests()
+        self._sampling = 0
+        self._leave_task: asyncio.Task[None] | None = None
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, on_progress: OnProgress | None = None
+    ) -> Sampled:
+        """Sample one turn on as many endpoints as needed; each continues with the ids sampled so far.
+
+        Raises StreamLost when the last of MAX_MOVES moves failed too, with all sampled tokens in `.partial`;
+        ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout.
+        """
+        self._sampling += 1
+        try:
+            return await self._sample(prompt_ids, sampling, max_tokens, on_progress)
+        finally:
+            self._sampling -= 1
+            if not self._sampling and self._leave_task is not None:
+                self._leave_task.cancel()
+
+    def leave(self) -> None:
+        """Ask for another endpoint at once, and let the calls in flight go on there, each with the ids it has.
+
+        A call goes only when no more tokens arrive for it.
+        """
+        if self._sampling and (self._leave_task is None or self._leave_task.done()):
+            self._leave_task = asyncio.create_task(self._leave())
+
+    async def _sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, on_progress: OnProgress | None
+    ) -> Sampled:
+        so_far, moves, failed = Sampled(), 0, ""
+        while True:
+            endpoint, n = await self._next_endpoint(failed), len(so_far.token_ids)
+            prompt, rest = [*prompt_ids, *so_far.token_ids], _sampling_for_rest(sampling, n)
+            try:
+                return so_far.followed_by(
+                    await self._tokens.complete(
+                        endpoint, prompt, rest, max_tokens - n, self._stop_ids, on_progress, self._in_flight
+                    )
+                )
+            except ContextExceeded:
+                if not n:
+                    raise
+                return Sampled(so_far.token_ids, so_far.logprobs, so_far.weights_versions, "length")
+            except StreamLost as lost:
+                so_far = so_far.followed_by(lost.partial)
+                if whole := so_far.ended([*self._stop_ids, *sampling.stop_token_ids], max_tokens):
+                    return whole
+                if moves == MAX_MOVES:
+                    raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
+                moves, failed = moves + 1, endpoint.id
+
+    async def _leave(self) -> None:
+        before = self.endpoint.id
+        try:
+            await self._next_endpoint("")
+        # a void lease, or no endpoint: the next request reports it again
+        except RollyardError as error:
+            log.info("staying at endpoint %s: %s", before, error)
+            return
+        while left := self._in_flight.endpoint_ids() - {self.endpoint.id}:
+            if ended := self._in_flight.end_quiet(left):
+                log.warning("endpoint %s is down: %d requests continue at %s", before, ended, self.endpoint.id)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _next_endpoint(self, failed: str) -> Endpoint:
+        began = time.monotonic()  # measured before the lock, because parallel calls wait together
+        async with self._move_lock:
+            if failed in ("", self.endpoint.id):  # else another call has reported the same lost endpoint
+                with self._paused_limit() if failed else contextlib.nullcontext():
+                    self.endpoint = await self._wait_for_endpoint(failed, began)
+            return self.endpoint
+
+    async def _wait_for_endpoint(self, failed: str, began: float) -> Endpoint:
+        backoff, again = Backoff(POLL_SECONDS, self._poll_seconds), False
+        while True:
+            try:
+                found = await self._checkout(self.endpoint, failed, again)
+            except Unavailable as error:
+                self.waiting = str(error)
+            else:
+                self.waiting = ""
+                return found
+            if time.monotonic() - began > self._wait_seconds:
+                raise NoEndpoint(f"no endpoint for {self._wait_seconds:g} s: {self.waiting}")
+            if not again:
+                log.warning("waiting for another endpoint than %s: %s", self.endpoint.id, self.waiting)
+            again = True
+            await backoff.wait()
+
+    @contextlib.contextmanager
+    def _paused_limit(self) -> Iterator[None]:
+        limit, loop = self.limit, asyncio.get_running_loop()
+        when, began = limit.when() if limit is not None else None, loop.time()
+        if limit is None or when is None:
+            yield
+            return
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            limit.reschedule(when + loop.time() - began)
+
+
+def seed_after(seed: int, drawn: int) -> int:
+    """Return the seed with which a request continues elsewhere after `drawn` tokens.
+
+    The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
+    continues exactly as if there had been no break; another engine simply gets a different seed.
+    """
+    moved = (seed + drawn * SEED_STRIDE) % 2**64
+    return moved - 2**64 if moved >= 2**63 else moved
+
+
+def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
+    """Return the sampling for the rest of a turn: another seed, and `min_tokens` lowered by the tokens drawn."""
+    if not drawn:
+        return sampling
+    update: dict[str, Any] = {}
+    if sampling.seed is not None:
+        update["seed"] = seed_after(sampling.seed, drawn)
+    if sampling.min_tokens is not None:
+        update["min_tokens"] = max(sampling.min_tokens - drawn, 0)
+    return evolve(sampling, **update)
