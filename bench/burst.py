@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deploy.slurm.throwaway.cluster import down, up
 from deploy.slurm.throwaway.options import Options
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.core.errors import NotFound
 from rollyard.kinds.base import ObjectKey, ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec

@@ -28,7 +28,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.client.node_connection import NodeConnection
 from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation

@@ -24,7 +24,7 @@ from rich.table import Table
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.rollouts import transcript
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject, get_condition
 from rollyard.kinds.inference_pool import InferencePool

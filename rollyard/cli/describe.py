@@ -27,7 +27,7 @@ from rollyard.kinds.schema.columns import age
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
 @with_client
 async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> None:
-    """Show an object with its conditions, allocations and events."""
+    """Show an object, its conditions, allocations and events."""
     _, keys = kind_and_names(words, namespace)
     if not keys:
         raise click.UsageError("write describe KIND NAME")

@@ -47,9 +47,9 @@ def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
 @_exit_2_on_failure
 @with_client
 async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
-    """Show the changes that apply would make, in objects and in batch scripts.
+    """Show the changes that apply would make.
 
-    Exit code: 0 without changes, 1 with changes, above 1 after an error.
+    They are changes of objects and of batch scripts. Exit code: 0 without changes, 1 with changes, above 1 after an error.
     """
     changed = False
     for obj in read_manifests(files, namespace):

@@ -28,9 +28,10 @@ from rollyard.kinds.base import KindObject, ObjectKey
 async def logs(
     client: AsyncClient, namespace: str, words: tuple[str, ...], follow: bool, previous: bool, tail: int | None
 ) -> None:
-    """Print the output of an allocation's job, or of all present jobs of a pool.
+    """Print the output of an allocation, or of a pool's jobs.
 
-    Rollyard keeps the output of a pool's last three failed allocations; --previous shows it.
+    A pool's name stands for all its present jobs. Rollyard keeps the output of a pool's last three failed allocations;
+    --previous shows it.
     """
     named = await _resolve_names(client, namespace, words)
     shown = await _select_allocations(client, named, previous)

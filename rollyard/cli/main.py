@@ -10,33 +10,33 @@ import click
 from rollyard.core.errors import RollyardError
 
 COMMANDS = {
-    "api-resources": "objects",
-    "apply": "objects",
-    "delete": "objects",
-    "describe": "describe",
-    "diff": "diff",
-    "doctor": "doctor",
-    "endpoints": "endpoints",
-    "events": "objects",
-    "explain": "explain",
-    "get": "objects",
-    "inference-server": "processes",
-    "logs": "logs",
-    "node-agent": "processes",
-    "resume": "objects",
-    "rollouts": "rollouts",
-    "scale": "objects",
-    "serve": "processes",
-    "server-job": "processes",
-    "submit": "rollouts",
-    "suspend": "objects",
-    "top": "top",
-    "try": "rollouts",
-    "version": "processes",
-    "wait": "objects",
-    "weights": "weights",
+    "api-resources": ("objects", "List the kinds."),
+    "apply": ("objects", "Create or change objects as YAML files declare them."),
+    "delete": ("objects", "Delete objects."),
+    "describe": ("describe", "Show an object, its conditions, allocations and events."),
+    "diff": ("diff", "Show the changes that apply would make."),
+    "doctor": ("doctor", "Check this machine and its cluster."),
+    "endpoints": ("endpoints", "Show, add and remove model servers of an InferencePool."),
+    "events": ("objects", "Show events, oldest first."),
+    "explain": ("explain", "Describe a kind or one of its fields."),
+    "get": ("objects", "Show objects of one kind, or of several: `get ip,rp`."),
+    "inference-server": ("processes", "Run an engine; batch scripts of InferencePools call this."),
+    "logs": ("logs", "Print the output of an allocation, or of a pool's jobs."),
+    "node-agent": ("processes", "Run a node agent; batch scripts of RolloutPools call this."),
+    "resume": ("objects", "Resume a suspended pool."),
+    "rollouts": ("rollouts", "Show or cancel rollouts."),
+    "scale": ("objects", "Set the fixed size of a pool."),
+    "serve": ("processes", "Run the server, here or (with --in-slurm) as a Slurm job."),
+    "server-job": ("processes", "Run the server in its own job, whose script calls this."),
+    "submit": ("rollouts", "Submit tasks as rollouts."),
+    "suspend": ("objects", "Give back a pool's allocations and keep the pool."),
+    "top": ("top", "Show live metrics of pools."),
+    "try": ("rollouts", "Run one task (a JSON file, or JSON) and print its turns."),
+    "version": ("processes", "Print the version."),
+    "wait": ("objects", "Wait until a condition holds, or an object is gone."),
+    "weights": ("weights", "Show or change the weights that an InferencePool serves."),
 }
-"""Command -> module of this package; the function in it has the name of the command."""
+"""Command -> module of this package, and its line in the help; the function in the module has the name of the command."""
 
 
 class _Lazy(click.Group):
@@ -46,13 +46,13 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"rollyard.cli.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"rollyard.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_").replace("try", "try_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_text(", ".join(self.list_commands(ctx)))
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

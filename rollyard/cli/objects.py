@@ -58,7 +58,7 @@ async def apply(
     wait: bool,
     timeout: float,
 ) -> None:
-    """Create or change objects on the server as YAML files declare them.
+    """Create or change objects as YAML files declare them.
 
     A relative path in a file is relative to that file. --dry-run=client -o yaml prints the objects with absolute paths,
     for other clients such as kubectl.

@@ -70,7 +70,7 @@ def serve(
     in_job: bool,
     **job: str | None,
 ) -> None:
-    """Run the server, in this process or (with --in-slurm) as a Slurm job."""
+    """Run the server, here or (with --in-slurm) as a Slurm job."""
     if not in_slurm:
         from rollyard.server.main import ServeOptions, run
 
@@ -103,7 +103,7 @@ def _in_slurm(request: ServerJobRequest, stop: bool) -> None:
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="data folder of the server")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server_job(data: Path, arguments: tuple[str, ...]) -> None:
-    """Run the server in its own job; the job's batch script calls this."""
+    """Run the server in its own job, whose script calls this."""
     from rollyard.server.job.job_folder import ServerJobFolder
     from rollyard.server.job.server_supervisor import run
 
@@ -114,7 +114,7 @@ def server_job(data: Path, arguments: tuple[str, ...]) -> None:
 @click.command()
 @click.option("--allocation", type=click.Path(path_type=Path), required=True, help="folder of the allocation")
 def node_agent(allocation: Path) -> None:
-    """Run a node agent; the batch script of a RolloutPool's allocation calls this."""
+    """Run a node agent; batch scripts of RolloutPools call this."""
     from rollyard.node.main import main
 
     sys.exit(main(allocation))
@@ -123,7 +123,7 @@ def node_agent(allocation: Path) -> None:
 @click.command()
 @click.option("--allocation", type=click.Path(path_type=Path), required=True, help="folder of the allocation")
 def inference_server(allocation: Path) -> None:
-    """Run an engine; the batch script of an InferencePool's allocation calls this."""
+    """Run an engine; batch scripts of InferencePools call this."""
     from rollyard.engine.main import main
 
     sys.exit(main(allocation))

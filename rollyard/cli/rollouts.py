@@ -208,7 +208,7 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 async def try_(
     client: AsyncClient, namespace: str, task: str, pool: str, temperature: float | None, sampling: tuple[str, ...]
 ) -> None:
-    """Run one task (a JSON file, or JSON itself) and print its turns."""
+    """Run one task (a JSON file, or JSON) and print its turns."""
     id = f"try-{secrets.token_hex(4)}"
     given = {"id": id, "pool": pool, "sampling": sampling_of(temperature, sampling)}
     ids = await client.submit([read_task(task, given)], namespace)

@@ -40,9 +40,10 @@ GROUPS = ("inference", "rollouts")
 async def top(
     client: AsyncClient, namespace: str, words: tuple[str, ...], seconds: float | None, all_namespaces: bool, form: str
 ) -> None:
-    """Show the present metrics of pools: tokens a second, sessions, cache use, stages, rollouts a minute.
+    """Show live metrics of pools.
 
-    Rates cover the last 15 seconds, rollouts the last minute. A dash stands for an unknown value.
+    They are tokens a second, sessions, cache use, stages and rollouts a minute. Rates cover the last 15 seconds,
+    rollouts the last minute. A dash stands for an unknown value.
     """
     where = None if all_namespaces else namespace
 

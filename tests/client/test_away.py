@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
+from rollyard.client import AsyncClient, server_link
 from rollyard.client import async_client as module
-from rollyard.client import server_link
-from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.client.node_connection import NodeConnection
 from rollyard.client.server_link import ServerLink

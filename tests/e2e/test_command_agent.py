@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutView, Status
 from tests.support.recompute import differences
 from tests.support.slowness import slowness

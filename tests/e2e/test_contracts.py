@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, error_from_reason
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.registry import parse_object

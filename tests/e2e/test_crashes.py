@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.controller.failpoints import FAILPOINTS
 from rollyard.core.errors import NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import Status
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.store.folder_lock import FolderLock, JobRun

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import yaml
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.core.errors import NotFound
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.inference_pool import InferencePool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Status

@@ -19,7 +19,7 @@ import termios
 import aiohttp
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.top import TopView

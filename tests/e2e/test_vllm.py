@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import Stage, Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
 from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.client.sync_client import BlockingWeightsReceiver, Client
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.errors import Conflict, NotFound

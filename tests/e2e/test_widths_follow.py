@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Trajectory

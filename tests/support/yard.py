@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from examples.tiny_policy.families import sample_code, sample_math
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object

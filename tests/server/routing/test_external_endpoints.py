@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rollyard.client.async_client import AsyncClient
+from rollyard.client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.base import ObjectKey, evolve
