@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="seconds after which a silent node agent loses its rollouts",
 )
-@click.option("--in-slurm", is_flag=True, help="run the server as a Slurm job with successors; return when it serves")
-@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its successors; allocations continue")
+@click.option("--in-slurm", is_flag=True, help="run the server as a Slurm job with standby jobs; return when it serves")
+@click.option("--stop", is_flag=True, help="with --in-slurm: end that job and its standby jobs; allocations continue")
 @click.option(
     "--wait", type=click.FloatRange(min=0), default=600.0, help="with --in-slurm: seconds to wait until it serves"
 )

@@ -25,7 +25,7 @@ from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.server.advertise import advertised
 from rollyard.server.job.job_folder import ServerJobFolder
-from rollyard.server.job.successors import SuccessorKeeper
+from rollyard.server.job.standby_jobs import StandbyKeeper
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
@@ -155,7 +155,7 @@ class RollyardServer:
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
             if self.options.in_job:
-                keeper = SuccessorKeeper(ServerJobFolder(self.data), self.driver, lambda: p.feed.latest, p.clock)
+                keeper = StandbyKeeper(ServerJobFolder(self.data), self.driver, lambda: p.feed.latest, p.clock)
                 tasks.create_task(keeper.run())
 
     async def wait_until_superseded(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rollyard.slurm import local_step
 from rollyard.slurm.base import Job, JobState
-from rollyard.slurm.process_proof import ProcessProof, processes_with_variable
+from rollyard.slurm.process_identity import ProcessIdentity, processes_with_variable
 
 START_SECONDS = 30.0
 """Seconds within which a step must take up a job; later it never starts."""
@@ -95,16 +95,16 @@ class LocalJob:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.folder / "cancelled", os.O_CREAT | os.O_EXCL, 0o600))
         step, run = self._read("step"), self._read("run")
-        if step is not None and ProcessProof.of(step).kill(signal.SIGTERM):
+        if step is not None and ProcessIdentity.of(step).kill(signal.SIGTERM):
             return
         if run is not None:
-            ProcessProof.of(run).kill(signal.SIGTERM)
+            ProcessIdentity.of(run).kill(signal.SIGTERM)
 
     def send(self, number: int) -> None:
         """Send a signal to the leader, as Slurm does; see local_step.watch."""
         run = self._read("run")
         if run is not None and not self.ended:
-            ProcessProof.of(run).kill(number)
+            ProcessIdentity.of(run).kill(number)
 
     @property
     def ended(self) -> bool:
@@ -116,10 +116,10 @@ class LocalJob:
         if step is None:
             late = time.time() - data["submit_time"] > START_SECONDS
             return self._never_starts() if late else None
-        if ProcessProof.of(step).alive():
+        if ProcessIdentity.of(step).alive():
             return None
         run = self._read("run")
-        leader = ProcessProof.of(run) if run is not None else None
+        leader = ProcessIdentity.of(run) if run is not None else None
         why, overdue = self._must_end(data, run)
         if leader is not None and leader.alive() and not overdue:
             return None

@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     # Before step.json: from there on a SIGTERM may come, and it must stay pending until it is handled.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if not write_once(folder / "step.json", process_proof(os.getpid())):
+    if not write_once(folder / "step.json", process_identity(os.getpid())):
         return  # too late: the job is on record as never started
     job = json.loads((folder / "job.json").read_text())
     try:
@@ -82,7 +82,7 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 
     def before_exec() -> None:
         # In the leader itself: whenever we are killed, either it never ran or it is on record.
-        write(folder / "run.json", {**process_proof(os.getpid()), "start_time": started})
+        write(folder / "run.json", {**process_identity(os.getpid()), "start_time": started})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     with open(job["output"], "ab", buffering=0) as output:
@@ -162,7 +162,7 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def process_proof(pid: int) -> dict[str, Any]:
+def process_identity(pid: int) -> dict[str, Any]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"pid": pid, "start": int(stat(pid)[19]), "boot": boot}
 

@@ -127,13 +127,13 @@ async def test_one_job_serves_and_the_command_finds_it_again_and_stops_it(yard: 
     assert again == first
     assert first["event"] == "serving"
     assert first["kubeconfig"] == str(yard.data / "admin.kubeconfig")
-    successors = await yard.until_followed()
+    standbys = await yard.until_followed()
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 0}, demo={"replicas": 1})
         await yard.until(lambda: running(yard))
         stopped = await asyncio.to_thread(yard.serve, "--stop")
         assert stopped == {"event": "stopped", "jobs": stopped["jobs"]}
-        assert set(stopped["jobs"]) == {first["job"], *successors}
+        assert set(stopped["jobs"]) == {first["job"], *standbys}
         assert yard.server_jobs("PENDING", "RUNNING") == []
         (kept,) = await yard.jobs()
         assert kept.state == "RUNNING", "the allocation outlives the server"
@@ -166,18 +166,18 @@ async def test_a_server_that_moves_to_another_node_under_load_loses_nothing(yard
     async with yard.client() as client:
         ids = await begin(yard, client)
         allocations = await jobs(yard, client)
-        successor, _ = await yard.until_followed()
+        standby, _ = await yard.until_followed()
         yard.slurm.run("scontrol", "update", "NodeName=n1", "State=drain", "Reason=test")
         yard.slurm.run("scancel", first["job"])
-        moved = await yard.until_served_by(successor)
+        moved = await yard.until_served_by(standby)
         assert moved["url"] != first["url"]
         await all_is_well(yard, client, ids, allocations)
-        node = yard.slurm.run("squeue", "-h", "-j", successor, "-o", "%N")
+        node = yard.slurm.run("squeue", "-h", "-j", standby, "-o", "%N")
         assert node != "n1"
-        assert not {first["job"], successor} & {*await yard.until_followed()}
+        assert not {first["job"], standby} & {*await yard.until_followed()}
 
 
-async def test_a_successor_that_a_broken_node_ends_at_once_has_one_behind_it(yard: JobYard) -> None:
+async def test_a_standby_job_that_a_broken_node_ends_at_once_has_one_behind_it(yard: JobYard) -> None:
     runs = yard.folder / "runs"
     broken = f"echo >> {runs}; [ $(wc -l < {runs}) -ne 2 ] || exit 1"
     first = await asyncio.to_thread(yard.serve, f"--setup={broken}")
@@ -190,19 +190,19 @@ async def test_a_successor_that_a_broken_node_ends_at_once_has_one_behind_it(yar
 
 async def test_a_start_after_a_stop_that_was_interrupted_is_followed_again(yard: JobYard) -> None:
     first = await asyncio.to_thread(yard.serve)
-    successors = await yard.until_followed()
+    standbys = await yard.until_followed()
     yard.place.remove_script()
-    yard.slurm.run("scancel", *successors)
+    yard.slurm.run("scancel", *standbys)
     assert await asyncio.to_thread(yard.serve) == first
-    assert not {*successors} & {*await yard.until_followed()}
+    assert not {*standbys} & {*await yard.until_followed()}
 
 
-async def test_a_walltime_that_ends_is_met_by_a_clean_stop_and_a_successor(yard: JobYard) -> None:
+async def test_a_walltime_that_ends_is_met_by_a_clean_stop_and_a_standby_job(yard: JobYard) -> None:
     """Slurm's warning, sent by hand: with limits of whole minutes it would be waited for a minute and more."""
     first = await asyncio.to_thread(yard.serve)
-    successor, _ = await yard.until_followed()
+    standby, _ = await yard.until_followed()
     yard.slurm.run("scancel", "--batch", "--signal=USR1", first["job"])
-    await yard.until_served_by(successor)
+    await yard.until_served_by(standby)
     assert yard.slurm.state(first["job"]) == "COMPLETED"
 
 
@@ -212,12 +212,12 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
     async with yard.client() as client:
         ids = await begin(yard, client)
         allocations = await jobs(yard, client)
-        successor, _ = await yard.until_followed()
+        standby, _ = await yard.until_followed()
         old = yard.server_pid()
         await freeze_idle(old)
         try:
             await asyncio.to_thread(yard.slurm.stop_daemon, "slurmd-n1")
-            await yard.until_served_by(successor)
+            await yard.until_served_by(standby)
             assert yard.server_pid() == old, "the lock is still its own"
             await all_is_well(yard, client, ids, allocations)
         finally:
@@ -229,7 +229,7 @@ async def test_a_server_that_lives_on_on_a_lost_node_writes_no_more(yard: JobYar
 
         await yard.until(gone)
         assert "error: a newer server uses this data folder" in yard.place.log.read_text()
-        assert yard.endpoint()["job"] == successor
+        assert yard.endpoint()["job"] == standby
         await yard.gather(client, await client.submit(requests(2, 0, prefix="after")))
     await asyncio.to_thread(yard.slurm.start_daemon, "slurmd-n1")
 

@@ -22,7 +22,7 @@ from rollyard.slurm.base import BatchScript, Job, JobState
 from rollyard.slurm.batch_script import FOLDER, batch_script, directives
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.local_job import LocalJob
-from rollyard.slurm.process_proof import ProcessProof, start_time
+from rollyard.slurm.process_identity import ProcessIdentity, start_time
 from tests.support.until import until
 
 WAIT_SECONDS = 60.0
@@ -159,7 +159,7 @@ async def test_a_job_whose_step_was_killed_runs_on_and_can_be_cancelled(driver: 
     id = await submit(driver, job(tmp_path, "sleep 300"))
     await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
-    ProcessProof.of(json.loads((folder / "step.json").read_text())).kill(signal.SIGKILL)
+    ProcessIdentity.of(json.loads((folder / "step.json").read_text())).kill(signal.SIGKILL)
     assert (await job_once(driver, id, lambda j: True)).state is JobState.RUNNING
     await driver.cancel([id])
     assert (await ended(driver, id)).state is JobState.CANCELLED
@@ -170,7 +170,7 @@ async def test_a_job_that_died_with_its_step_is_a_node_failure(driver: LocalDriv
     await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     folder = tmp_path / "slurm" / "jobs" / id
     for name in ("step", "run"):
-        ProcessProof.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
+        ProcessIdentity.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
     assert (await ended(driver, id)).state is JobState.NODE_FAIL
 
 
@@ -178,7 +178,7 @@ async def test_a_job_without_a_step_still_has_its_time_limit(driver: LocalDriver
     id = await submit(driver, job(tmp_path, "trap '' TERM; sleep 300", limit="0-00:00:01"))
     await job_once(driver, id, lambda j: j.state is JobState.RUNNING)
     step = tmp_path / "slurm" / "jobs" / id / "step.json"
-    ProcessProof.of(json.loads(step.read_text())).kill(signal.SIGKILL)
+    ProcessIdentity.of(json.loads(step.read_text())).kill(signal.SIGKILL)
     assert (await ended(driver, id)).state is JobState.TIMEOUT
 
 
@@ -187,7 +187,7 @@ async def test_what_a_lost_job_left_behind_is_ended_with_it(driver: LocalDriver,
     daemon = int(await appears(tmp_path / "daemon"))
     folder = tmp_path / "slurm" / "jobs" / id
     for name in ("step", "run"):
-        ProcessProof.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
+        ProcessIdentity.of(json.loads((folder / f"{name}.json").read_text())).kill(signal.SIGKILL)
     assert (await ended(driver, id)).state is JobState.NODE_FAIL
     assert start_time(daemon) is None
 
@@ -261,7 +261,7 @@ async def test_a_stranger_with_a_pid_of_ours_is_left_alone(driver: LocalDriver, 
         await ended(driver, id)
         folder = tmp_path / "slurm" / "jobs" / id
         (folder / "end.json").unlink()
-        forged = {**local_step.process_proof(stranger.pid), "start": 1, "start_time": time.time()}
+        forged = {**local_step.process_identity(stranger.pid), "start": 1, "start_time": time.time()}
         for name in ("step", "run"):
             local_step.write(folder / f"{name}.json", forged)
         fresh = LocalDriver(tmp_path / "slurm")

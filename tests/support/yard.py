@@ -26,7 +26,7 @@ from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.slurm.process_proof import start_time
+from rollyard.slurm.process_identity import start_time
 from tests.support.cluster import Cluster
 from tests.support.until import until
 

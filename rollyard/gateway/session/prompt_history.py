@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollyard.gateway.session.history import QUOTED, common_length
+from rollyard.gateway.session.chat_history import QUOTED, common_length
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled

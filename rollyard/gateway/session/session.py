@@ -36,7 +36,7 @@ from rollyard.gateway.requests.call_errors import (
 )
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, ChatToolCall, assistant_message
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
-from rollyard.gateway.session.history import ChatBranch, ChatHistory, PreparedChat
+from rollyard.gateway.session.chat_history import ChatBranch, ChatHistory, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig

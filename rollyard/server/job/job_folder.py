@@ -1,6 +1,6 @@
 """`DIR/server-job` in the data folder: the name of the server's jobs, their script, their log.
 
-The script is the desired state: while it exists a server should run, and the running one keeps successors queued.
+The script is the desired state: while it exists a server should run, and the running one keeps standby jobs queued.
 Removing it stops the server for good.
 """
 

@@ -46,7 +46,7 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
         "ntasks": "1",
         # Slurm itself runs one at a time; the next in line waits while its age grows.
         "dependency": "singleton",
-        # A requeued job waits two minutes and blocks its successor meanwhile: the successor takes over instead.
+        # A requeued job waits two minutes and blocks the standby job meanwhile: that one takes over instead.
         "no-requeue": "",
         "signal": f"B:USR1@{WARNING_SECONDS}",
     }

@@ -54,7 +54,7 @@ async def start(request: ServerJobRequest, report: Print) -> RunningServer:
             report(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
-            ):  # a --stop was interrupted: it would have no successor
+            ):  # a --stop was interrupted: it would have no standby job
                 await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)
@@ -72,7 +72,7 @@ async def start(request: ServerJobRequest, report: Print) -> RunningServer:
 
 
 async def stop(request: ServerJobRequest) -> list[str]:
-    """Stop the server and its queued successors; return their job ids. Allocations stay. Raises RollyardError."""
+    """Stop the server and its standby jobs; return their job ids. Allocations stay. Raises RollyardError."""
     place, driver = await _open(request)
     ended: dict[str, None] = {}
     try:

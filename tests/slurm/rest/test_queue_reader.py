@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.process_proof import start_time
+from rollyard.slurm.process_identity import start_time
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.queue_reader import SMALL_BYTES, QueueReader

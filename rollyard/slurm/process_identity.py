@@ -1,4 +1,4 @@
-"""Proof that a process is the one we started: its pid, its start time, and the boot it was started in."""
+"""Identity of a process: its pid, its start time, and the boot it was started in. A later process with its pid differs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rollyard.slurm import local_step
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessProof:
+class ProcessIdentity:
     pid: int
     start: int
     """Clock ticks since boot, field 22 of /proc/PID/stat."""
     boot: str
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> ProcessProof:
+    def of(cls, data: dict[str, Any]) -> ProcessIdentity:
         return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
 
     def alive(self) -> bool:
@@ -49,7 +49,7 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
-def processes_with_variable(name: str, value: str) -> list[ProcessProof]:
+def processes_with_variable(name: str, value: str) -> list[ProcessIdentity]:
     """Processes that were started with this variable in their environment, as far as this user may see."""
     wanted, found = f"{name}={value}".encode(), []
     for entry in Path("/proc").iterdir():
@@ -60,5 +60,5 @@ def processes_with_variable(name: str, value: str) -> list[ProcessProof]:
                 continue
             start = start_time(int(entry.name))
             if start is not None:
-                found.append(ProcessProof(int(entry.name), start, boot_id()))
+                found.append(ProcessIdentity(int(entry.name), start, boot_id()))
     return found

@@ -1,6 +1,6 @@
-"""Keeps successors queued behind the server's job: the first starts when this one ends, for whatever reason.
+"""Keeps standby jobs queued behind the server's job: the first starts when this one ends, for whatever reason.
 
-There are two, since a successor on a broken node ends at once and queues none; Slurm starts them in order.
+There are two, since a standby job on a broken node ends at once and queues none; Slurm starts them in order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rollyard.slurm.base import Driver, JobState, Snapshot
 
 log = logging.getLogger(__name__)
 
-SUCCESSORS = 2
+STANDBY_JOBS = 2
 POLL_SECONDS = 1.0
 RETRY_AFTER_REFUSAL_SECONDS = 60.0
 
 
-class SuccessorKeeper:
+class StandbyKeeper:
     """Level-triggered, from the shared snapshot; `latest` returns it, None while Slurm cannot be read."""
 
     def __init__(
@@ -36,11 +36,11 @@ class SuccessorKeeper:
             try:
                 await self.submit_missing()
             except SlurmUnreachable as error:
-                log.warning("some of the %d successors are not queued yet: %s", SUCCESSORS, error)
+                log.warning("some of the %d standby jobs are not queued yet: %s", STANDBY_JOBS, error)
             except SubmitRefused as error:
                 log.error(
-                    "some of the %d successors cannot be queued; without a successor this server ends with its job: %s",
-                    SUCCESSORS, error,
+                    "some of the %d standby jobs cannot be queued; without one this server ends with its job: %s",
+                    STANDBY_JOBS, error,
                 )  # fmt: skip
                 pause = RETRY_AFTER_REFUSAL_SECONDS
             await asyncio.sleep(pause)
@@ -52,11 +52,11 @@ class SuccessorKeeper:
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
         waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))
-        for _ in range(SUCCESSORS - waiting):
+        for _ in range(STANDBY_JOBS - waiting):
             script = await asyncio.to_thread(self._folder.desired_script)
             if script is None:
                 return
             self._asked_at = self._clock.time()
             ids = await self._driver.submit(script)
             self._asked_at = self._clock.time()
-            log.info("successor job %s is queued", ids[0])
+            log.info("standby job %s is queued", ids[0])
