@@ -13,16 +13,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
-"""Seconds in which the whole header of the first request on a connection, or of the next one, must arrive."""
+"""Seconds within which a request's whole header must arrive, of the first on a connection and of each later one."""
 LINGER_SECONDS = 1.0
-"""Seconds for which a refused caller may still send, so that it can receive the response; then it is cut off."""
+"""Seconds in which a refused caller may send the rest of its request, to be able to receive the response. Then it is cut."""
 MAX_UNTRUSTED = 512
-"""Most connections that have shown no token yet. The oldest are closed above that, to leave room for other callers."""
+"""Greatest number of connections that have shown no token yet. Above it the oldest of them are closed."""
 BACKLOG = 1024
 
 
 class _OmitClientErrors(logging.Filter):
-    """Drops log records about malformed HTTP: its senders get a 400, and could fill the disk with such records."""
+    """Drops log records about malformed HTTP. The sender gets a 400; with log records it could fill the disk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

@@ -33,9 +33,9 @@ class Services:
     signer: TokenSigner
     authority: Authority
     log_file: Callable[[str, str], Path]
-    """(namespace, allocation name) -> the file with the job's output."""
+    """Function of (namespace, allocation name): the file with the job's output."""
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
-    """(errors of its template that this site can never fulfil, warnings), by the last known state of the site."""
+    """Returns (mistakes, warnings) by the last known state of the site. A mistake is a request that it can never fulfil."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
     task_kinds: frozenset[str]

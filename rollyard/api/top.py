@@ -1,4 +1,4 @@
-"""`GET .../namespaces/NAMESPACE/top`, or `.../top` for all: pools with their present metrics, which are not stored."""
+"""`GET .../namespaces/NAMESPACE/top`, or `.../top` for all namespaces: pools with their present metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _top(request: web.Request) -> web.Response:
             by_alias=True, exclude_none=True
         )
 
-    # In a thread: with a thousand endpoints it takes a while.
+    # In a thread: for a thousand endpoints this takes a while.
     return web.Response(text=await asyncio.to_thread(body), content_type="application/json")
 
 

@@ -30,7 +30,7 @@ async def logs(
 ) -> None:
     """Print the output of an allocation, or of a pool's jobs.
 
-    A pool's name stands for all its present jobs. Rollyard keeps the output of a pool's last three failed allocations;
+    A pool's name selects all its present jobs. Rollyard keeps the output of a pool's last three failed allocations;
     --previous shows it.
     """
     named = await _resolve_names(client, namespace, words)
@@ -90,7 +90,7 @@ async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, 
 
 
 async def _select_allocations(client: AsyncClient, named: KindObject, previous: bool) -> list[Allocation]:
-    """Return the allocations to show. Raises NotFound, with a list of those that exist, when there are none."""
+    """Return the allocations to show. Raises NotFound if there are none, with a hint at --previous where it helps."""
     if isinstance(named, Allocation) and not previous:
         return [named]
     name = f"{named.SINGULAR}/{named.metadata.name}"

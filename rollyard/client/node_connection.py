@@ -20,9 +20,9 @@ WELCOME_SECONDS = 10.0
 
 
 class NodeConnection:
-    """Connects, sends hello, passes messages both ways; messages sent without a connection are dropped.
+    """Connects, sends hello, and passes messages both ways. A message sent without a connection is dropped.
 
-    Nothing is lost by this: the next hello lists all leases that the node agent holds.
+    Nothing is lost by this, because the next hello lists all leases that the node agent holds.
     """
 
     def __init__(

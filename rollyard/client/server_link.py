@@ -1,4 +1,4 @@
-"""An allocation's link to its server: the address is read again before every attempt, so a moved server is found."""
+"""An allocation's link to its server. The address is read again before every attempt, so a moved server is found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADDRESS_POLL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ServerLink:
-    """The server's data in a batch job; secrets come only from 0600 files."""
+    """Everything that a batch job needs to reach its server. Secrets come only from files of mode 0600."""
 
     allocation: AllocationFile
     folder: Path
@@ -39,7 +39,7 @@ class ServerLink:
 
     @classmethod
     def open(cls, folder: Path) -> ServerLink:
-        """Open an allocation's folder. Raises OSError, ValueError for another folder."""
+        """Read an allocation's folder. Raises OSError if a file is missing, ValueError for a bad `allocation.json`."""
         allocation = AllocationFile.model_validate_json((folder / "allocation.json").read_bytes())
         token = (folder / "token").read_text().strip()
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
@@ -101,16 +101,16 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
             )
     except (aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
-    after = answer.headers.get("Retry-After", "")  # the header may also be a date, which Rollyard's server never sends
+    after = answer.headers.get("Retry-After", "")  # the header may also be a date; Rollyard's server sends none
     raise error_from_reason(
         answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None
     )
 
 
 async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
-    """Return once the server is elsewhere.
+    """Return once the server's address is no longer `at`.
 
-    A server on a frozen or isolated node may keep its connections long after another one took over.
+    A server on a frozen or isolated node may keep its connections long after another server took over.
     """
     while True:
         await asyncio.sleep(ADDRESS_POLL_SECONDS)

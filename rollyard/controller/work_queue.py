@@ -1,7 +1,7 @@
-"""A queue of keys: each waits at most once, and one worker at a time has it.
+"""A queue of keys. Each key waits at most once, and at most one worker at a time has it.
 
-A key added while it is being worked on is worked on again afterwards: no change is missed, and none is handled twice at
-once (client-go, util/workqueue).
+If a key is added while a worker has it, it is queued again afterwards. So no change is missed, and no key is worked on
+twice at once (client-go, util/workqueue).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add later; of several times the earliest counts."""
+        """Add the key after this delay. If several delays run for a key, the shortest counts."""
         if seconds <= 0:
             self.add(key)
             return
@@ -63,7 +63,7 @@ class WorkQueue(Generic[K]):
         return seconds
 
     def failures(self, key: K) -> int:
-        """Failures in a row."""
+        """Number of failures in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:

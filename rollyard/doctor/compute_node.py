@@ -32,7 +32,7 @@ from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
 POLL_SECONDS = 0.5
 DIAL_SECONDS = 10.0
 REPORT_GRACE_SECONDS = 60.0
-"""Wait after the job's end; NFS clients may use cached attributes of a folder or file for this long (acdirmax, acregmax)."""
+"""Wait after the job's end. NFS clients may use cached file and folder attributes for this long (acregmax, acdirmax)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
         with _listener() as port:
             asked = {"host": advertised(question.advertise, "0.0.0.0"), "port": port, "scratch": str(question.scratch)}
             (folder / "asked.json").write_text(json.dumps(asked))
-            # The file exists before it is read: an NFS client caches that a file is missing, but checks at each open
+            # The file exists before it is read. An NFS client caches that a file is missing, but at each open it checks
             # whether a file has changed.
             (folder / "report.json").touch()
             yield from asyncio.run(_run_probe_job(question, folder))

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_SECONDS = 5.0
-"""Limit for running requests after SIGTERM: KILL follows within KillWait, and the engine needs some of that time."""
+"""Time that running requests get after SIGTERM. KILL follows within KillWait, and the engine needs some of that."""
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
@@ -70,7 +70,7 @@ def main(folder: Path) -> int:
             return _serve(link, scratch)
     except (OSError, ValueError, RollyardError) as error:
         log.exception("the engine process cannot continue")
-        log.critical("%s", error)  # the reason for this exit: the allocation's condition quotes it
+        log.critical("%s", error)  # the reason for this exit, which the allocation's condition quotes
         return 1
 
 
@@ -94,7 +94,7 @@ class InferenceServer:
     """One engine and its reverse proxy."""
 
     def __init__(self, link: ServerLink, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
-        """`gang`: the other processes of the same engine, when it spans nodes."""
+        """`gang`: the other processes of the same engine, if it spans nodes."""
         self._link = link
         self._spec = spec
         self._gang = gang
@@ -230,7 +230,7 @@ class InferenceServer:
                     return 1
                 await self._finish(http, url)
                 if self._gang is not None:
-                    self._gang.leave()  # before its engine ends: then the other ranks treat this as no failure
+                    self._gang.leave()  # before its engine ends, so that the other ranks do not take this for a failure
                 return 0
             finally:
                 self._closing.set()
@@ -292,7 +292,7 @@ class InferenceServer:
         if self._fatal:
             return EngineHealth(False, self._fatal)
         if self._stop.is_set():
-            # its load is reported until the drain is done
+            # with its load, until the drain is done
             return replace(self._supervisor.health, ready=False, reason="Draining")
         health, weights = self._supervisor.health, self._weights
         assert weights is not None
@@ -313,7 +313,7 @@ class InferenceServer:
         self._stop.set()
 
     async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
-        """Take no new requests once the server knows; running ones may end, for longer after a drain than after SIGTERM."""
+        """Report the drain, so that no new requests come. Wait for running ones, longer after a drain than after SIGTERM."""
         with contextlib.suppress(ApiError):
             await self._send_heartbeat(http, url)
         assert self._proxy is not None

@@ -31,19 +31,19 @@ LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 SUBMITTED = "Submitted"
 """Type of the condition about a submit that Slurm did not answer at once. After an immediate answer there is none."""
 LOG_OFFSET = "Rollyard-Log-Offset"
-"""Header with the byte of the whole output at which the answer begins; a client that was cut off continues from there."""
+"""Header with the offset of the answer in the whole output, in bytes. A client that was cut off goes on from there."""
 JOB_KINDS = (
     "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
     "exclusive", "nice", "extra_directives",
 )  # fmt: skip
-"""Fields that describe a job to submit; a step runs in a job that exists, so it cannot set them."""
+"""Fields that describe a job to submit. A step runs in an existing job, so it cannot set them."""
 
 
 class AllocationTemplate(KindModel):
     """Resources and job options of one allocation; both kinds of pool use the same fields."""
 
     within: str | None = Field(default=None, pattern=r"^[1-9][0-9]*$")
-    """Id of a running Slurm job of yours. Allocations become steps of it, no jobs are submitted, and all end with it."""
+    """Id of a running Slurm job of yours. Allocations become steps of it: no jobs are submitted, and all end with it."""
     partition: Names | None = None
     """Partition, or several separated by commas. Default: the site's default partition."""
     account: Name | None = None
@@ -126,7 +126,7 @@ class AllocationTemplate(KindModel):
 
     @property
     def memory_bytes(self) -> int:
-        """Requested memory on each node; 0 if none is requested, or all."""
+        """Requested memory on each node; 0 if no amount is given, or if all of the node's memory is requested."""
         if self.memory_per_cpu is not None:
             return size_bytes(self.memory_per_cpu) * self.cpus_per_task
         return size_bytes(self.memory) if self.memory is not None else 0
@@ -141,9 +141,9 @@ class PoolReference(KindModel):
 class AllocationSpec(KindModel):
     pool: PoolReference
     index: int
-    """Number within the pool and part of the name; a pool never uses it twice."""
+    """Number within the pool, and part of the name. A pool never uses a number twice."""
     template_hash: str
-    """Hash of the pool's spec that the allocation was made from. It is out of date if the pool's hash differs."""
+    """Hash of the pool's spec from which the allocation was made. If the pool's hash differs, the allocation is out of date."""
     template: AllocationTemplate
     drain: bool = False
     """True: it accepts no new work, finishes its present work, then ends."""
@@ -177,7 +177,7 @@ class AllocationStatus(StatusModel):
     burst: str | None = None
     """Id of the job array of the last submit. Absent if the job was submitted alone."""
     task: int | None = None
-    """Its index in that array."""
+    """Index of this job in that array."""
     job_id: str | None = None
     restart_count: int = 0
     job_state: str | None = None
@@ -187,23 +187,23 @@ class AllocationStatus(StatusModel):
     start_time: datetime | None = None
     """Start time. While the job is pending: Slurm's estimate, if there is one."""
     end_time: datetime | None = None
-    """Time at which it ended. While it runs: the end of its walltime."""
+    """Time at which the job ended. While it runs: the end of its walltime."""
     ready_at: datetime | None = None
     """Time at which it was ready for the first time."""
     exit_code: int | None = None
     binding: Binding | None = None
     ready: bool = False
-    """True while its process reports itself healthy: a connected node agent, or an engine that serves."""
+    """True while its process reports that it is healthy: a connected node agent, or an engine that serves."""
     conditions: list[Condition] = []
 
     @property
     def waiting_reason(self) -> str:
-        """Reason why its job waits, in Slurm's word and a sentence; after the end, how it ended."""
+        """Reason why the job waits, as Slurm's word and a sentence. After its end: how it ended."""
         return reason_with_text(self.reason) if self.job_state == "PENDING" else self.reason
 
     @property
     def is_ended(self) -> bool:
-        """Whether its job is over, by Slurm or by a refused submit."""
+        """Whether the job is over: Slurm says so, or the submit was refused."""
         return self.job_state is not None and self.job_state not in LIVE_STATES
 
 

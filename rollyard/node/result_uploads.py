@@ -1,4 +1,4 @@
-"""Uploads results to the server; each is kept until it is acknowledged, across reconnects and restarts of the server."""
+"""Uploads results to the server; keeps each until it is acknowledged, across reconnects and restarts of the server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ResultUploads:
                     await raise_for_status(answer)
                     frame = await answer.read()
                 found = await asyncio.to_thread(zstandard.decompress, frame)
-                return RunResult.model_validate_json(found, extra="ignore")  # of a node agent that may be newer
+                return RunResult.model_validate_json(found, extra="ignore")  # written by a node agent that may be newer
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
                 log.warning("the stored run of %s could not be fetched yet: %s", ref.id, error)
             await backoff.wait()

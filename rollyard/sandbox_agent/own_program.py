@@ -1,7 +1,7 @@
-"""Starts a program from the bundle.
+"""Starts a program from the bundle: the interpreter and programs that the node agent mounts into each sandbox.
 
-Inside a sandbox, bundled programs run through the bundled dynamic loader and libraries, so that the image's C library,
-older, newer or absent, does not matter. Elsewhere (in tests) they start directly.
+Inside a sandbox they run with the bundle's own dynamic loader and libraries, so that the image's C library may be
+older, newer or absent. Elsewhere (in tests) they start directly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def own_program(path: str) -> list[str]:
-    """Return the beginning of an argv that starts `path` in the way in which this interpreter was started."""
+    """Return the first words of a command line that starts `path` in the same way as this interpreter was started."""
     running = os.readlink("/proc/self/exe")
     if running == os.path.realpath(sys.executable):
         return [path]

@@ -1,8 +1,8 @@
 """The parts of a server and their wiring: which part answers which query, and which event wakes which part.
 
 Sources of answers are arguments of a part's constructor, so a forgotten one is a TypeError. Events are signals
-(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches build the parts of a server
-here too.
+(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches also build the parts of a
+server here.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from rollyard.trust.tls_contexts import client_ssl_context
 P = ParamSpec("P")
 
 SCALE_SECONDS = 0.2
-"""Seconds to gather changes, so that one submit scales once."""
+"""Seconds before a pool with new demand is reconciled, so that all rollouts of a submit cause one change of size."""
 SHOWN_SECONDS = 1.0
-"""Greatest age of widths in a status while they change."""
+"""Seconds before changed widths are written to the pool's status."""
 
 
 class Routing:
-    """Parts that choose endpoints for sessions and move them. All in memory, so a simulation runs them on its own clock."""
+    """Parts that choose and change the endpoints of sessions. All state is in memory, so a simulation can use its own clock."""
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
         self.agents, self.open_sessions = ConnectedAgents(clock), OpenSessions()
@@ -84,7 +84,7 @@ class Parts:
         lease_seconds: float = LEASE_SECONDS,
         connector: aiohttp.BaseConnector | None = None,
     ) -> None:
-        """`data`: the folder with the keys and allocations. `connector` leads to model servers; by default with our own TLS."""
+        """`data`: the folder with the keys and allocations. `connector` reaches model servers, by default with our TLS."""
         self.store, self.clock = store, clock
         self.authority = Authority.open(data / "keys")
         self.signer = TokenSigner.open(data / "keys" / "token.key")
@@ -94,7 +94,7 @@ class Parts:
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.rebalancer, self.open_sessions = routing.rebalancer, routing.open_sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
-        # Queries and their sources: the arguments that are passed by name.
+        # Queries and their sources are the arguments that are passed by name.
         rollouts = RolloutService(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
         self.rollouts = rollouts
         self.sessions = ExternalSessions(connector, SessionPlacement(endpoints), self.open_sessions)
@@ -130,7 +130,7 @@ class Parts:
         )
 
     async def close(self) -> None:
-        """Close the parts that hold anything open: the sessions of external agents and their connections."""
+        """Close the parts with open resources: the sessions of external agents and their connections."""
         await self.sessions.shut_down()
 
 
@@ -142,7 +142,7 @@ class _Wakes:
         self._dispatcher, self._resizer, self._manager = parts.dispatcher, parts.resizer, parts.manager
 
     def connect(self) -> None:
-        """Connect all events, but those in `Routing`, and changes of objects and Slurm jobs (`reconcilers/watches.py`)."""
+        """Connect all events except those of `Routing`, and except changes of objects and jobs (`reconcilers/watches.py`)."""
         p = self._parts
         wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
         wake(p.agents.room_offered, p.dispatcher.wake)
@@ -197,13 +197,13 @@ class _Wakes:
 
 
 class StoredPools:
-    """Pools as the store has them."""
+    """Pools as they are in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def rollout_pool(self, key: PoolKey) -> RolloutPool:
-        """The pool. Raises NotFound."""
+        """Return the pool. Raises NotFound."""
         return await self._store.get(RolloutPool.key_of(*key), RolloutPool)
 
     async def rollout_pools(self) -> list[RolloutPool]:
@@ -215,7 +215,7 @@ class StoredPools:
         return [p for p in found if isinstance(p, InferencePool)]
 
     async def stages(self, key: PoolKey) -> Stages:
-        """Its stages. Raises NotFound."""
+        """Return the stages of the pool. Raises NotFound."""
         return (await self.rollout_pool(key)).spec.stages
 
 

@@ -1,7 +1,7 @@
 """One budget for every call to Slurm: a token bucket, and a breaker that stops calls while slurmctld is slow or down.
 
-Clients that try harder make an overloaded controller worse. So calls are spread out. After one call without an answer
-only the shared snapshot is tried again, ever more seldom, until one is answered.
+Clients that retry often make an overloaded controller worse, so calls are spread out. After one call without an answer
+only the shared snapshot is tried again, at growing intervals, until it gets an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 30.0
 
 
 class BudgetedDriver:
-    """A driver behind the budget. A call that would have to wait for the breaker raises SlurmUnreachable at once."""
+    """A driver behind the budget. A call raises SlurmUnreachable at once when it would have to wait for the breaker."""
 
     def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
         self.name = driver.name
@@ -36,7 +36,7 @@ class BudgetedDriver:
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
-        """Take a snapshot. It is the only call that may try an open breaker, and it waits for its turn."""
+        """Take a snapshot. Only this call may try an open breaker, and it waits until it may."""
         if (pause := self._opened_at - time.monotonic()) > 0:
             await asyncio.sleep(pause)
         return await self._call("snapshot", lambda: self._driver.snapshot())
@@ -76,7 +76,7 @@ class BudgetedDriver:
             answer = await call()
         except SlurmUnreachable as error:
             SLURM_CALLS.labels(word, "unreachable").inc()
-            if word != "accounting":  # another daemon's; slurmctld may be well
+            if word != "accounting":  # accounting calls go to slurmdbd: slurmctld may still work
                 self._failed(str(error))
             raise
         except SubmitRefused:
@@ -100,7 +100,7 @@ class BudgetedDriver:
         self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:
-        """Wait for one call's token; in the order of arrival, since each call takes its token before it waits for it."""
+        """Wait for one call's token. Each call subtracts its token before the wait, also below zero: so calls go in order."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0
         self._filled_at = now

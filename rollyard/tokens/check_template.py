@@ -2,8 +2,8 @@
 
     python -m rollyard.tokens.check_template TOKENIZER_FOLDER [MODEL_FOLDER]
 
-Exit status 1 with the reason on the last line, else 0. It is a separate process because model servers need neither
-afterwards.
+Exit status 1 with the reason on the last line, else 0. It runs as a separate process, because an inference server needs
+neither the tokenizer nor the template after the check.
 """
 
 from __future__ import annotations

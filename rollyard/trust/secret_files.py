@@ -1,4 +1,4 @@
-"""Files for one user only: 0600 from creation, replaced as a whole, on disk before the call returns."""
+"""Files for one user only: mode 0600 from creation, replaced as a whole, on disk before the call returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def write_secret(path: Path, data: bytes | str, *, durable: bool = True) -> None:
     """Replace `path` atomically; a crash leaves the old file or the new one.
 
-    A file that can be created again need not be `durable`: only a power cut may lose it, and many are written quickly.
+    A file that can be created again need not be `durable`. Then it is written faster, but a power cut may lose it.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

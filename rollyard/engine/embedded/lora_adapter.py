@@ -1,5 +1,4 @@
-"""LoRA adapters in PEFT's layout: the matrices that one changes, and the term that it adds (Hu et al. 2021: W + B A *
-alpha / r)."""
+"""LoRA adapters in PEFT's layout: which weights an adapter changes, and by which term (Hu et al. 2021: W + B A * alpha / r)."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter. Raises Invalid when the folder holds none of a kind that can be merged."""
+    """Read an adapter. Raises Invalid when the folder has no adapter, or one that cannot be merged."""
     try:
         raw = json.loads((folder / "adapter_config.json").read_text())
         found = dict(entries(folder / FILE))

@@ -1,6 +1,6 @@
 """The engine's process: from the command line to a clean exit.
 
-Exit status: 0 after SIGTERM or SIGINT, 1 when the engine failed, 2 when the model or the command line cannot be served.
+Exit status: 0 after SIGTERM or SIGINT, 1 when the engine failed, 2 for a model or an option that cannot be used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
-    """Load the model. Raises Invalid when the folder or the limits cannot be served."""
+    """Load the model. Raises Invalid when it cannot be served, or not within these limits."""
     config = read_config(options.model)
     length = options.max_model_len or config.max_positions
     if not 2 <= length <= config.max_positions:
@@ -100,6 +100,6 @@ async def _listen(runner: web.AppRunner, path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """Request SIGTERM for the end of the parent's thread that started this process; that thread must live long."""
+    """Let the kernel send SIGTERM when the parent's thread that started this process ends. That must be a lasting thread."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

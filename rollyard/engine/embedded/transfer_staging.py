@@ -1,6 +1,6 @@
-"""Tensors that a trainer sends to a running engine: staged beside the served weights until all of them are there.
+"""Tensors that a trainer sends to a running engine. They are kept beside the served weights until all have arrived.
 
-A call brings some tensors as the content of a safetensors file; its header is checked before any number is read.
+A call brings some tensors as the content of a safetensors file. Its header is checked before any tensor is read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StagedTensors:
         return build_weights(self._tensors.__getitem__, self._config)
 
     def _checked(self, header: bytes) -> list[tuple[str, Mapping[str, Any]]]:
-        """Check the header; return its tensors in the order of their numbers in the body."""
+        """Check the header; return its tensors in the order in which their bytes follow in the body."""
         try:
             found = {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}
             ordered = sorted(found.items(), key=lambda item: int(item[1]["data_offsets"][0]))
@@ -68,7 +68,7 @@ class StagedTensors:
 
     def _fits(self, name: str, tensor: Mapping[str, Any]) -> None:
         wanted = self._shapes.get(name)
-        if wanted is None and name == HEAD:  # output head of a tied model: some trainers write the table twice
+        if wanted is None and name == HEAD:  # the output head of a tied model, which some trainers send as well
             wanted = self._shapes["model.embed_tokens.weight"]
         if wanted is None:
             raise Invalid(f"the model has no tensor {name}")

@@ -18,7 +18,7 @@ TOTALS: dict[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total",),
     "first_tokens": ("vllm:time_to_first_token_seconds_count",),
 }
-"""Field of `EngineLoad` -> vLLM's metric, and the name in older versions. A version may serve both: the first counts."""
+"""Field of `EngineLoad` -> vLLM's metric, then its name in older versions. If a page has both, the first counts."""
 FIRST_TOKEN_SECONDS = ("vllm:time_to_first_token_seconds_sum",)
 
 _WANTED = frozenset(chain(RUNNING, WAITING, KV_USAGE, FIRST_TOKEN_SECONDS, *TOTALS.values()))
@@ -40,8 +40,7 @@ class LoadSample:
 
 
 def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
-    """Parse a page. For several engines on one page: the sum, for cache use the mean. `life` and `at` are as in
-    `EngineLoad`."""
+    """Parse a page. Values of several engines on it are added, those of cache use averaged. `life`, `at`: see `EngineLoad`."""
     found = _samples(page)
     totals: dict[str, float] = {
         f: whole for f, names in TOTALS.items() if (whole := _sum_as_integer(found, names)) is not None
@@ -58,7 +57,7 @@ def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
 
 
 def _samples(page: str) -> dict[str, list[float]]:
-    """Name -> values of the needed series. Most of a page is buckets and comments, which cost one comparison each."""
+    """Name -> values of the needed series. Most lines of a page are other series; each costs one comparison."""
     found: dict[str, list[float]] = {}
     for line in page.split("\n"):
         if line.startswith(_PREFIX):

@@ -1,9 +1,9 @@
 """Relays token requests through the reverse proxy, and records the weights version that made each token of their
 answers.
 
-Invariant: bytes read from the engine belong to the epoch in which they were read, an epoch has one version of the
-weights, and nothing of an epoch is sent to a client before its weights are proven. The code that changes the weights
-keeps this true: it begins a new epoch only after everything that the old weights made has been read.
+Invariants: Bytes read from the engine belong to the epoch in which they were read. An epoch has one version of the
+weights. Nothing of an epoch is sent to a client before its weights are verified. For this, the code that changes the
+weights begins a new epoch only after everything that the old weights made has been read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollyard.wire.endpoint import VERSION_HEADER
 log = logging.getLogger(__name__)
 
 QUIET_ROUND_TRIPS = 8
-"""Round trips to an idle engine's HTTP server without a token in between, after which it holds no more tokens."""
+"""After so many round trips in a row to a paused engine's HTTP server without a new token, the server has none left."""
 ABORTED = {
     "index": 0,
     "text": "",
@@ -35,7 +35,7 @@ ABORTED = {
     "stop_reason": None,
     "token_ids": [],
 }
-"""The last choice of a stream that the proxy ends; its tokens are those already sent."""
+"""The last choice of a stream that the proxy ends. It has no tokens: all that count have been sent before."""
 
 Ask = Callable[[Mapping[str, Any]], Awaitable[aiohttp.ClientResponse]]
 """Sends a request to the engine, with these fields set in its body."""
@@ -48,7 +48,7 @@ class ProxyClosed(Exception):
 @dataclass
 class _Epoch:
     version: str
-    """Version to send with the tokens; empty when the engine sends it, or there is none."""
+    """Version to send with the tokens; empty when the engine itself sends it, or when there is none."""
     fields: Mapping[str, Any]
     proven: bool | None = None
     judged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,7 +71,7 @@ class _ProxiedRequest:
 
     question_task: asyncio.Task[aiohttp.ClientResponse]
     pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
-    """Read at once, however slow its client is: an engine that cannot write would mix two epochs in one piece."""
+    """Pieces of the answer, read at once even for a slow client: output that waits in the engine could mix two epochs."""
     pump: asyncio.Task[None] | None = None
 
     def truncate(self) -> None:
@@ -90,11 +90,11 @@ class _ProxiedRequest:
 
 
 class _AskAgain(Exception):
-    """The request is to be sent to the engine again: nothing of its answer has been read."""
+    """The request must be sent to the engine again: nothing of its answer has been sent to the client."""
 
 
 class EpochRelay:
-    """All token requests of one proxy. It starts open, with weights that have no name."""
+    """All token requests of one proxy. At first it is open, with weights that have no name."""
 
     def __init__(self) -> None:
         self._epoch = _Epoch("", {})
@@ -110,7 +110,7 @@ class EpochRelay:
     # for the code that changes the weights
 
     def close_entry(self, seconds: float) -> None:
-        """Make new requests wait up to `seconds` for `open_entry`; then they are refused."""
+        """Make new requests wait for `open_entry`, at most this long. Then they are refused."""
         self._wait_seconds = seconds
         self._open.clear()
 
@@ -124,7 +124,7 @@ class EpochRelay:
     def repeat_unanswered(self) -> None:
         """Cancel the requests that the engine has not begun to answer; each is sent again after `open_entry`."""
         for passage in self._requests:
-            passage.question_task.cancel()  # no effect on a request that has its answer
+            passage.question_task.cancel()  # no effect on a request with an answer
 
     def truncate_all(self) -> None:
         """End the running answers with "abort" after the bytes read so far; cancel the unanswered requests."""
@@ -135,8 +135,8 @@ class EpochRelay:
     async def wait_until_read(self, turn: Callable[[], Awaitable[None]]) -> None:
         """Wait until everything that a paused engine has made is read. `turn`: one round trip to its HTTP server.
 
-        The rest lies in the server's process and needs only turns of its loop, and of ours, to get here. So nothing is
-        left once several round trips in a row have brought no token.
+        Unread output is in the process of that HTTP server, and arrives after a few iterations of its event loop and
+        ours. So nothing is left once several round trips in a row have brought no token.
         """
         while True:
             before = self._reads
@@ -146,12 +146,12 @@ class EpochRelay:
                 return
 
     def begin_epoch(self, version: str, fields: Mapping[str, Any]) -> None:
-        """Begin an epoch of other weights; bytes read from now on wait for `judge_epoch`. `fields` are added to requests."""
+        """Begin an epoch of other weights. Bytes read from now on wait for `judge_epoch`. Requests get these `fields`."""
         self.judge_epoch(proven=False)
         self._epoch = _Epoch(version, fields)
 
     def judge_epoch(self, proven: bool) -> None:
-        """Send the tokens of the new weights, or end the answers that have such tokens where these begin."""
+        """If `proven`, send the tokens of the new weights; else end each answer before its first such token."""
         if self._epoch.proven is None:
             self._epoch.judge(proven)
 
@@ -245,7 +245,7 @@ async def _wait_until_judged(epoch: _Epoch) -> bool:
 
 
 async def _end(request: web.Request, response: web.StreamResponse, labelled: bool) -> None:
-    """End a completions stream in its own shape; break the connection of any other answer."""
+    """End a completions stream in its own format; break the connection of any other answer."""
     if not labelled:
         return _break_connection(request)
     await response.write(_event({"object": "text_completion", "choices": [ABORTED]}) + b"data: [DONE]\n\n")
@@ -253,7 +253,7 @@ async def _end(request: web.Request, response: web.StreamResponse, labelled: boo
 
 
 def _break_connection(request: web.Request) -> None:
-    """Break the connection: the only correct end of an answer that has begun."""
+    """Break the connection: the only correct end for an answer that has begun."""
     if request.transport is not None:
         request.transport.abort()
 
@@ -263,12 +263,12 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Set these fields in a JSON object; a body that is not one passes unchanged, and the engine reports the error."""
+    """Set these fields in a JSON object. Any other body passes unchanged, and the engine reports the error."""
     if not fields:
         return body
     head = body.rstrip()
     if b'"cache_salt"' not in head and head.endswith(b"}") and head != b"{}":
-        # The last of two equal fields counts; parsing and writing 32,000 ids would take milliseconds.
+        # If a JSON object has a key twice, the last one counts. To parse and write 32,000 ids would take milliseconds.
         return head[:-1] + b"," + json.dumps(dict(fields)).encode()[1:]
     try:
         asked = json.loads(body)

@@ -16,11 +16,11 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     ]
 )
-"""Headers about this connection, which do not apply to the next one."""
+"""Headers that apply to one connection only."""
 OWN = frozenset(["content-length", "host", "authorization", "expect"])
 """Handled or set by the proxy; its token must not reach the engine."""
 HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
-"""Headers that aiohttp would add: an engine must receive only the client's own."""
+"""Headers that aiohttp would add. An engine must receive only those of the client."""
 
 
 def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

@@ -1,7 +1,7 @@
 """Request fields that this gateway parses and ignores: their accepted values, and why ignoring these is harmless.
 
 A field is implemented (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always
-accepted. docs/gateway.md has the same as a table.
+accepted. docs/gateway.md has the same list as a table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANY = object()
 @dataclass(frozen=True)
 class FieldRule:
     why: str
-    """Reason why these values change nothing; empty for a field that is only refused."""
+    """Reason why these values change nothing; empty for a field that no value is accepted for."""
     values: tuple[Any, ...] = (ANY,)
     advice: str = "leave it out"
     """Advice for other values."""
@@ -173,7 +173,7 @@ STREAM: Mapping[str, FieldRule] = {
 
 
 def find_rejected(rules: Mapping[str, FieldRule], name: str, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (field, advice) for everything in `value` that is not accepted. Check before that `name` has a rule."""
+    """Yield (field, advice) for everything in `value` that is not accepted. The caller checked that `name` has a rule."""
     rule, path = rules[name], f"{path}{name}"
     if value is None or any(accepted is ANY or _is_accepted(value, accepted) for accepted in _values(rule)):
         return

@@ -19,7 +19,7 @@ class Column:
     name: str
     description: str
     cell: Callable[[Any, datetime], str]
-    """(object, now) -> text."""
+    """Function of (object, now) that returns the cell's text."""
     wide: bool = False
     """Shown with -o wide only."""
 

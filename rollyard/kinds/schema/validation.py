@@ -27,7 +27,7 @@ FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "dele
 """Kubernetes's own fields, which its clients send; they are dropped without an error."""
 MAX_REPORTED = 20
 MAX_LISTED = 1000
-"""Number of mistakes above which only their count is reported: to write all their texts would take seconds."""
+"""Number of mistakes above which only the count is reported. Texts for all of them would take seconds."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
 """Fields that `_out_of_bounds` checks, with Kubernetes' error messages, when their values are strings."""
 _EXPECTED = {
@@ -48,7 +48,7 @@ _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at mos
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `at_key`: the key itself is wrong and not its value."""
+    """One mistake. `at_key`: the key is wrong, and not its value."""
 
     path: Path
     message: str
@@ -128,7 +128,7 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
 
 
 def _metadata(metadata: Any) -> list[Problem]:
-    """Mistakes in metadata. ObjectMeta ignores unknown fields; here they are mistakes, except Kubernetes's own."""
+    """Mistakes in metadata. ObjectMeta ignores unknown fields; here they are mistakes, except Kubernetes' own."""
     if not isinstance(metadata, dict):
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
@@ -138,7 +138,7 @@ def _metadata(metadata: Any) -> list[Problem]:
 
 
 def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
-    """Values in metadata beyond Kubernetes' limits, with Kubernetes' paths; the model reports wrong types."""
+    """Values in metadata beyond Kubernetes' limits, with its paths. Wrong types are left to the pydantic class."""
     for field in ("name", "namespace"):
         if isinstance(text := metadata.get(field), str):
             yield from (Problem(("metadata", field), f"{_given_text(text)}: {words}") for words in name_problems(text))
@@ -149,14 +149,14 @@ def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
 
 def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | None, list[Problem]]:
     try:
-        # As JSON, because only then strict mode accepts a time written as text.
+        # As JSON, because only from JSON strict mode accepts a time written as text.
         return kind.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False), []
     except pydantic.ValidationError as error:
         return None, [p for p in problems_of(kind, error) if not (p.path in _BOUNDED and p.reason == Problem.reason)]
 
 
 def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list[Problem]:
-    """Mistakes that the model found, one by one, up to a limit."""
+    """Mistakes that the pydantic class found, one by one, up to a limit."""
     count = error.error_count()
     if count > MAX_LISTED:
         return [Problem((), f"it has {count} mistakes, which are too many to list")]

@@ -1,4 +1,4 @@
-"""Rollouts that ended within the last minute, by pool and status. In memory: after a restart the count starts anew."""
+"""Rollouts that ended within the last minute, by pool and status. The counts are in memory: a restart clears them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _SecondCount:
 
 @dataclass(slots=True)
 class _EndCounts:
-    """Ends of one pool and status, by the second, the oldest first."""
+    """Ends of one pool and status: a count for each second, the oldest first."""
 
     seconds: deque[_SecondCount] = field(default_factory=deque)
 
@@ -34,7 +34,7 @@ class _EndCounts:
         self.count(_window(now))
 
     def count(self, since: int) -> int:
-        """Count from `since` on; drop the older ones."""
+        """Count the ends from `since` on; drop older ones."""
         while self.seconds and self.seconds[0].at < since:
             self.seconds.popleft()
         return sum(second.ended for second in self.seconds)
@@ -50,7 +50,7 @@ class CompletionRate:
         self._counts.setdefault(pool, {}).setdefault(status, _EndCounts()).add(self._clock.monotonic())
 
     def per_minute(self, pool: PoolKey) -> Mapping[Status, float] | None:
-        """Ends per minute by status, without those that did not occur; None until enough time has passed."""
+        """Ends per minute of each status that occurred; None until enough time has passed."""
         now = self._clock.monotonic()
         since = _window(now)
         seconds = now - max(since, self._began)

@@ -1,4 +1,4 @@
-"""Requests to records: ids, groups, and the digest that distinguishes bodies."""
+"""Makes records from requests: ids, groups, and the digest by which bodies are compared."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert new records, attach to existing ones; all of them or none. Raises Conflict for another body.
+    """Insert new records and attach to existing ones, all or none. Raises Conflict if an existing one has another body.
 
     Each record comes with the n of its request.
     """
@@ -75,7 +75,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Compare with a record of an earlier release: its digest covers the whole stored body, defaults included."""
+    """Compare with a record of an earlier release, whose digest covers the whole stored body with its defaults."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False
     stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))

@@ -1,7 +1,7 @@
 """Protocol and records of a store.
 
-The effects of a call are on disk before it returns. Writes that wait together are committed together (group commit),
-each in a savepoint of its own, so that a failed one undoes no other.
+The effects of a call are on disk before it returns. Writes that wait together are committed together (group commit).
+Each has a savepoint of its own, so a failed write undoes no other one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Position of a blob; it is fsynced before the row that names it is committed."""
+    """Position of a blob. The blob is fsynced before the row that names it is committed."""
 
     pack: str
     offset: int
@@ -38,12 +38,12 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """A rollout's durable state; changed by `server.rollouts.step` alone."""
+    """A rollout's durable state; only `server.rollouts.step` changes it."""
 
     namespace: str
     id: str
     digest: str
-    """sha256 of the canonical request: distinguishes one body from another."""
+    """sha256 of the canonical request, by which bodies are compared."""
     request: str
     """The accepted `RolloutRequest` as JSON, n = 1."""
     pool: str
@@ -54,48 +54,48 @@ class RolloutRecord:
     priority: int
     created_at: float
     seq: int = 0
-    """Order of arrival; given by the store at the first put."""
+    """Order of arrival; the store sets it at the first put."""
     status: Status = Status.QUEUED
     stage: Stage = Stage.INIT
-    """Stage that comes next, or is under way."""
+    """The next stage, or the present one."""
     attempt: int = 1
     faults: int = 0
-    """Infrastructure failures so far: these count as retries."""
+    """Infrastructure failures so far. They count as retries."""
     losses: int = 0
-    """Leases in a row that were lost without a message from their holder. Not retries; bounded all the same."""
+    """Leases in a row that ended without a message from their holder. They are no retries, but they have a limit too."""
     fence: int = 0
-    """Grows with every lease; a message with a lower one is void."""
+    """Grows with every lease. A message with a lower fence is void."""
     holder: str | None = None
     """Instance id of the node agent that holds the lease."""
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Role -> endpoint id, chosen with the lease; the live sessions are counted from these. In the queue the last ones,
-    whose caches hold its prefix.
+    """Role -> endpoint id, chosen with the lease; live sessions are counted from these. While it is queued again: the
+    last endpoints, whose caches have its prefix.
     """
     queued_at: float = 0.0
     not_before: float = 0.0
-    """End of the back-off: not leased earlier (Unix seconds)."""
+    """End of the back-off in Unix seconds; the rollout is not leased before."""
     queued_seconds: float = 0.0
     """Time in queues so far."""
     run: BlobRef | None = None
     """The stored `RunResult`, once RUN is done."""
     result: BlobRef | None = None
-    """The stored `Outcome` of the terminal record."""
+    """The stored `Outcome`, once the rollout has ended."""
     reward: float | None = None
     error: RolloutError | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Small numbers for lists: turns, tokens, tool_calls, timings, metrics."""
     finished_at: float | None = None
     cursor: int | None = None
-    """Position among terminal records; given by the store when the status becomes terminal."""
+    """Position among terminal records; the store sets it when the status becomes terminal."""
     min_weights_version: str | None = None
-    """Oldest version that it may be leased to."""
+    """Oldest weights version with which it may run."""
     weights: WeightsConstraint | None = None
-    """Constraint on the weights once it has begun; None for none, so that most records are never read for it."""
+    """Constraint on the weights after it has begun, or None. Only records with a constraint are read when weights change."""
     weights_version: str | None = None
-    """Version of the policy when the lease was given; removed where the sampling is to be repeated."""
+    """Version of the policy when the lease was granted; removed when the sampling is to be repeated."""
     outdated: int = 0
-    """Leases taken back because the weights had become too old. Not retries; bounded all the same."""
+    """Leases taken back because the weights had become too old. They are no retries, but they have a limit too."""
 
     @property
     def key(self) -> RolloutKey:
@@ -116,7 +116,7 @@ class Transaction(Protocol):
     def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
 
     def put(self, record: RolloutRecord) -> RolloutRecord:
-        """Insert or replace; sets `seq` and, when terminal, `cursor`. A terminal record is never replaced (Conflict)."""
+        """Insert or replace. Sets `seq`, and `cursor` of a terminal record, which is never replaced (Conflict)."""
         ...
 
     def queued(
@@ -130,10 +130,10 @@ class Transaction(Protocol):
         minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
-        """Records waiting for a lease in these pools, those in back-off at `now` left out.
+        """Records that wait for a lease in these pools, without those in back-off at `now`.
 
-        EVAL before INIT, then by priority, then in order of arrival. `kinds`: only these task kinds; `minima`: without
-        records whose minimum version is none of these; `after`: in each stage only records behind this one.
+        EVAL before INIT, then by priority, then in order of arrival. `kinds`: only these task kinds. `minima`: only
+        records without a minimum version, or with one of these. `after`: in each stage only records behind this one.
         """
         ...
 
@@ -150,7 +150,7 @@ class Transaction(Protocol):
         ...
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:
-        """Versions that the rollouts of a group were sampled from, or are."""
+        """Versions from which the rollouts of a group were sampled or are being sampled."""
         ...
 
     def add_blob(self, data: bytes) -> BlobRef: ...
@@ -171,16 +171,16 @@ class VersionBound:
 
 @dataclass(frozen=True, slots=True)
 class GroupVersions:
-    """Versions of a group's rollouts; cancelled and failed rollouts do not count."""
+    """Versions of a group's rollouts, except those that ended `Cancelled` or `InfraFailed`."""
 
     sampled: frozenset[str] = frozenset()
-    """Versions of rollouts whose sampling is done."""
+    """Versions of rollouts that have been sampled."""
     begun: frozenset[str] = frozenset()
     """Versions of rollouts that are being sampled."""
 
     @property
     def fixed(self) -> str | None:
-        """Version that the group is bound to; None while none of its rollouts has begun."""
+        """Version that the group is bound to; None before its first rollout begins."""
         return min(self.sampled or self.begun, default=None)
 
 
@@ -196,9 +196,9 @@ class RolloutFilter:
 
 class Store(Protocol):
     epoch: int
-    """Grows with every opening of the store; fences an earlier server's writes to files."""
+    """Grows with every opening of the store. With it an earlier server's writes to files are refused."""
     server_id: str
-    """Random id, made with the store and kept for ever: distinguishes our jobs from those of another server."""
+    """Random id, made with the store and kept for ever. It distinguishes our jobs from those of another server."""
 
     # objects
 
@@ -214,7 +214,7 @@ class Store(Protocol):
     async def get(self, key: ObjectKey, kind: tuple[type[K], type[L]]) -> K | L:
         """Return the object. `kind`: the class that the caller expects, or two, as for isinstance.
 
-        Raises NotFound, with kubectl's text, and TypeError if the key names another kind.
+        Raises NotFound with kubectl's text, and TypeError if the key names another kind.
         """
         ...
 
@@ -225,14 +225,14 @@ class Store(Protocol):
     async def update(self, obj: K, part: Literal["spec", "status"]) -> K:
         """Write metadata (labels, annotations, finalizers) and spec, or status alone.
 
-        A given resourceVersion or uid must be the current one (Conflict). Generation moves when spec changes. Nothing
-        is written when nothing changes. An object that is being deleted gets no new finalizer (Invalid) and disappears
-        with its last one. Raises NotFound.
+        A given resourceVersion or uid must be the current one (Conflict). Generation grows when spec changes. Nothing
+        is written when nothing changes. An object that is being deleted gets no new finalizer (Invalid); it disappears
+        with its last finalizer. Raises NotFound.
         """
         ...
 
     async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
-        """Set deletionTimestamp while finalizers hold the object, remove it otherwise; return the last state.
+        """Set deletionTimestamp if the object has finalizers, else remove it; return its last state.
 
         Raises NotFound, and Conflict for another uid.
         """
@@ -243,10 +243,10 @@ class Store(Protocol):
         ...
 
     def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
-        """Every change after `since`, in order, without a gap.
+        """Every change after `since`, in order and without a gap.
 
-        Waiting for the next one may be cancelled and begun again; nothing is lost. Raises Expired, here or later, when
-        `since` is too long ago, BadRequest when it is no resourceVersion, Unavailable once the store is closed.
+        Waiting for the next change may be cancelled and begun again; nothing is lost. Raises Expired, here or later,
+        when `since` is too long ago, BadRequest when it is no resourceVersion, Unavailable once the store is closed.
         """
         ...
 
@@ -279,18 +279,18 @@ class Store(Protocol):
     async def counts(
         self, namespace: str, pool: str | None = None, group: str | None = None
     ) -> dict[tuple[Stage, Status], int]:
-        """Records by stage and status; terminal ones under the stage they ended in."""
+        """Number of records by stage and status. A terminal record counts for the stage in which it ended."""
         ...
 
     async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
-        """seq -> number of records of its stage before it in a pool's queue; for the first `limit` of each stage.
+        """Places in a pool's queue: seq -> number of records before it in its stage, for the first `limit` of each.
 
         Records in back-off at `now` are in no queue.
         """
         ...
 
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
-        """Mean over the records that have a reward; None when none has."""
+        """Mean over the records that have a reward; None if there are none."""
         ...
 
     async def read_blob(self, ref: BlobRef) -> bytes:

@@ -20,7 +20,7 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
-"""Number of changes that the log keeps at least; a watch may begin so far back."""
+"""Least number of changes that the log keeps. A watch may begin this far back."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -55,7 +55,7 @@ def delete(unit: WriteUnit, key: ObjectKey, uid: str | None, now: datetime) -> K
 
 
 def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
-    """Delete those that are still exactly as given; return how many."""
+    """Delete the objects that are still exactly as given; return how many."""
     found = [o for o in objects if _find(unit.db, o.key) == o]
     for obj in found:
         _record(unit, "DELETED", obj)
@@ -63,7 +63,7 @@ def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
 
 
 def load(db: sqlite3.Connection) -> list[KindObject]:
-    """All stored objects. Raises Unavailable naming one that this version cannot read."""
+    """All stored objects. Raises Unavailable with the name of an object that this version cannot read."""
     found = []
     for kind, name, body in db.execute("SELECT kind, namespace || '/' || name, body FROM objects"):
         try:
@@ -131,7 +131,7 @@ def _with_status(current: KindObject, obj: KindObject) -> KindObject:
 
 
 def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
-    """The stored object with the user's metadata and content, and its own status; generation moves with the content."""
+    """The stored object and its status with the user's metadata and content. Generation grows if the content changes."""
     _check_finalizers(current, obj.metadata)
     content = {name: getattr(obj, name) for name in type(obj).model_fields if name not in _NOT_CONTENT}
     metadata = evolve(
@@ -155,7 +155,7 @@ def _check_finalizers(current: KindObject, metadata: ObjectMeta) -> None:
 
 
 def _normalized(obj: KindObject) -> KindObject:
-    """The object as it will be read back, so that comparisons are by meaning and no part is shared with the caller."""
+    """The object as it will be read back, so that comparisons are by meaning and nothing is shared with the caller."""
     return _parse(obj.kind, _dump(obj))
 
 

@@ -1,6 +1,6 @@
 """`SqliteStore`: the store on one SQLite database, with blobs in pack files beside it.
 
-Objects are read from memory, rollouts by reading connections in threads; the one writer makes all writes.
+Objects are read from memory, rollouts through reading connections in threads. One writer makes all writes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PRUNE_CHUNK = 500
 
 
 class SqliteStore:
-    """A `Store`; made by `open`. One process at a time has a folder."""
+    """A `Store`; `open` makes it. Only one process at a time can have a folder open."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.epoch = database.epoch
         self.server_id = database.server_id
         self.journal = database.journal
-        """The journal mode that the folder's file system can bear."""
+        """The journal mode that works on the folder's file system."""
         self._clock = clock
         self._lock = database.lock
         self._blobs = database.blobs
@@ -54,15 +54,15 @@ class SqliteStore:
     ) -> SqliteStore:
         """Open the folder and create missing files.
 
-        `run`: run of the Slurm job that this process is in; the folder is taken over from an earlier run of it.
-        `told_epoch`: newest epoch known to other processes, which a database from a backup may lack.
+        `run`: run of the Slurm job that this process is in; the lock of an earlier run is taken over. `told_epoch`:
+        newest epoch that other processes know; a database from a backup may have a lower one.
 
         Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
         """
         return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
-        """Check that the folder is still ours.
+        """Check that the folder still belongs to this process.
 
         Raises Superseded when a newer server has it, Unavailable when it cannot be read.
         """

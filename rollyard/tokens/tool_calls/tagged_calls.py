@@ -1,4 +1,4 @@
-"""Calls between an opening and a closing tag; the family defines the text inside."""
+"""Calls between an opening and a closing tag; the model family defines the text inside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], To
 
 
 def split_thoughts(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Split off the thoughts: a call inside them is not a call, unless the end of thinking is inside a call."""
+    """Split off the thoughts. A call inside them is ignored. If thoughts end inside a call, nothing is split off."""
     thoughts, ends, rest = text.partition(THINKING_ENDS)
     if ends and thoughts.rfind(opening) <= thoughts.rfind(closing):
         return thoughts + ends, rest

@@ -1,9 +1,9 @@
-"""The inside of a checker process: reads questions from standard input, writes one verdict a line.
+"""The inside of a checker process. It reads questions from standard input, and writes one line for each verdict.
 
-A question is a count of parts and their lengths (each 4 bytes, big-endian), then the parts. Each question is judged in
-a fork of this process. A question can hang, fill or kill only its own fork, and the next fork finds everything
-imported. The kernel enforces the limits: CPU time by a signal, memory by allocations that fail. The process ends with
-its standard input.
+A question is the number of parts and their lengths (each 4 bytes, big-endian), then the parts. Each question is judged
+in a fork of this process. So a question that hangs, crashes or fills the memory harms only its own fork, and every fork
+begins with all modules imported. The kernel enforces the limits: CPU time by a signal, memory by allocations that fail.
+The process ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Check = Callable[..., Mapping[str, float]]
 def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
     """Answer questions with the return value of `check(*parts)`.
 
-    The answer is `{"too_large": 1.0}` when a question needs more than the memory, and `{"died": signal}` when it kills
-    its fork.
+    The answer is `{"too_large": 1.0}` when a question needs too much memory, and `{"died": signal}` when its fork dies.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output printed by a library must not be read as a verdict
@@ -62,7 +61,7 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
 
 
 def _set_limit(kind: int, most: int) -> None:
-    """Set a limit, never above the inherited hard limit: Slurm passes on the limits of the submitting user."""
+    """Set a limit, at most the inherited hard limit: Slurm passes on the limits of the submitting user."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

@@ -18,7 +18,7 @@ from rollyard.node.agents.scoring.numerals import TOLERANCE
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
 POINTS, LEAST = 16, 3
-"""Number of points where expressions with variables are compared, and how many of these must give real numbers."""
+"""Number of points at which expressions with variables are compared, and how many of them must give real numbers."""
 _ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
 _OTHERS = {
     "binom",
@@ -88,8 +88,7 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
 
 
 def count_operations(expression: sympy.Basic) -> int:
-    """Count the operations left to do: sums, products of numbers, powers, roots, functions. Coefficients and quotients
-    are free."""
+    """Count the operations left to do: sums, products of numbers, powers, roots, functions; not coefficients and quotients."""
     inner = sum(map(count_operations, expression.args))
     if isinstance(expression, sympy.Add):
         return inner + len(expression.args) - 1
