@@ -10,6 +10,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from rollyard.kinds.base import Reason
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
@@ -117,7 +118,8 @@ class Ours:
 
     def _probe(self) -> None:
         for state in self.endpoints.suspected_endpoints():
-            self.endpoints.probed(state.endpoint.id, "refused" if self._sim.servers[state.endpoint.id].dead else "")
+            dead = self._sim.servers[state.endpoint.id].dead
+            self.endpoints.probed(state.endpoint.id, Reason("Unreachable") if dead else None)
 
     def _another(self, rollout: Rollout, failed: str) -> str:
         rollout.must_move = False

@@ -278,7 +278,7 @@ def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
     if type.lower() in _OF_POOLS and status.lower() == "true":
         for fact in current:
             if fact.type.lower() in _OF_POOLS and fact.status == "False" and fact.reason in STANDSTILL:
-                raise NoProgress(f"{obj.SINGULAR}/{obj.metadata.name}: {fact.type} is False: {_condition_text(fact)}")
+                raise NoProgress(f"{obj.SINGULAR}/{obj.metadata.name}: {fact.type} is False: {fact.why}")
     return any(c.type.lower() == type.lower() and c.status.lower() == status.lower() for c in current)
 
 
@@ -286,10 +286,6 @@ def _current_conditions(obj: KindObject | None) -> list[Condition]:
     """Return the conditions that were observed at the object's own generation."""
     conditions: list[Condition] = getattr(getattr(obj, "status", None), "conditions", [])
     return [c for c in conditions if obj is not None and c.observed_generation >= obj.metadata.generation]
-
-
-def _condition_text(condition: Condition) -> str:
-    return f"{condition.reason}: {condition.message}".rstrip(": ")
 
 
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
@@ -303,7 +299,7 @@ def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
     found = [
         c for c in current if c.type.lower() in wanted and (c.status == "False" or c.type.lower() not in _OF_POOLS)
     ]
-    return "; ".join(f"{c.type} is {c.status}: {_condition_text(c)}" for c in found)
+    return "; ".join(f"{c.type} is {c.status}: {c.why}" for c in found)
 
 
 async def _wait_until(

@@ -13,12 +13,10 @@ import click
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import RollyardError, Unavailable
-from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory
+from rollyard.kinds.base import Reason
+from rollyard.kinds.rollout import IN_QUEUE, PARKED, RolloutView, Stage, Status, Trajectory
 
 POLL_SECONDS = 1.0
-IN_QUEUE = "InQueue"
-"""Reason of a rollout that only waits in the queue; its position changes all the time."""
-PARKED = "Parked"
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
@@ -73,8 +71,8 @@ def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
     Sentences with the same key differ in their time, and in the position in the queue.
     """
     by_word: dict[str, list[str]] = {}
-    for sentence in waiting:
-        by_word.setdefault(sentence.partition(":")[0], []).append(sentence)
+    for text in waiting:
+        by_word.setdefault(Reason.parse(text).word, []).append(text)
     if not by_word:
         return "", ""
     word, same = max(by_word.items(), key=lambda item: len(item[1]))
@@ -93,7 +91,7 @@ async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory
             said = _print_state(said, f"rollout/{id}: {error}" if missed == 1 else said)
             continue
         missed = 0
-        if not (view.waiting or "").startswith(f"{IN_QUEUE}:") or IN_QUEUE not in said:
+        if Reason.parse(view.waiting or "").word != IN_QUEUE or IN_QUEUE not in said:
             said = _print_state(said, state_line(view))
         if trajectory is not None:
             return trajectory

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -81,6 +82,25 @@ class ObjectMeta(KindModel):
     owner_references: list[OwnerReference] = []
 
 
+class Reason(NamedTuple):
+    """Reason as a CamelCase word, which programs compare, and a message for people."""
+
+    word: str
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.message}" if self.message else self.word
+
+    @classmethod
+    def parse(cls, text: str) -> Reason:
+        """The reason that `str` made into this text. A text of another form gets the word `Unknown`."""
+        found = _REASON.fullmatch(text)
+        return cls(found[1], found[2] or "") if found else cls("Unknown", text)
+
+
+_REASON = re.compile(r"([A-Z][A-Za-z0-9]*)(?:: (.*))?", re.DOTALL)
+
+
 class Condition(StatusModel):
     """Fact about an object, with the generation at which it was observed."""
 
@@ -91,6 +111,10 @@ class Condition(StatusModel):
     """Time of the last change of `status`."""
     reason: str
     message: str = ""
+
+    @property
+    def why(self) -> Reason:
+        return Reason(self.reason, self.message)
 
 
 class KindObject(KindModel):

@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.allocation import SUBMIT_REFUSED, AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling, GpuLedger, ScalingDecision, ScalingRecord
 from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 
 MAX_NAME = 48
 """Longest name of a pool; its allocations have the name with a suffix."""
 
-STANDSTILL = frozenset({"CrashLoop", "SubmitRefused", "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
+STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
 """Reasons of Ready and Updated that hold until somebody changes something; other reasons may pass by themselves."""
 
 

@@ -20,6 +20,8 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
 RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 
 MAX_MESSAGE_CHARS = 4000
+IN_QUEUE, PARKED = "InQueue", "Parked"
+"""Words of `RolloutView.waiting`: it only waits for its turn, whose position changes all the time; it waits in RUN."""
 
 
 class RolloutKey(NamedTuple):

@@ -14,7 +14,7 @@ from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.allocation import SUBMITTED, Allocation, AllocationStatus
-from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, evolve, get_condition, set_condition
+from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, Reason, evolve, get_condition, set_condition
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.failure_backoff import GONE
@@ -237,10 +237,10 @@ class AllocationReconciler:
         if (draining := get_condition(allocation.status.conditions, DRAINING)) is not None:
             return draining.message.partition(";")[0]
         if allocation.spec.drain or allocation.metadata.deletion_timestamp is not None:
-            return (await self._reason_to_go(allocation))[1]
+            return (await self._reason_to_go(allocation)).message
         return ""
 
-    async def _reason_to_go(self, allocation: Allocation) -> tuple[str, str]:
+    async def _reason_to_go(self, allocation: Allocation) -> Reason:
         siblings, _ = await self._store.list_objects("Allocation", allocation.metadata.namespace)
         try:
             pool = await self._store.get(_pool_key(allocation))
@@ -291,7 +291,8 @@ class AllocationReconciler:
             reason, message = "Serving", f"job {status.job_id} on {status.node}"
         elif status.job_state == "RUNNING":
             endpoint = self._endpoints.of_allocation(allocation.metadata.uid)
-            reason, message = "Starting", endpoint.reason if endpoint else f"job {status.job_id} has not connected yet"
+            reason = "Starting"
+            message = str(endpoint.reason or "") if endpoint else f"job {status.job_id} has not connected yet"
         else:
             reason, message = (
                 "Pending",

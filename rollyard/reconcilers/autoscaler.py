@@ -33,7 +33,7 @@ from rollyard.kinds.autoscaling import (
     ScalingRecord,
     ScalingRules,
 )
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Reason, evolve
 from rollyard.reconcilers.sliding_max import SlidingMax
 
 TOLERANCE = 0.1
@@ -112,14 +112,6 @@ class ScalerMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingLimit:
-    """Reason that keeps the size from the requested one; for a condition."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class ScaleDecision:
     desired: int
     message: str
@@ -128,7 +120,7 @@ class ScaleDecision:
     """Record for the pool's status, written together with the decision."""
     memory: ScalerMemory | None = None
     """State for the next call."""
-    limit: ScalingLimit | None = None
+    limit: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +157,7 @@ def autoscale(
     case = _Decision(bounds, memory, record, size, wanted, now)
     desired, limit = _up(case) if wanted > size else _down(case) if wanted < size else (size, None)
     if unknown:
-        limit = ScalingLimit(
+        limit = Reason(
             "MetricUnknown",
             f"{', '.join(unknown)}: some allocations have not reported it; none is given back until they do",
         )
@@ -181,13 +173,13 @@ def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) ->
     return (record.idle_since or as_datetime(now)) if totals and not any(totals) else None
 
 
-def _limit_of(asked: int, bounds: Autoscaling) -> ScalingLimit:
+def _limit_of(asked: int, bounds: Autoscaling) -> Reason:
     if asked > bounds.max_replicas:
-        return ScalingLimit(
+        return Reason(
             "TooManyReplicas",
             f"the demand needs {asked} allocations, but spec.autoscaling.maxReplicas is {bounds.max_replicas}",
         )
-    return ScalingLimit(
+    return Reason(
         "TooFewReplicas",
         f"the demand needs {asked} allocations, but spec.autoscaling.minReplicas is {bounds.min_replicas}",
     )
@@ -196,7 +188,7 @@ def _limit_of(asked: int, bounds: Autoscaling) -> ScalingLimit:
 # towards more
 
 
-def _up(case: _Decision) -> tuple[int, ScalingLimit | None]:
+def _up(case: _Decision) -> tuple[int, Reason | None]:
     rules, size, wanted, now = case.bounds.behavior.scale_up, case.size, case.wanted, case.now
     window = 0 if now < case.memory.panic_until else rules.stabilization_window_seconds
     least = -case.memory.requested_negated.max_since(now - window, -wanted)
@@ -205,12 +197,12 @@ def _up(case: _Decision) -> tuple[int, ScalingLimit | None]:
     steady = max(size or 1, min(least, wanted))
     most = max(size, _bounded_by_policies(rules, case, _highest_by_policy, (max, min), steady))
     if most < steady:
-        return most, ScalingLimit(
+        return most, Reason(
             "ScaleUpLimit",
             f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleUp allows {most} now",
         )
     if steady < wanted:
-        return steady, ScalingLimit(
+        return steady, Reason(
             "ScaleUpStabilized",
             f"the demand needs {wanted} allocations, but has not needed as many for all of the last {window} s",
         )
@@ -226,15 +218,15 @@ def _highest_by_policy(start: int, policy: ScalingPolicy) -> int:
 # towards fewer
 
 
-def _down(case: _Decision) -> tuple[int, ScalingLimit | None]:
+def _down(case: _Decision) -> tuple[int, Reason | None]:
     rules, size, wanted, now = case.bounds.behavior.scale_down, case.size, case.wanted, case.now
     window = rules.stabilization_window_seconds
     if now < case.memory.panic_until:
-        return size, ScalingLimit(
+        return size, Reason(
             "Panic", f"the demand needs {wanted} allocations, but its last burst is less than {PANIC_SECONDS:.0f} s ago"
         )
     if now - case.memory.since < max([window, *(p.period_seconds for p in rules.policies)]):
-        return size, ScalingLimit(
+        return size, Reason(
             "WindowNotFull",
             f"the demand needs {wanted} allocations, but the server has not yet measured it for a whole window",
         )
@@ -242,22 +234,20 @@ def _down(case: _Decision) -> tuple[int, ScalingLimit | None]:
     steady = max(highest, 0 if _idle_long_enough(case) else 1)
     if steady == size and highest < size:
         seconds = case.bounds.idle_timeout_seconds
-        return size, ScalingLimit(
-            "NotIdleLongEnough", f"the last allocation is given back after {seconds} s without work"
-        )
+        return size, Reason("NotIdleLongEnough", f"the last allocation is given back after {seconds} s without work")
     if steady == size:
-        return size, ScalingLimit(
+        return size, Reason(
             "ScaleDownStabilized",
             f"the demand needs {wanted} allocations, but needed {size} within the last {window} s",
         )
     if len(turns := _recent(case.record, now)) + 2 > FLAP_BUDGET and case.record.direction == "Up":
-        return size, ScalingLimit(
+        return size, Reason(
             "FlapBudget",
             f"the demand needs {steady} allocations, but the direction changed {len(turns)} times in the last hour",
         )
     least = max(steady, min(size, _bounded_by_policies(rules, case, _lowest_by_policy, (min, max), steady)))
     if least > steady:
-        return least, ScalingLimit(
+        return least, Reason(
             "ScaleDownLimit",
             f"the demand needs {steady} allocations, but spec.autoscaling.behavior.scaleDown allows {least} now",
         )

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.core.clock import time_of_day
-from rollyard.kinds.allocation import SUBMITTED, Allocation
-from rollyard.kinds.base import get_condition
+from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
+from rollyard.kinds.base import Reason, get_condition
 from rollyard.kinds.pool import Replicas
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
@@ -90,7 +90,7 @@ def ready(view: PoolView) -> ConditionUpdate:
         return ConditionUpdate("Ready", False, "Deleting", f"{len(view.members)} allocations left")
     if pool.spec.suspend:
         return ConditionUpdate("Ready", False, "Suspended", "spec.suspend is true")
-    if view.scale.limit is not None and view.scale.limit.reason == GPU_HOURS_SPENT:
+    if view.scale.limit is not None and view.scale.limit.word == GPU_HOURS_SPENT:
         return ConditionUpdate("Ready", False, GPU_HOURS_SPENT, view.scale.limit.message)
     if look.problem is not None:
         return ConditionUpdate("Ready", False, *look.problem)
@@ -98,8 +98,8 @@ def ready(view: PoolView) -> ConditionUpdate:
         return ConditionUpdate("Ready", False, "WalltimeEnds", ending)
     if count.ready >= count.desired:
         return ConditionUpdate("Ready", True, "AllReady", counted)
-    reason, why = _why_too_few(view)
-    return ConditionUpdate("Ready", False, reason, f"{counted}{f'; {why}' if why else ''}")
+    why = _why_too_few(view)
+    return ConditionUpdate("Ready", False, why.word, f"{counted}{f'; {why.message}' if why.message else ''}")
 
 
 def updated(view: PoolView) -> ConditionUpdate:
@@ -113,10 +113,10 @@ def updated(view: PoolView) -> ConditionUpdate:
     if (come or count.updated >= count.desired) and not any(view.outdated(a) for a in view.active):
         return ConditionUpdate("Updated", True, "Updated", "all allocations are up to date")
     if (failed := _failure_reason(view)) is not None:
-        return ConditionUpdate("Updated", False, failed[0], f"{counted}; {failed[1]}")
+        return ConditionUpdate("Updated", False, failed.word, f"{counted}; {failed.message}")
     coming = [a for a in view.active if not view.outdated(a) and not a.status.ready]
     queue = pending_reason(coming)
-    trouble = ": ".join(view.observation.not_ready_reasons or ())
+    trouble = str(view.observation.why_not_ready or "")
     why = _unanswered(coming, view.now) or (queue.message if queue is not None else trouble)
     return ConditionUpdate("Updated", False, "Updating", f"{counted}{f'; {why}' if why else ''}")
 
@@ -129,44 +129,45 @@ def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
     return ConditionUpdate("RenewalBlocked", False, "NotBlocked", "") if known is not None else None
 
 
-def _renewal_blocked_reason(view: PoolView) -> tuple[str, str] | None:
+def _renewal_blocked_reason(view: PoolView) -> Reason | None:
     failed = _failure_reason(view)
-    return blocked(view.pool, view.members, view.now, failed[1] if failed is not None else "")
+    return blocked(view.pool, view.members, view.now, failed.message if failed is not None else "")
 
 
-def _why_too_few(view: PoolView) -> tuple[str, str]:
-    """(reason, message) why fewer serve than desired: present obstacles first, then failures, then allocations on their way."""
+def _why_too_few(view: PoolView) -> Reason:
+    """Reason why fewer serve than desired: present obstacles first, then failures, then allocations on their way."""
     suspended = [m.allocation for m in view.members if m.active and m.suspended]
     if suspended:
         jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
-        return "SuspendedBySlurm", f"suspended by Slurm: {jobs}"
+        return Reason("SuspendedBySlurm", f"suspended by Slurm: {jobs}")
     failed, queue = _failure_reason(view), pending_reason(view.active)
-    passing = failed is not None or queue is None or queue.reason == UNKNOWN
-    if queue is not None and (not passing or _is_notable_wait(view, queue.reason)):
-        return "WaitingForSlurm", queue.message + (f"; before that: {failed[1]}" if failed else "")
+    passing = failed is not None or queue is None or queue.word == UNKNOWN
+    if queue is not None and (not passing or _is_notable_wait(view, queue.word)):
+        return Reason("WaitingForSlurm", queue.message + (f"; before that: {failed.message}" if failed else ""))
     if why := _unanswered(view.active, view.now):
-        return "WaitingForSlurm", why + (f"; before that: {failed[1]}" if failed else "")
+        return Reason("WaitingForSlurm", why + (f"; before that: {failed.message}" if failed else ""))
     if failed is not None:
         return failed
-    if view.observation.not_ready_reasons is not None:
-        return view.observation.not_ready_reasons
-    return "WaitingForAllocations", _interruption_text(view) or _first_starting(view) or (
-        queue.message if queue is not None else ""
-    )
+    if view.observation.why_not_ready is not None:
+        return view.observation.why_not_ready
+    why = _interruption_text(view) or _first_starting(view) or (queue.message if queue is not None else "")
+    return Reason("WaitingForAllocations", why)
 
 
-def _failure_reason(view: PoolView) -> tuple[str, str] | None:
-    """(reason, message) where the present template failed and no allocation of it has become ready since."""
+def _failure_reason(view: PoolView) -> Reason | None:
+    """Reason where the present template failed and no allocation of it has become ready since."""
     ends = view.ends
     if not ends.failing:
         return None
     last = last_ended((m.allocation for m in view.members), FAILURES, ends.template)
     words = _end_text(last) if last is not None else "its allocation no longer exists"
     times = f"failed {ends.failures} times in a row; the last: {words}" if ends.failures > 1 else f"failed: {words}"
-    if last is not None and last.status.reason.startswith("SubmitRefused"):
-        limited = _LIMIT_REASONS.search(last.status.reason) is not None
-        return "SubmitLimited" if limited else "SubmitRefused", f"{times}{_retry_text(view)}"
-    return "CrashLoop" if ends.failures >= CRASH_LOOP else "AllocationFailed", f"{times}{_retry_text(view)}"
+    end = Reason.parse(last.status.reason if last is not None else "")
+    if end.word == SUBMIT_REFUSED:
+        word = "SubmitLimited" if _LIMIT_REASONS.search(end.message) else SUBMIT_REFUSED
+    else:
+        word = "CrashLoop" if ends.failures >= CRASH_LOOP else "AllocationFailed"
+    return Reason(word, f"{times}{_retry_text(view)}")
 
 
 def _interruption_text(view: PoolView) -> str:
@@ -247,7 +248,8 @@ def _why_nothing_placed(view: PoolView) -> str:
         return ""
     held_up = _renewal_blocked_reason(view)
     coming = pending_reason([a for a in view.active if not a.status.ready])
-    why = held_up[1] if held_up is not None else coming.message if coming is not None else "no successor is ready yet"
+    obstacle = held_up or coming
+    why = obstacle.message if obstacle is not None else "no successor is ready yet"
     return (
         f"accepts no rollouts: the walltime ends at {time_of_day(max(ends))}, before the budgets of a rollout "
         f"({pool.spec.budget_seconds} s); {why}"

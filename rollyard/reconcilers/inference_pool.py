@@ -7,6 +7,7 @@ from typing import Any
 
 from rollyard.core.clock import Clock, as_exact_datetime
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Reason
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
@@ -21,7 +22,7 @@ from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_metrics import endpoint_status
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
-from rollyard.server.weights.engine_target import EndpointWeights, has_weights, why_not_routable
+from rollyard.server.weights.engine_target import WEIGHTS_UPDATING, EndpointWeights, has_weights, why_not_routable
 from rollyard.server.weights.pool_update import WeightsStep, advance
 
 
@@ -61,7 +62,7 @@ class InferencePoolObserver:
             metrics=inference_metrics(bounds, live, _reports(members, by_uid)) if bounds is not None else [],
             status_update={**_status_update(coarse, states, held), "weights": step.weights},
             problem=_pool_problem(pool, states),
-            not_ready_reasons=_not_ready_reasons(counted),
+            why_not_ready=_why_not_ready(counted),
             why_full=_why_full(coarse, states, held),
             conditions=_weights_conditions(step.weights, serving),
             events=list(step.events),
@@ -103,25 +104,22 @@ class InferencePoolObserver:
         """Do nothing: running rollouts go on while their endpoint drains, and the queue waits for another pool of this name."""
 
 
-def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> tuple[str, str] | None:
+def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> Reason | None:
     if pool.spec.engine.external is None or any(s.ready for s in states):
         return None
-    return "NoEndpointReady", "; ".join(
-        f"{s.endpoint.url}: {s.reason}" for s in states
-    ) or "no endpoint has been probed yet"
+    known = "; ".join(f"{s.endpoint.url}: {s.reason}" for s in states)
+    return Reason("NoEndpointReady", known or "no endpoint has been probed yet")
 
 
-def _not_ready_reasons(states: Sequence[EndpointState]) -> tuple[str, str] | None:
-    """Reasons of the engines that are not ready, in their own words."""
-    loading = [s for s in states if not s.ready]
-    if complaint := next((s for s in loading if ":" in s.reason), None):
-        word, _, rest = complaint.reason.partition(":")
-        return word, f"{complaint.endpoint.id}: {rest.strip()}"
-    if updating := [s for s in loading if s.reason == "WeightsUpdating"]:
-        return "WeightsUpdating", f"{len(updating)} of {len(states)} engines are loading new weights"
-    if loading:
-        return "Loading", f"{len(loading)} of {len(states)} engines: {loading[0].reason}"
-    return None
+def _why_not_ready(states: Sequence[EndpointState]) -> Reason | None:
+    """Reason of the engines that are not ready: the first one with a message."""
+    waiting = [(s.endpoint.id, s.reason) for s in states if s.reason is not None]
+    for id, reason in waiting:
+        if reason.message:
+            return Reason(reason.word, f"{id}: {reason.message}")
+    if updating := sum(reason == WEIGHTS_UPDATING for _, reason in waiting):
+        return Reason(WEIGHTS_UPDATING.word, f"{updating} of {len(states)} engines are loading new weights")
+    return Reason("Loading", f"{len(waiting)} of {len(states)} engines: {waiting[0][1]}") if waiting else None
 
 
 def _status_update(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]) -> dict[str, Any]:

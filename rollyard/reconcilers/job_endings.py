@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rollyard.core.exit_codes import exit_code_text
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Reason
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.failure_backoff import GONE
 from rollyard.reconcilers.plan import template_hash
@@ -88,23 +89,21 @@ def one_line(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allocation]) -> tuple[str, str]:
-    """(reason, message) of our own decision to drain or delete an allocation."""
+def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allocation]) -> Reason:
+    """Reason of our own decision to drain or delete an allocation."""
     name = allocation.metadata.name
     if pool is None or pool.metadata.deletion_timestamp is not None:
-        return "PoolDeleted", "its pool is deleted"
+        return Reason("PoolDeleted", "its pool is deleted")
     if pool.spec.suspend:
-        return "Suspended", "its pool is suspended"
+        return Reason("Suspended", "its pool is suspended")
     successor = next((a.metadata.name for a in siblings if a.spec.successor_of == name), None)
     if successor is not None:
-        return "Replaced", f"replaced by {successor}"
+        return Reason("Replaced", f"replaced by {successor}")
     if allocation.spec.template_hash != template_hash(pool):
-        return "OutOfDate", "its template is out of date"
-    return (
-        ("GivenBack", "given back: its pool needs fewer allocations")
-        if allocation.spec.drain
-        else ("Deleted", "its allocation was deleted")
-    )
+        return Reason("OutOfDate", "its template is out of date")
+    if allocation.spec.drain:
+        return Reason("GivenBack", "given back: its pool needs fewer allocations")
+    return Reason("Deleted", "its allocation was deleted")
 
 
 def _certain_text(end: JobEnd) -> str:

@@ -18,14 +18,14 @@ from rollyard.controller.event_recorder import EventRecorder
 from rollyard.controller.failpoints import failpoint
 from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
-from rollyard.kinds.allocation import SUBMITTED, Allocation
-from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition, set_condition
+from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
+from rollyard.kinds.base import Condition, ObjectKey, Reason, evolve, get_condition, set_condition
 from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.store.base import Store
-from rollyard.slurm.base import BatchScript, Driver, JobIds
+from rollyard.slurm.base import BatchScript, Driver, JobIds, JobState
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ GATHER_SECONDS = 0.03
 """Seconds to wait for allocations of the same plan."""
 MAX_TASKS = 500
 """Tasks in one array; sites allow 1,000 by default (MaxArraySize)."""
-SUBMIT_REFUSED = "FAILED"
-"""Job state of a submit that Slurm refused."""
 INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
 """Seconds after which a running submit is reported in the allocation's condition."""
@@ -144,8 +142,8 @@ class Submitter:
                     return True
                 ours = ours[half:]  # where not one has room, the others have none
             for allocation in ours:
-                await self._recorder.record_event(allocation, "SubmitRefused", str(error), "Warning")
-                await self.refuse(allocation, f"SubmitRefused: {error}")
+                await self._recorder.record_event(allocation, SUBMIT_REFUSED, str(error), "Warning")
+                await self.refuse(allocation, str(Reason(SUBMIT_REFUSED, str(error))))
             return False
         except SlurmUnreachable as error:
             log.warning(
@@ -247,7 +245,7 @@ class Submitter:
         generation = allocation.metadata.generation
         conditions = set_condition(conditions, "Ready", False, "Ended", why, generation=generation, now=now)
         reason = one_line(why, SHORT_CHARS)
-        update = {"job_state": SUBMIT_REFUSED, "reason": reason, "end_time": now, "conditions": conditions}
+        update = {"job_state": JobState.FAILED.value, "reason": reason, "end_time": now, "conditions": conditions}
         await self._write(allocation, update)
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Reason
 from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
 
 
-@dataclass(frozen=True, slots=True)
-class PendingReason:
-    """Reason that most waiting jobs of a pool have."""
+def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
+    """Reason that most waiting jobs of a pool have, by Slurm's word; None when no job waits.
 
-    reason: str
-    """Slurm's word for it."""
-    message: str
-    """Such as `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`."""
-
-
-def pending_reason(allocations: Sequence[Allocation]) -> PendingReason | None:
-    """The commonest reason; None when no job waits."""
+    A message is `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`.
+    """
     live = [a for a in allocations if not a.status.is_ended]
     pending = [a for a in live if a.status.job_state == "PENDING"]
     if not pending:
@@ -30,7 +23,7 @@ def pending_reason(allocations: Sequence[Allocation]) -> PendingReason | None:
     words = ", ".join(_count_text(name, count, len(reasons)) for name, count in reasons.most_common())
     starts = [a.status.start_time for a in pending if a.status.start_time is not None]
     expected = f"; the first is expected to start at {min(starts):%Y-%m-%d %H:%M:%S} UTC" if starts else ""
-    return PendingReason(reasons.most_common(1)[0][0], f"{len(pending)} of {len(live)} jobs pending: {words}{expected}")
+    return Reason(reasons.most_common(1)[0][0], f"{len(pending)} of {len(live)} jobs pending: {words}{expected}")
 
 
 def _count_text(name: str, count: int, kinds: int) -> str:

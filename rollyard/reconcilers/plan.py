@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import get_condition
+from rollyard.kinds.base import Reason, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -271,8 +271,8 @@ def _useless(view: _PoolMembers, old: Member) -> bool:
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
 
 
-def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> tuple[str, str] | None:
-    """(reason, message) where a successor cannot be ready before the end of the member that it replaces.
+def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> Reason | None:
+    """Reason where a successor cannot be ready before the end of the member that it replaces.
 
     `failed`: how successors have failed so far, where none of them has become ready.
     """
@@ -282,18 +282,18 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
     for old, successor in view.pairs:
         found = _late_successor(pool, old, successor, now)
         if found is not None:
-            reason, why, gap = found
-            return reason, _gap(old, f"its successor {successor.name} waits: {why}", gap)
+            why, gap = found
+            return Reason(why.word, _gap(old, f"its successor {successor.name} waits: {why.message}", gap))
     if not failed:
         return None
     due = {name for name, turn in _renewal_times(view).items() if turn.submit_at <= now}
     for old in (m for m in view.counted if m.name in due):
-        return "SuccessorFails", _gap(old, f"its successor {failed}", startup_seconds(pool))
+        return Reason("SuccessorFails", _gap(old, f"its successor {failed}", startup_seconds(pool)))
     return None
 
 
-def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[str, str, float] | None:
-    """(reason, why it waits, seconds of the gap) of a successor that does not start in time."""
+def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[Reason, float] | None:
+    """(reason, seconds of the gap) of a successor that does not start in time."""
     status = successor.allocation.status
     if successor.ready or successor.started or old.ends is None:
         return None
@@ -307,9 +307,10 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
         return None
     gap = max(0.0, (expected or old.ends) - old.ends) + startup_seconds(pool)
     if after:
-        return "StrategyReplace", "spec.renewal.strategy is Replace", gap
+        return Reason("StrategyReplace", "spec.renewal.strategy is Replace"), gap
     why = "Slurm has not answered its submit" if status.job_id is None else reason_with_text(status.reason)
-    return (reason_word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"), why, gap
+    word = reason_word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"
+    return Reason(word, why), gap
 
 
 def _gap(old: Member, why: str, gap: float) -> str:

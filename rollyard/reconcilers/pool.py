@@ -237,7 +237,7 @@ class PoolReconciler:
             )
         old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
         if new is not None and new.status == "True" and (old is None or old.status != "True"):
-            await self._recorder.record_event(pool, "RenewalBlocked", f"{new.reason}: {new.message}", "Warning")
+            await self._recorder.record_event(pool, "RenewalBlocked", str(new.why), "Warning")
 
     def _conditions(self, view: PoolView) -> list[Condition]:
         pool, observation, scale = view.pool, view.observation, view.scale
@@ -266,7 +266,7 @@ class PoolReconciler:
     def _limited_condition(self, pool: Pool, scale: ScaleDecision, conditions: list[Condition]) -> list[Condition]:
         """Add the condition with the reason that keeps the size from the requested one."""
         if scale.limit is not None:
-            return self._condition(pool, conditions, "ScalingLimited", True, scale.limit.reason, scale.limit.message)
+            return self._condition(pool, conditions, "ScalingLimited", True, *scale.limit)
         if pool.spec.autoscaling is None and get_condition(conditions, "ScalingLimited") is None:
             return conditions
         return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Reason
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.plan import Member
@@ -33,10 +34,10 @@ class PoolObservation:
     """Its demand, where its size follows the demand."""
     status_update: dict[str, Any]
     """Further fields of its status."""
-    problem: tuple[str, str] | None
-    """(reason, message) why it cannot be ready, however many allocations are."""
-    not_ready_reasons: tuple[str, str] | None = None
-    """(reason, message) why running allocations that count are not ready."""
+    problem: Reason | None
+    """Reason why it cannot be ready, however many allocations are."""
+    why_not_ready: Reason | None = None
+    """Reason why running allocations that count are not ready."""
     why_full: str = ""
     """Reason why it takes no more sessions though it is ready; empty while it does."""
     conditions: list[ConditionUpdate] = field(default_factory=list)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger, GpuUsage
+from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, ScalingLimit, autoscale
+from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, autoscale
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
 """Reason of the conditions about a spent budget."""
@@ -27,7 +28,7 @@ def decide_size(
         return ScaleDecision(0, "others start its servers")
     if spec.max_gpu_hours is not None and (hours := ledger.hours(now)) >= spec.max_gpu_hours:
         words = f"{hours:.2f} GPU-hours used, spec.maxGpuHours is {spec.max_gpu_hours:g}"
-        return ScaleDecision(0, words, limit=ScalingLimit(GPU_HOURS_SPENT, _spent_message(spec.max_gpu_hours)))
+        return ScaleDecision(0, words, limit=Reason(GPU_HOURS_SPENT, _spent_message(spec.max_gpu_hours)))
     if spec.autoscaling is None:
         return ScaleDecision(spec.replicas or 0, f"spec.replicas is {spec.replicas}")
     if memory is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
@@ -51,17 +51,15 @@ class RolloutPoolObserver:
             problem=self._pool_problem(pool),
         )
 
-    def _pool_problem(self, pool: RolloutPool) -> tuple[str, str] | None:
+    def _pool_problem(self, pool: RolloutPool) -> Reason | None:
         if POLICY_ROLE not in pool.spec.inference:
             words = f"spec.inference has no InferencePool for the role {POLICY_ROLE}, which agents sample from"
-            return "NoInference", f"{words}; add `inference: {{{POLICY_ROLE}: NAME}}`"
+            return Reason("NoInference", f"{words}; add `inference: {{{POLICY_ROLE}: NAME}}`")
         for role, name in pool.spec.inference.items():
             key = ObjectKey(kind="InferencePool", namespace=pool.metadata.namespace, name=name)
             if self._inference_pool(key) is None:
-                return (
-                    "InferencePoolNotFound",
-                    f"role {role} names InferencePool {name!r}, which does not exist; create it",
-                )
+                why = f"role {role} names InferencePool {name!r}, which does not exist; create it"
+                return Reason("InferencePoolNotFound", why)
         return None
 
     async def on_deleted(self, pool: Pool) -> None:

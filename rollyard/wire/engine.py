@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from rollyard.kinds.base import Reason
 from rollyard.wire.base import Identity, WireMessage
 
 
@@ -102,7 +103,7 @@ class EngineHeartbeat(WireMessage):
     url: str
     ready: bool
     reason: str = ""
-    """Reason why it is not ready."""
+    """Reason why it is not ready, as `Word` or `Word: message`."""
     weights: WeightsReport = WeightsReport()
     """On the wire its fields stand beside the others, as `weights_version` and so on."""
     running: int = 0
@@ -112,6 +113,10 @@ class EngineHeartbeat(WireMessage):
     """Filled share of its key-value cache, 0 to 1; null if unknown."""
     load: EngineLoad | None = None
     """Totals of its work; null if unknown."""
+
+    @property
+    def why_not_ready(self) -> Reason | None:
+        return Reason.parse(self.reason) if self.reason else None
 
     @model_validator(mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from rollyard.gateway.apis import chat
 from rollyard.gateway.external import external_sessions, routed_sampler
 from rollyard.gateway.requests import chat_request
 from rollyard.gateway.session import session as session_module
+from rollyard.kinds.base import Reason
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.trust.bearer_tokens import Role, TokenSigner
@@ -300,7 +301,7 @@ async def test_calls_at_once_wait_for_an_endpoint_together(
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
-        api.endpoints.probed("e", "ConnectionRefused")
+        api.endpoints.probed("e", Reason("ConnectionRefused"))
         began = asyncio.get_running_loop().time()
         ended = await asyncio.gather(*(post(opened, json.dumps(BODY).encode()) for _ in range(40)))
         assert {status for status, _ in ended} == {503}
@@ -350,7 +351,7 @@ async def test_who_cannot_get_in_is_demand_until_it_does(
         api.serve("e", upstream.url)
         await api.open(id="one")
         assert api.sessions.demand(POOL) == 2, "one has got in, and the other may come again"
-        api.endpoints.probed("e", "ConnectionRefused")
+        api.endpoints.probed("e", Reason("ConnectionRefused"))
         assert api.sessions.demand(POOL) == 2, "an open session needs an endpoint whatever has become of its own"
         await api.record("one", close=True)
         assert api.sessions.demand(POOL) == 1
@@ -385,7 +386,7 @@ async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving:
         opened = await api.open(id="s", min_weights_version="v2")
         assert opened["endpoint"] == "new"
         assert (await post(opened, json.dumps(BODY).encode()))[0] == 200
-        api.endpoints.probed("new", "ConnectionRefused")
+        api.endpoints.probed("new", Reason("ConnectionRefused"))
         call = asyncio.create_task(post(opened, json.dumps(BODY).encode()))
         session = api.sessions.get("s").session
         await until(lambda: session.in_flight)

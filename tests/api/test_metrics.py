@@ -34,7 +34,7 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     endpoints.register(KEY, engine, made)
     strange = evolve(made, id='default/policy/http://n"1\\2\n3')
     endpoints.add_external(KEY, strange, 1.0)
-    endpoints.probed(strange.id, "")
+    endpoints.probed(strange.id, None)
     for at in (0, 2, 4):
         load = EngineLoad(at=at, generated_tokens=1 + 10 * at, first_tokens=at, first_token_seconds=at / 4)
         beat = EngineHeartbeat(

@@ -50,7 +50,7 @@ class Scaled:
 
     @property
     def reason(self) -> str | None:
-        return self.last.limit.reason if self.last and self.last.limit else None
+        return self.last.limit.word if self.last and self.last.limit else None
 
 
 def rules(**given: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Condition, evolve
+from rollyard.kinds.base import Condition, Reason, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
@@ -122,7 +122,7 @@ def test_an_engine_that_drains_says_nothing_about_a_pool_whose_desired_number_se
     """Ready flapped at each renewal: `Loading: 1 of 3 engines: Draining`."""
     serving = [one(1, serving=True), one(2, serving=True)]
     for gone in (one(0, drain=True), one(0, serving=True, drain=True), one(3, successorOf="p-1")):
-        found = view(*serving, gone, not_ready_reasons=("Loading", "1 of 3 engines: Draining"))
+        found = view(*serving, gone, why_not_ready=Reason("Loading", "1 of 3 engines: Draining"))
         assert said(ready(found)) == (True, "AllReady")
         assert replicas(found).ready == 2
 
@@ -239,8 +239,8 @@ def test_what_slurm_refuses_is_a_refusal_and_one_by_a_limit_may_pass() -> None:
 
 
 def test_what_an_engine_says_of_itself_and_what_has_not_dialled_in_is_told() -> None:
-    trouble = ("Ejected", "default/p-1: no heartbeat for 8 s")
-    assert said(ready(view(one(0, serving=True), one(1), not_ready_reasons=trouble))) == (False, "Ejected")
+    trouble = Reason("Ejected", "default/p-1: no heartbeat for 8 s")
+    assert said(ready(view(one(0, serving=True), one(1), why_not_ready=trouble))) == (False, "Ejected")
     fact = ready(view(one(0, serving=True), one(1)))
     assert fact.message == "1 of 2 allocations ready; p-1 has not connected yet (job 11 on n1)"
 
@@ -279,5 +279,5 @@ def test_one_that_can_place_is_enough_and_a_model_server_is_used_to_the_last() -
 
 def test_what_keeps_a_pool_from_being_ready_whatever_its_allocations_are() -> None:
     serving = [one(0, serving=True), one(1, serving=True)]
-    assert said(ready(view(*serving, problem=("NoInference", "add it")))) == (False, "NoInference")
+    assert said(ready(view(*serving, problem=Reason("NoInference", "add it")))) == (False, "NoInference")
     assert said(ready(view(*serving, pool=engines(suspend=True)))) == (False, "Suspended")

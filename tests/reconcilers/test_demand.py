@@ -185,7 +185,7 @@ def test_at_the_cap_everything_is_given_back_and_says_why() -> None:
     spent = decide_size(inference_pool(10), None, [], ledger, NOW)
     assert (spent.desired, spent.message) == (0, "10.00 GPU-hours used, spec.maxGpuHours is 10")
     assert spent.limit is not None
-    assert spent.limit.reason == GPU_HOURS_SPENT
+    assert spent.limit.word == GPU_HOURS_SPENT
     assert "the 10 GPU-hours of spec.maxGpuHours are used up" in spent.limit.message
     assert "raise or remove spec.maxGpuHours" in spent.limit.message
 

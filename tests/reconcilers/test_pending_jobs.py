@@ -42,7 +42,7 @@ def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> Non
         ]
     )
     assert found is not None
-    assert found.reason == "QOSMaxGRESPerUser"
+    assert found.word == "QOSMaxGRESPerUser"
     assert found.message == (
         "3 of 4 jobs pending: 2 QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres), "
         "1 Priority (other jobs have a higher priority); the first is expected to start at 2030-01-02 03:04:05 UTC"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from tests.support.reconciler_site import Site
 from tests.support.weights_site import BASE, MODEL, Disk, WeightsYard
@@ -102,7 +102,7 @@ async def test_a_new_and_a_restarted_endpoint_enter_with_the_current_version_onl
 
     async def unavailable() -> bool:
         state = yard.site.endpoints.get(new.id)
-        return state is not None and state.reason.startswith("WeightsUnavailable: ")
+        return state is not None and state.reason is not None and state.reason.word == "WeightsUnavailable"
 
     await yard.until(unavailable)
     await yard.until(lambda: list(yard.heap()) == [engine.id])
@@ -139,7 +139,7 @@ async def test_one_that_fails_leaves_with_its_reason_and_can_be_tried_again(yard
     assert (failed.type, failed.message) == ("Warning", f"v1 on {bad.id}: /weights/v1 cannot be read")
     state = yard.site.endpoints.get(bad.id)
     assert state is not None
-    assert state.reason == "WeightsFailed: v1: /weights/v1 cannot be read"
+    assert state.reason == Reason("WeightsFailed", "v1: /weights/v1 cannot be read")
     bad.disk_fails = False
     assert (await yard.update("v1"))[0] == 202, "the same again tries those that failed"
     await yard.serve("v1", 2)

@@ -40,7 +40,7 @@ class Api:
     def serve(self, id: str, url: str, version: str = "v1") -> None:
         endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))
         self.endpoints.add_external(POOL, endpoint, 1.0)
-        self.endpoints.probed(id, "")
+        self.endpoints.probed(id, None)
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         async with self.http.request(method, self.url + path, json=body) as answer:

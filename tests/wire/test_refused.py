@@ -15,6 +15,7 @@ import pytest
 from rollyard.client.server_link import ServerLink
 from rollyard.core.errors import Incompatible
 from rollyard.engine.main import InferenceServer
+from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.node.agent import NodeAgent
 from rollyard.reconcilers.allocation_folder import last_output
@@ -36,7 +37,7 @@ def speak(monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
     identity = ServerLink.identity
 
     def other(link: ServerLink) -> Identity:
-        return identity(link).model_copy(update={"protocol": protocol})
+        return evolve(identity(link), protocol=protocol)
 
     monkeypatch.setattr(ServerLink, "identity", other)
 
@@ -73,9 +74,10 @@ PROCESS = """
 import sys
 from pathlib import Path
 from rollyard.client.server_link import ServerLink
+from rollyard.kinds.base import evolve
 from {module} import main
 identity = ServerLink.identity
-ServerLink.identity = lambda link: identity(link).model_copy(update={{"protocol": {protocol}}})
+ServerLink.identity = lambda link: evolve(identity(link), protocol={protocol})
 sys.exit(main(Path(sys.argv[1])))
 """
 
@@ -85,7 +87,7 @@ async def test_the_sentence_is_the_reason_that_the_allocation_shows(yard: Yard, 
     spec = {"replicas": 1, "model": {"path": "/models/policy"}, "engine": {"vllm": {}}}
     async with yard.server() as server:
         told = (await yard.allocate(server)).allocation
-        told = told.model_copy(update={"inference": InferencePoolSpec.model_validate(spec)})
+        told = evolve(told, inference=InferencePoolSpec.model_validate(spec))
         (yard.job / "allocation.json").write_text(told.model_dump_json())
         (yard.job / "token").write_text(server.parts.signer.issue(role, told.uid))
         code = PROCESS.format(module=module, protocol=PROTOCOL + 1)

@@ -12,10 +12,10 @@ from datetime import datetime
 
 from rollyard.core.clock import as_datetime
 from rollyard.kinds.allocation import SUBMITTED, Allocation
-from rollyard.kinds.base import Condition, get_condition
+from rollyard.kinds.base import Condition, Reason, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
-from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout import IN_QUEUE, PARKED, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import needed_seconds
@@ -82,7 +82,7 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
-    return f"{word}: {fact.sentence} (since {_time_text(max(since, record.queued_at))})"
+    return str(Reason(word, f"{fact.sentence} (since {_time_text(max(since, record.queued_at))})"))
 
 
 def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
@@ -90,7 +90,7 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
-    return f"Parked: in RUN, its budget does not run: {why} (since {_time_text(since)})"
+    return str(Reason(PARKED, f"in RUN, its budget does not run: {why} (since {_time_text(since)})"))
 
 
 # reasons that time does not remove
@@ -241,7 +241,7 @@ def _failing(shortage: PoolShortage) -> WaitReason | None:
     ready = _not_ready(shortage.pool)
     if ready is None or not shortage.pool.status.failures:
         return None
-    return WaitReason(f"{shortage.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
+    return WaitReason(f"{shortage.name} is not ready: {ready.why}", ready.last_transition_time)
 
 
 def _starting(shortage: PoolShortage) -> WaitReason | None:
@@ -274,7 +274,7 @@ def _submitting(shortage: PoolShortage) -> WaitReason | None:
 def _not_serving_yet(shortage: PoolShortage) -> WaitReason | None:
     ready = _not_ready(shortage.pool)
     if ready is not None:
-        return WaitReason(f"{shortage.name} is not ready: {ready.reason}: {ready.message}", ready.last_transition_time)
+        return WaitReason(f"{shortage.name} is not ready: {ready.why}", ready.last_transition_time)
     what = "node agent" if isinstance(shortage.pool, RolloutPool) else "model server"
     return WaitReason(f"{shortage.name} has no {what} yet; for details: `rollyard describe {shortage.short_name}`")
 
@@ -387,7 +387,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("EndpointsFull", _endpoints_full),
     ("GroupVersion", _group_version),
     ("NodeAgentForItself", _needs_exclusive),
-    ("InQueue", _in_queue),
+    (IN_QUEUE, _in_queue),
 )
 """(word, row). The first row with a reason is the answer; the last one always has one."""
 

@@ -47,7 +47,7 @@ def endpoint_status(
         sessions=sessions.get(state.endpoint.id, 0),
         weights_version=state.endpoint.weights_version,
         ready=state.ready,
-        reason=state.reason,
+        reason=str(state.reason or ""),
         capacity=state.capacity,
         draining=state.drain,
         max_sessions=admission.limit,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import aiohttp
 
 from rollyard.core.errors import connection_failure_text
+from rollyard.kinds.base import Reason
 from rollyard.wire.endpoint import Endpoint
 
 PROBE_SECONDS = 10.0
@@ -26,8 +27,8 @@ DialectName = Literal["openai", "sglang"]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    why: str = ""
-    """Error of the probe; empty on success."""
+    why: Reason | None = None
+    """Reason of the failure; None on success."""
     dialect: DialectName = "openai"
 
 
@@ -49,9 +50,9 @@ class EndpointProbe:
             if status == 200 and _generate_ids(body):
                 return ProbeResult(dialect="sglang")
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            return ProbeResult(f"Unreachable: {_error_text(error)}")
+            return ProbeResult(Reason("Unreachable", _error_text(error)))
         second = f"/generate {_answer_problem(status, body, _generate_ids(body))}"
-        return ProbeResult(f"NoTokenIds: {first}, {second}; it must be vLLM 0.10.2 or later, or SGLang")
+        return ProbeResult(Reason("NoTokenIds", f"{first}, {second}; it must be vLLM 0.10.2 or later, or SGLang"))
 
     async def check_models(self, endpoint: Endpoint) -> ProbeResult:
         """Check that it answers and lists the model; this costs it nothing."""
@@ -62,10 +63,11 @@ class EndpointProbe:
                     answer.raise_for_status()
                     served = [m["id"] for m in (await answer.json())["data"]]
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
-            return ProbeResult(f"Unreachable: {_error_text(error)}")
+            return ProbeResult(Reason("Unreachable", _error_text(error)))
         if endpoint.model in served:
             return ProbeResult(dialect=endpoint.dialect)
-        return ProbeResult(f"ModelMissing: it serves {', '.join(served) or 'nothing'}, not {endpoint.model}")
+        why = f"it serves {', '.join(served) or 'nothing'}, not {endpoint.model}"
+        return ProbeResult(Reason("ModelMissing", why))
 
     async def _post(self, endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         async with asyncio.timeout(PROBE_SECONDS):

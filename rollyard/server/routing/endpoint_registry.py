@@ -15,7 +15,7 @@ from typing import Literal
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.telemetry import ENDPOINTS_EJECTED, ENDPOINTS_READY
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsStatus
@@ -27,9 +27,9 @@ from rollyard.server.routing.endpoint_state import (
     SLOW_START_STEPS,
     EndpointState,
     published,
-    readiness,
+    why_not_ready,
 )
-from rollyard.server.routing.health import EndpointTrust, with_complaint, with_probe
+from rollyard.server.routing.health import EJECTED, EndpointTrust, with_complaint, with_probe
 from rollyard.server.routing.surplus_sessions import EndpointShare, excess, to_move
 from rollyard.server.weights.engine_target import EndpointWeights, why_not_routable
 from rollyard.wire.base import Identity
@@ -121,7 +121,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason="" if beat.reason == weights.error else beat.reason,  # why_not_routable has the better text
+            engine_reason=beat.why_not_ready if beat.reason != weights.error else None,  # why_not_routable says more
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -159,11 +159,11 @@ class EndpointRegistry:
             self._set_trust(state, with_complaint(state.trust, voter, why, self._clock.monotonic()))
             self.endpoint_suspected.emit(id)
 
-    def probed(self, id: str, why: str, dialect: Literal["openai", "sglang"] = "openai") -> None:
-        """Record the result of a probe; `why` is empty on success."""
+    def probed(self, id: str, why: Reason | None, dialect: Literal["openai", "sglang"] = "openai") -> None:
+        """Record the result of a probe; `why`: the reason of its failure."""
         state = self._states.get(id)
         if state is not None:
-            if not why:
+            if why is None:
                 state = replace(state, endpoint=evolve(state.endpoint, dialect=dialect))
             self._set_trust(state, with_probe(state.trust, why, self._clock.monotonic()))
 
@@ -178,7 +178,7 @@ class EndpointRegistry:
         for state in list(self._states.values()):
             # Ejected or denied ones too: neither a probe nor other weights bring a silent endpoint back.
             if state.healthy and state.uid and state.heard_at < horizon:
-                said = f"Ejected: no heartbeat for {STALE_SECONDS:g} s"
+                said = Reason(EJECTED, f"no heartbeat for {STALE_SECONDS:g} s")
                 log.warning("endpoint %s: %s", state.endpoint.id, said)
                 silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
                 self._put(replace(silent, healthy=False, engine_reason=said))
@@ -347,10 +347,10 @@ class EndpointRegistry:
             if state is not None and state.warm_at > now:
                 heapq.heappush(self._slow_starts, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
 
-    def _denial(self, state: EndpointState) -> str:
+    def _denial(self, state: EndpointState) -> Reason | None:
         weights = self._weights.get(state.pool)
         if weights is None or state.model not in (None, weights.model):
-            return ""  # of an earlier spec: it keeps its weights until its successor is ready
+            return None  # of an earlier spec: it keeps its weights until its successor is ready
         return why_not_routable(weights, state.weights_report(True))
 
     def _with_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
@@ -367,8 +367,8 @@ class EndpointRegistry:
 
     def _put(self, state: EndpointState) -> None:
         id, now = state.endpoint.id, self._clock.monotonic()
-        ready, reason = readiness(state)
-        state = replace(state, ready=ready, reason=reason)
+        reason = why_not_ready(state)
+        state = replace(state, ready=reason is None, reason=reason)
         old = self._states.get(id)
         if state.ready and not (old is not None and old.ready) and self._is_cold(state, old):
             state = replace(state, warm_at=now + SLOW_START_SECONDS)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from rollyard.kinds.base import Reason
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.admission import UNLIMITED, Admission
 from rollyard.server.routing.endpoint_rates import UNKNOWN, EndpointRates, History
-from rollyard.server.routing.health import TRUSTED, EndpointTrust
+from rollyard.server.routing.health import EJECTED, TRUSTED, EndpointTrust
 from rollyard.server.weights.engine_target import EndpointWeights
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
@@ -16,7 +17,8 @@ from rollyard.wire.engine import WeightsReport, WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """A new endpoint is empty, and would take all new work until it is level, with a cold cache. Its share grows in steps."""
-OUT_REASONS = ("Ejected", "Unhealthy")
+REGISTERING = Reason("Registering")
+OUT_REASONS = (EJECTED, "Unhealthy")
 """Reasons for a silent endpoint, ours and an engine supervisor's; other reasons mean loading or an orderly end."""
 
 
@@ -30,7 +32,8 @@ class EndpointState:
     """Allocation uid; empty for an external server."""
     allocation: str = ""
     ready: bool = False
-    reason: str = "Registering"
+    reason: Reason | None = REGISTERING
+    """Reason why it is not ready."""
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
@@ -51,11 +54,11 @@ class EndpointState:
     """End of its slow start (monotonic seconds)."""
     healthy: bool = False
     """Health by its own report, or by a probe where it sends none; `ready` needs trust and the right weights as well."""
-    engine_reason: str = ""
+    engine_reason: Reason | None = None
     """Reason why it is not healthy."""
     model: str | None = None
     """Folder of the model that its allocation was made for; None where that is unknown."""
-    why_not_routable: str = ""
+    why_not_routable: Reason | None = None
     """Reason why its weights keep it from new work."""
     has_reported: bool = False
     """Whether it has reported since it registered here."""
@@ -73,7 +76,8 @@ class EndpointState:
     @property
     def is_out(self) -> bool:
         """Whether it does not answer: a request that waits there should continue elsewhere."""
-        return not self.ready and (self.trust.ejected or self.engine_reason.partition(":")[0] in OUT_REASONS)
+        silent = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
+        return not self.ready and (self.trust.ejected or silent)
 
     def capacity_share(self, now: float) -> float:
         """Share of its capacity that it may fill now, rising step by step to all of it."""
@@ -86,21 +90,21 @@ class EndpointState:
         return EndpointWeights(self.endpoint.id, self.weights, heard, known_for, self.healthy, self.acknowledged_order)
 
 
-def readiness(state: EndpointState) -> tuple[bool, str]:
-    """Whether new work may go there, with the reason if not: the engine's own first, then our trust, then its weights."""
+def why_not_ready(state: EndpointState) -> Reason | None:
+    """Reason why no new work may go there: the engine's own first, then our trust, then its weights; None where it may."""
     if not state.healthy and state.uid:
-        return False, _main_reason(state) if state.has_reported or state.engine_reason else "Registering"
-    if state.trust.ejected:
-        return False, f"Ejected: {state.trust.why}" if state.uid else state.trust.why
+        return _main_reason(state) if state.has_reported or state.engine_reason else REGISTERING
+    if (why := state.trust.why) is not None:
+        return Reason(EJECTED, str(why)) if state.uid and why.word != EJECTED else why
     if state.why_not_routable:
-        return False, _main_reason(state)
-    return state.healthy, "" if state.healthy else "Probing"
+        return _main_reason(state)
+    return None if state.healthy else Reason("Probing")
 
 
-def _main_reason(state: EndpointState) -> str:
-    """The first reason among its own and that of its weights."""
-    words = (state.engine_reason, state.why_not_routable)
-    return next((word for word in words if ":" in word), state.engine_reason or state.why_not_routable or "Registering")
+def _main_reason(state: EndpointState) -> Reason:
+    """The first of its own reason and that of its weights, one with a message before one without."""
+    reasons = [reason for reason in (state.engine_reason, state.why_not_routable) if reason is not None]
+    return next((reason for reason in reasons if reason.message), (*reasons, REGISTERING)[0])
 
 
 def published(state: EndpointState) -> tuple[object, ...]:

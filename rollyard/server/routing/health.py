@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from rollyard.kinds.base import Reason
+
+EJECTED = "Ejected"
 VOTES = 2
 """Number of node agents whose complaints eject without waiting for the probe."""
 VOTE_SECONDS = 60.0
@@ -29,7 +32,8 @@ class EndpointTrust:
     """A probe is due at once."""
     ejections: int = 0
     """Ejections in a row."""
-    why: str = ""
+    why: Reason | None = None
+    """Reason of the ejection."""
     cleared_at: float = float("-inf")
     """Time of the last successful probe."""
 
@@ -49,20 +53,20 @@ def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> En
     votes = {who: at for who, at in trust.votes.items() if now - at < VOTE_SECONDS} | {voter: now}
     if trust.ejected:
         return replace(trust, votes=votes)
-    trust = replace(trust, votes=votes, suspected=True, why=why)
-    return _ejected(trust, f"{len(votes)} node agents: {why}", now) if len(votes) >= VOTES else trust
+    trust = replace(trust, votes=votes, suspected=True)
+    return _ejected(trust, Reason(EJECTED, f"{len(votes)} node agents: {why}"), now) if len(votes) >= VOTES else trust
 
 
-def with_probe(trust: EndpointTrust, why: str, now: float) -> EndpointTrust:
-    """Add the result of a probe of ours; `why` is empty on success."""
-    if why:
+def with_probe(trust: EndpointTrust, why: Reason | None, now: float) -> EndpointTrust:
+    """Add the result of a probe of ours; `why`: the reason of its failure."""
+    if why is not None:
         return _ejected(trust, why, now)
     if trust.ejected and trust.out_until is not None and now < trust.out_until:
         return replace(trust, suspected=False)  # ejected by complaints during the probe: it stays out for its time
     return EndpointTrust(ejections=trust.ejections, cleared_at=now)
 
 
-def _ejected(trust: EndpointTrust, why: str, now: float) -> EndpointTrust:
+def _ejected(trust: EndpointTrust, why: Reason, now: float) -> EndpointTrust:
     forgiven = not trust.ejected and now - trust.cleared_at > REMEMBER_EJECTIONS_SECONDS
     ejections = 1 if forgiven else trust.ejections + 1
     seconds = min(EJECTED_CAP_SECONDS, EJECTED_SECONDS * 2.0 ** (ejections - 1))

@@ -121,7 +121,7 @@ class EndpointProber:
             async with self._slots:
                 # Our own engines report by heartbeat what they serve.
                 found = ProbeResult() if endpoint.ca else await probe.check_models(endpoint)
-                if whole and not found.why:
+                if whole and found.why is None:
                     found = await probe.sample_one_token(endpoint)
         finally:
             self._busy.discard(endpoint.id)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
 from rollyard.wire.engine import WeightsReport, WeightsTarget
+
+WEIGHTS_UPDATING = Reason("WeightsUpdating")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +85,40 @@ def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarge
     )
 
 
-def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> str:
-    """Reason why it is not routable, as `Word: text`; empty when its weights are no obstacle."""
+def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> Reason | None:
+    """Reason why it is not routable; None when its weights are no obstacle."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(member.id) if operation is not None else None
     if operation is not None and operation.is_running:
         if is_at_target(member, operation):
-            return ""
+            return None
         if progress is None or progress.phase == "Waiting":
-            return (
-                ""
-                if current is None or weights.record(member.report.version) is not None
-                else _why_unproven(current, member.report)
-            )
+            if current is None or weights.record(member.report.version) is not None:
+                return None
+            return _why_unproven(current, member.report)
         if progress.phase == "Failed":
-            return f"WeightsFailed: {operation.target.version}: {progress.reason}"
-        return "WeightsUpdating"
+            return Reason("WeightsFailed", f"{operation.target.version}: {progress.reason}")
+        return WEIGHTS_UPDATING
     if current is None or has_weights(member, current):
-        return ""
+        return None
     if progress is not None and progress.phase == "Failed":
-        return f"WeightsFailed: {current.version}: {progress.reason}"
+        return Reason("WeightsFailed", f"{current.version}: {progress.reason}")
     return _why_unproven(current, member.report)
 
 
-def _why_unproven(current: WeightsRecord, report: WeightsReport) -> str:
+def _why_unproven(current: WeightsRecord, report: WeightsReport) -> Reason:
     if report.phase == "Failed":
         why = report.error or "the engine gives no reason"
-        return f"WeightsUnavailable: {current.version} from {current.source}: {why}"
+        return Reason("WeightsUnavailable", f"{current.version} from {current.source}: {why}")
     if report.phase or not report.version:
-        return "WeightsUpdating"
+        return WEIGHTS_UPDATING
     if report.version == current.version:
-        return (
-            f"WeightsUnavailable: its folder has checksum {report.checksum}, but {current.version} has {current.proven}"
-        )
+        why = f"its folder has checksum {report.checksum}, but {current.version} has {current.proven}"
+        return Reason("WeightsUnavailable", why)
     if current.origin == "Spec":
-        return (
-            f"WeightsUnavailable: {current.path} now contains {report.version}, but the pool serves {current.version}; "
-            f"to serve it, run `rollyard weights POOL --version {report.version} --path {current.path}`"
+        return Reason(
+            "WeightsUnavailable",
+            f"{current.path} now contains {report.version}, but the pool serves {current.version}; "
+            f"to serve it, run `rollyard weights POOL --version {report.version} --path {current.path}`",
         )
-    return "WeightsUpdating"
+    return WEIGHTS_UPDATING

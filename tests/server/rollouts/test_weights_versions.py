@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollyard.core.errors import Conflict
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
@@ -191,7 +191,7 @@ async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(ve
     versions.serves("e1", "v1")
     await versions.waits()
     assert await versions.look() == 0, "it has v1"
-    yard.endpoints.probed("e1", "reset by peer")
+    yard.endpoints.probed("e1", Reason("Unreachable", "reset by peer"))
     assert await versions.look() == 0, "it may be healthy in a moment"
     await versions.waits()
     assert await versions.look() == 1

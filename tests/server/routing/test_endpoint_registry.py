@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from rollyard.core.clock import ManualClock
+from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
@@ -105,7 +106,7 @@ def test_a_drained_silent_or_unwell_one_gets_nothing() -> None:
     yard.beat("d")
     yard.endpoints.expire()
     assert set(yard.choose(8)) == {"d"}
-    assert yard.state("c").reason.startswith("Ejected: no heartbeat")
+    assert str(yard.state("c").reason).startswith("Ejected: no heartbeat")
     yard.beat("c")
     assert yard.state("c").ready
 
@@ -115,7 +116,7 @@ def test_who_waits_at_one_that_fell_silent_is_stranded_and_who_waits_for_one_tha
     yard.sessions(a=1, b=1, c=1)
     yard.beat("a", ready=False, reason="Unhealthy: TimeoutError")
     yard.beat("b", ready=False, reason="Loading")
-    yard.endpoints.probed("c", "Unreachable")
+    yard.endpoints.probed("c", Reason("Unreachable"))
     assert yard.endpoints.stranded() == {"a": True, "c": True}
     yard.beat("d", ready=False, reason="Loading")
     assert yard.endpoints.stranded() == {"a": False, "c": False}, "there is nowhere to go"
@@ -128,23 +129,23 @@ def test_a_heartbeat_does_not_bring_back_what_was_ejected_and_a_probe_does() -> 
     yard.endpoints.complain("a", "n1", "refused")
     assert yard.state("a").ready, "one complaint is no verdict"
     assert (yard.probes, [s.endpoint.id for s in yard.endpoints.suspected_endpoints()]) == (1, ["a"])
-    yard.endpoints.probed("a", "Unreachable: refused")
+    yard.endpoints.probed("a", Reason("Unreachable", "refused"))
     yard.beat("a")
-    assert (yard.state("a").ready, yard.state("a").reason) == (False, "Ejected: Unreachable: refused")
+    assert (yard.state("a").ready, yard.state("a").reason) == (False, Reason("Ejected", "Unreachable: refused"))
     assert set(yard.choose(4)) == {"b"}
     assert yard.endpoints.suspected_endpoints() == []
     yard.clock.turn(2.5)
     assert [s.endpoint.id for s in yard.endpoints.suspected_endpoints()] == ["a"], (
         "half-open: one probe and nothing else"
     )
-    yard.endpoints.probed("a", "")
+    yard.endpoints.probed("a", None)
     assert yard.state("a").ready
     assert yard.state("a").capacity_share(yard.clock.monotonic()) < 1, "and it starts slowly"
 
 
 def test_a_process_that_was_started_anew_begins_with_our_trust() -> None:
     yard = Yard("a")
-    yard.endpoints.probed("a", "Unreachable")
+    yard.endpoints.probed("a", Reason("Unreachable"))
     yard.register("a", port=2)
     yard.beat("a")
     assert yard.state("a").ready
@@ -159,7 +160,7 @@ def test_it_goes_on_elsewhere_and_on_the_same_only_when_a_probe_cleared_it() -> 
     assert found.id == "b"
     yard.endpoints.forget("u-b")
     assert yard.endpoints.choose_again(POOL, "a", "a", "") is None, "the probe is still out"
-    yard.endpoints.probed("a", "")
+    yard.endpoints.probed("a", None)
     found = yard.endpoints.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "a"
@@ -229,13 +230,13 @@ def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> Non
     assert set(yard.choose(4)) == {"a", "b"}
     yard.endpoints.follow_weights(POOL, served("x", "w"))
     assert (yard.choose(4), moved) == ({}, [POOL, POOL])
-    yard.endpoints.probed("a", "Unreachable: refused")
+    yard.endpoints.probed("a", Reason("Unreachable", "refused"))
     yard.beat("b", ready=False)
-    assert yard.state("a").reason == "Ejected: Unreachable: refused"
-    assert yard.state("b").reason == "WeightsUpdating", "the engine itself gave no reason"
+    assert yard.state("a").reason == Reason("Ejected", "Unreachable: refused")
+    assert yard.state("b").reason == Reason("WeightsUpdating"), "the engine itself gave no reason"
     yard.clock.turn(2.5)
-    yard.endpoints.probed("a", "")
-    assert (yard.state("a").ready, yard.state("a").reason) == (False, "WeightsUpdating")
+    yard.endpoints.probed("a", None)
+    assert (yard.state("a").ready, yard.state("a").reason) == (False, Reason("WeightsUpdating"))
     yard.clock.turn(STALE_SECONDS)
     yard.endpoints.expire()
     yard.endpoints.follow_weights(POOL, served("w"))

@@ -171,7 +171,7 @@ async def test_one_that_is_of_no_use_says_why(
     async with made.serving() as one:
         await pool(client, endpoints=[{"url": one.url}])
         state = await until(lambda: next((s for s in states(server).values() if s.trust.ejected), None))
-        assert (state.ready, state.reason.startswith(reason)) == (False, True), state.reason
+        assert (state.ready, str(state.reason).startswith(reason)) == (False, True), state.reason
 
 
 async def test_one_that_fails_is_out_and_comes_back_by_a_probe(server: RollyardServer, client: AsyncClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollyard.kinds.base import Reason
 from rollyard.server.routing.admission import UNLIMITED, Admission, EndpointLoad, admission
 from rollyard.server.routing.health import (
     EJECTED_CAP_SECONDS,
@@ -16,6 +17,8 @@ from rollyard.server.routing.health import (
     with_probe,
 )
 from rollyard.server.routing.surplus_sessions import MOVE_SHARE, EndpointShare, excess, to_move
+
+UNREACHABLE = Reason("Unreachable", "refused")
 
 # admission
 
@@ -91,7 +94,7 @@ def test_one_complaint_asks_for_a_probe_and_ejects_nothing() -> None:
     once = with_complaint(TRUSTED, "n1", "refused", 100.0)
     assert (once.ejected, once.probe_due(100.0)) == (False, True)
     assert not with_complaint(once, "n1", "refused", 101.0).ejected, "the same one again is still one"
-    cleared = with_probe(once, "", 102.0)
+    cleared = with_probe(once, None, 102.0)
     assert (cleared.ejected, cleared.probe_due(102.0), cleared.votes) == (False, False, {})
     late = with_complaint(once, "n2", "refused", 100.0 + VOTE_SECONDS)
     assert not late.ejected, "the first has been forgotten"
@@ -100,35 +103,35 @@ def test_one_complaint_asks_for_a_probe_and_ejects_nothing() -> None:
 def test_complaints_of_several_or_a_failed_probe_eject() -> None:
     once = with_complaint(TRUSTED, "n1", "refused", 0.0)
     both = with_complaint(once, "n2", "refused", 1.0)
-    assert (both.ejected, both.why) == (True, "2 node agents: refused")
-    assert with_probe(once, "Unreachable", 1.0).ejected
+    assert (both.ejected, both.why) == (True, Reason("Ejected", "2 node agents: refused"))
+    assert with_probe(once, UNREACHABLE, 1.0).ejected
 
 
 def test_it_comes_back_by_a_probe_and_stays_out_longer_each_time() -> None:
     trust, now, spells = with_complaint(TRUSTED, "n1", "refused", 0.0), 0.0, []
     for _ in range(9):
-        trust = with_probe(trust, "Unreachable", now)
+        trust = with_probe(trust, UNREACHABLE, now)
         assert trust.out_until is not None
         spells.append(trust.out_until - now)
         assert not trust.probe_due(trust.out_until - 0.1)
         now = trust.out_until
         assert trust.probe_due(now)
     assert spells == [min(EJECTED_CAP_SECONDS, EJECTED_SECONDS * 2**n) for n in range(9)]
-    back = with_probe(trust, "", now)
+    back = with_probe(trust, None, now)
     assert not back.ejected
-    again = with_probe(with_complaint(back, "n1", "refused", now + 1), "Unreachable", now + 2)
+    again = with_probe(with_complaint(back, "n1", "refused", now + 1), UNREACHABLE, now + 2)
     assert again.ejections == 10, "so soon, it goes on where it was"
     later = with_probe(
-        with_complaint(back, "n1", "refused", now + 1), "Unreachable", now + REMEMBER_EJECTIONS_SECONDS + 1
+        with_complaint(back, "n1", "refused", now + 1), UNREACHABLE, now + REMEMBER_EJECTIONS_SECONDS + 1
     )
     assert later.ejections == 1
 
 
 def test_a_probe_that_began_before_the_votes_does_not_overrule_them() -> None:
     out = with_complaint(with_complaint(TRUSTED, "n1", "x", 0.0), "n2", "x", 0.1)
-    assert with_probe(out, "", 0.2).ejected
+    assert with_probe(out, None, 0.2).ejected
     assert out.out_until is not None
-    assert not with_probe(out, "", out.out_until).ejected
+    assert not with_probe(out, None, out.out_until).ejected
 
 
 # which sessions move

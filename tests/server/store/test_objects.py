@@ -10,6 +10,7 @@ import pytest
 from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.core.errors import AlreadyExists, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey, ObjectMeta, evolve
+from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.store_samples import event, pool
@@ -184,6 +185,14 @@ async def test_old_events_are_pruned_and_the_deletion_is_logged(store: SqliteSto
         ("DELETED", "e0"),
         ("DELETED", "e1"),
     }
+
+
+async def test_an_object_of_another_kind_than_the_caller_expects_is_an_error(store: SqliteStore) -> None:
+    await store.create(pool("swe"))
+    assert (await store.get(KEY, RolloutPool)).metadata.name == "swe"
+    assert await store.get(KEY, (InferencePool, RolloutPool)) == await store.get(KEY)
+    with pytest.raises(TypeError, match="rolloutpool/default/swe is a RolloutPool, not a"):
+        await store.get(KEY, InferencePool)
 
 
 async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:

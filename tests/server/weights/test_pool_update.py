@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import Conflict
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 from rollyard.server.weights.engine_target import EndpointWeights, target_for, why_not_routable
 from rollyard.server.weights.pool_update import WeightsStep, advance, begin
@@ -231,7 +231,7 @@ def test_who_failed_stays_out_and_says_why_and_the_others_go_on() -> None:
     pool.refuses("e1", "its disk is full")
     pool.step()
     assert (pool.phase, pool.current, pool.heap()) == ("Complete", "v1", ["e0"])
-    assert why_not_routable(pool.weights, pool.members["e1"]) == "WeightsFailed: v1: its disk is full"
+    assert why_not_routable(pool.weights, pool.members["e1"]) == Reason("WeightsFailed", "v1: its disk is full")
     assert pool.said == ["WeightsUpdateStarted", "WeightsUpdateFailed", "WeightsUpdated"]
     assert pool.weights.operation is not None
     assert "1 of 2 endpoints" in pool.weights.operation.message
@@ -345,7 +345,7 @@ def test_another_content_under_the_same_version_is_refused() -> None:
     pool.step()
     assert pool.phase == "Complete"
     assert pool.heap() == ["e0"]
-    assert "its folder has checksum bbb, not aaa" in why_not_routable(pool.weights, pool.members["e1"])
+    assert "its folder has checksum bbb, not aaa" in str(why_not_routable(pool.weights, pool.members["e1"]))
     assert pool.begin(update(mode="Pause"))
     pool.step()
     assert pool.ordered() == ["e1"], "what it says yet is about the first time"
@@ -499,7 +499,7 @@ def test_a_folder_that_was_written_over_is_not_served_under_a_name_that_means_so
     pool = Pool(2)
     pool.say("e1", version="other", checksum="c")
     assert pool.heap() == ["e0"]
-    assert "--version other --path /m" in why_not_routable(pool.weights, pool.members["e1"])
+    assert "--version other --path /m" in str(why_not_routable(pool.weights, pool.members["e1"]))
     pool.begin(update("other", path=MODEL))
     carry_out(pool)
     assert pool.current == "other"
