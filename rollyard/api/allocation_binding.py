@@ -1,7 +1,7 @@
-"""Binding of an allocation to the first process that registers for it; every other copy is refused and must exit.
+"""Binding of an allocation to the first process that registers for it. Every other copy is refused and must exit.
 
-Two copies of one job do occur: a lost node comes back with its job still running, or a submit whose answer was lost was
-accepted after all. The binding is written once, under optimistic concurrency, and never changes.
+Two copies of one job do occur: a lost node comes back with its job still running, or a submit was accepted although its
+answer was lost. The binding is written once, under optimistic concurrency, and never changes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
         try:
             return await store.update(bound, "status")
         except Conflict:
-            continue  # the reconciler wrote in between
+            continue  # the reconciler has written the object meanwhile
     raise Conflict(f"allocation {identity.allocation} changes too often to be written; register again")
 
 

@@ -41,7 +41,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def build(services: Services) -> web.Application:
-    """An aiohttp application; the caller that runs it adds TLS."""
+    """Build the aiohttp application; its caller adds TLS."""
     check = auth.authenticate(services.signer, services.clock)
     app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
     app[SERVICES] = services

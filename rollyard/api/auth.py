@@ -1,4 +1,4 @@
-"""Authorization by the path and the token's role; a node agent or engine has access only to its own allocation."""
+"""Authorization by the path and the token's role. A node agent or engine has access only to its own allocation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
 
 
 def token_allocation(request: web.Request, uid: str) -> str:
-    """The token's allocation. Raises Forbidden when the message names another."""
+    """Return the token's allocation. Raises Forbidden when the message names another one."""
     own = request[CLAIMS].subject
     if own != uid:
         raise Forbidden("this token belongs to another allocation")

@@ -12,7 +12,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS
 
 GIT_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+rollyard", "platform": "linux/amd64"}
-"""kubectl warns when the minor version is further than one from its own."""
+"""kubectl warns when the minor version differs from its own by more than one."""
 _READ = ["get", "list", "watch"]
 
 
@@ -30,7 +30,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def _fixed(body: dict[str, Any]) -> Any:
-    @accepts("timeout")  # kubectl's `version` sends one
+    @accepts("timeout")  # kubectl's `version` sends this parameter
     async def answer(_: web.Request) -> web.Response:
         """Description of the API, for kubectl and client libraries."""
         return web.json_response(body)

@@ -29,7 +29,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _list(request: web.Request) -> web.Response:
-    """List the endpoints in the pool's status, Rollyard's own and draining ones too, and those just added."""
+    """List the endpoints in the pool's status, also Rollyard's own and draining ones, and those that were just added."""
     pool = await request.app[SERVICES].store.get(object_key(request), InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed_endpoints(pool):
@@ -40,7 +40,7 @@ async def _list(request: web.Request) -> web.Response:
 
 
 async def _add(request: web.Request) -> web.Response:
-    """Add an external server, or change the capacity or token of one. The answer is 201 if it is new."""
+    """Add an external server, or change the capacity or token of a listed one. The answer is 201 if the server is new."""
     try:
         wanted = ExternalEndpoint.model_validate(await read_body(request))
     except pydantic.ValidationError as error:

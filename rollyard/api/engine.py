@@ -50,7 +50,7 @@ async def _register(request: web.Request) -> web.Response:
     key = InferencePool.key_of(identity.namespace, allocation.spec.pool.name)
     pool = await services.store.get(key, InferencePool)
     model = pool.spec.model
-    # The same token after each registration: node agents keep the one from their lease.
+    # The token is the same after each registration, because node agents keep the token that came with their lease.
     token = services.signer.issue(Role.ENDPOINT, identity.uid, None)
     endpoint = Endpoint(
         id=endpoint_id(identity),
@@ -64,8 +64,8 @@ async def _register(request: web.Request) -> web.Response:
     pool_key, weights, template = pool.pool_key, pool.status.weights, allocation.spec.template
     capacity = max(1, template.gpus * template.nodes)
     services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
-    # A process that asks for a certificate has just started; one with a certificate has reconnected, and keeps its
-    # weights.
+    # A process that asks for a certificate has just started. A process with a certificate has reconnected, and keeps
+    # its weights.
     order = _weights_order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
     services.endpoints.note_order(endpoint.id, order)
     certificate = services.authority.sign_csr(hello.csr, [host]) if hello.csr else None
@@ -74,7 +74,7 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Order for an engine; none for one of an earlier spec, which ends as soon as its successor is ready."""
+    """Return the order for an engine; None if it has an earlier spec, because it ends as soon as its successor is ready."""
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 

@@ -42,7 +42,7 @@ def error_response(error: ApiError) -> web.Response:
 
 
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
-    """Invalid for a body that its model refuses, field by field, with the same texts as for manifests."""
+    """Turn the model's refusal of a body into Invalid, field by field, with the same texts as for manifests."""
     return rejection(problems_of(model, error), what)
 
 
@@ -62,7 +62,7 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
         response = error_response(_from_aiohttp(error, request))
     except Exception as error:
         gone = request.transport is None or request.transport.is_closing()
-        if not (gone and isinstance(error, ConnectionError)):  # a caller may leave in the middle of its response
+        if not (gone and isinstance(error, ConnectionError)):  # a caller may disconnect while its response is sent
             log.exception("%s %s failed", request.method, request.path)
         response = error_response(ApiError("internal error; the server's log has the details"))
     if response.status >= 400 and not response.prepared and request.can_read_body:
@@ -71,7 +71,7 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _close_after_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection of a refused request instead of reading its body, except a small one that was sent at once."""
+    """Close the connection of a refused request without reading its body, unless the body is small and its size is known."""
     size = request.content_length
     if response.status in (401, 408) or size is None or size > SMALL_BYTES:
         response.force_close()

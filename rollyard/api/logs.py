@@ -26,7 +26,7 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("follow", "offset", "tail")
 async def _log(request: web.Request) -> web.StreamResponse:
-    """Send text from byte `offset`, or the last `tail` lines; `follow=1` waits for the job's start and ends with it."""
+    """Send text from byte `offset`, or the last `tail` lines. `follow=1` waits for the job's start and ends with the job."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     follow, offset, tail = (
         query_parameters.flag(request, "follow"),
@@ -54,7 +54,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
 
 
 async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
-    """Wait until there is output. Raises NotFound with the reason where there is none and the caller does not wait."""
+    """Wait until there is output. Raises NotFound with the reason if there is none and the caller does not wait."""
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)
         if not follow or allocation.status.is_ended:
@@ -91,7 +91,7 @@ def _number(request: web.Request, name: str) -> int | None:
 
 
 def _read(path: Path, position: int) -> bytes:
-    """Read a piece; empty at the file's end, and when the folder is gone."""
+    """Read a piece; return nothing at the file's end, and when the folder is gone."""
     try:
         with path.open("rb") as file:
             file.seek(position)

@@ -1,4 +1,4 @@
-"""Long responses: when the server stops they end at once, and their clients reconnect to the next server."""
+"""Long responses. When the server stops they end at once, and their clients reconnect to the next server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 
 
 class _LongLivedTasks(WeakSet[asyncio.Task[object]]):
-    """Tasks of such responses."""
+    """Tasks of long responses."""
 
 
 _LONG_LIVED = web.AppKey("open", _LongLivedTasks)

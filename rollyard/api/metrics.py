@@ -1,8 +1,8 @@
 """`GET /metrics`: counters of the server, and metrics of its model servers.
 
-Metrics of model servers are made from the registry of endpoints at each scrape, so removed endpoints disappear. The
-values are those of `top`; totals start at zero with each start of an engine, as Prometheus expects of a counter. The
-text is written here, and not by prometheus_client, which takes seven times as long.
+At each scrape the metrics of model servers are made from the registry of endpoints, so removed endpoints disappear. The
+values are those of `top`. Totals start at zero with each start of an engine, as Prometheus expects of a counter. The
+text is written here, because prometheus_client takes seven times as long.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def _metrics(request: web.Request) -> web.Response:
     """Metrics in Prometheus' format."""
     services = request.app[SERVICES]
     states, sessions = services.endpoints.all(), await services.rollouts.sessions()
-    # In a thread: with a thousand endpoints it takes a while.
+    # In a thread: for a thousand endpoints this takes a while.
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
     return web.Response(body=generate_latest(REGISTRY) + endpoints.encode(), content_type="text/plain")
 

@@ -1,4 +1,4 @@
-"""The node protocol's server side: one WebSocket a node agent for orders, plain HTTP for results."""
+"""The server's side of the node protocol: one WebSocket for each node agent for orders, plain HTTP for results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
-"""Size of one message on the WebSocket: a heartbeat of ten thousand leases."""
+"""Greatest size of one message on the WebSocket: a heartbeat with ten thousand leases."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -125,7 +125,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
-    """Sandboxes that fit, by the sandbox of the node agent's first Welcome, whatever the pool's spec is now."""
+    """Number of sandboxes that fit, by the sandbox in the node agent's first Welcome, whatever the pool's spec is now."""
     if hello.places:
         return hello.places
     if hello.widths:  # an older node agent sends no capacity; only its present widths are sure to fit
@@ -139,7 +139,7 @@ async def _send_messages(socket: web.WebSocketResponse, outbox: asyncio.Queue[To
         try:
             await socket.send_str(message.model_dump_json())
         except ConnectionError:
-            return  # the reader sees the end too, and unfinished messages are settled at the next hello
+            return  # the reader gets the error too, and unfinished messages are settled at the next hello
 
 
 async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:
@@ -162,18 +162,18 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:  # the rollout that caused it is known
+                if message.reason == NODE_AGENT_ERROR:  # the node agent knows which rollout caused it
                     limit = await _max_attempts(services, message.lease)
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    unread = message.reason == UNREADABLE_LEASE_REASON  # another grant of it would end in the same way
+                    unread = message.reason == UNREADABLE_LEASE_REASON  # the lease would be unreadable again
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
-            except RollyardError as error:  # its expiry will do the same, later
+            except RollyardError as error:  # the lease's expiry will do the same later
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case _:
-            pass  # a message of a newer version
+            pass  # a message from a newer version
 
 
 async def _put_run(request: web.Request) -> web.Response:
@@ -192,7 +192,7 @@ async def _put_result(request: web.Request) -> web.Response:
 
 
 async def _max_attempts(services: Services, lease: LeaseRef) -> int:
-    """The pool's limit; the default for a pool that is gone."""
+    """Return the pool's limit, or the default if the pool is gone."""
     try:
         record = await services.rollouts.get(lease.namespace, lease.id)
         return (await pool_of(services, record.namespace, record.pool)).spec.max_attempts
@@ -236,7 +236,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     allow = _allowed_versions(services, record, wanted.role, key)
     endpoint = services.endpoints.choose_again(key, current, wanted.failed, node, allow)
     if endpoint is None:
-        if wanted.failed:  # else it continues at its present one
+        if wanted.failed:  # otherwise the rollout continues at its present endpoint
             services.rollouts.leases.park(wanted.lease)
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
     services.rollouts.leases.unpark(wanted.lease)
@@ -248,7 +248,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
 def _allowed_versions(
     services: Services, record: RolloutRecord, role: str, pool: PoolKey
 ) -> Callable[[Endpoint], bool] | None:
-    """Check of versions for a rollout under way: it may use those that it could begin with, by its group and its age limit."""
+    """Check of weights versions for a rollout under way. The group and the age limit hold as at its beginning."""
     least, version = record.min_weights_version, record.weights_version
     if role != POLICY_ROLE:
         return None

@@ -35,11 +35,11 @@ BASE = f"/apis/{API_VERSION}"
 DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
 WRITE_RETRIES = 5
 MAX_BODY_BYTES = 3 << 20
-"""The same limit as in the API server of Kubernetes."""
+"""Greatest size of a body, as in the API server of Kubernetes."""
 MAX_OBJECT_BYTES = 3 << 19
-"""The same limit as in etcd."""
+"""Greatest size of an object, as in etcd."""
 WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
-"""Warnings for the caller of a request that is not refused."""
+"""Warnings for the caller of an accepted request."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -89,7 +89,7 @@ def _store(request: web.Request) -> Store:
 
 
 def _as_json(request: web.Request, obj: KindObject) -> dict[str, Any]:
-    """The object as JSON; under /api/v1 an event has the form of core/v1, which kubectl expects there."""
+    """Return the object as JSON. Under /api/v1 an event has the form of core/v1, which kubectl expects there."""
     core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
     return obj.dump() | core
 
@@ -113,7 +113,7 @@ def _quoted(text: str) -> str:
 
 
 async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
-    """Read a JSON object; with `empty`, a missing body is accepted as an empty object.
+    """Read a JSON object. With `empty`, a missing body is accepted and gives an empty object.
 
     Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType.
     """
@@ -125,7 +125,7 @@ async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, A
 
 
 def mapping_at(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """The mapping `name` of a body; empty if it is left out or null. Raises BadRequest."""
+    """Return the mapping `name` of a body; empty if it is left out or null. Raises BadRequest."""
     found = body.get(name)
     if found is not None and not isinstance(found, dict):
         raise BadRequest(f"{name} must be a JSON object")
@@ -137,7 +137,7 @@ def _is_dry_run(request: web.Request) -> bool:
 
 
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """Parse a user's object for this path, without `status`. This is slow for a large object.
+    """Parse a user's object for this path, without `status`. For a large object this is slow.
 
     Raises Invalid, BadRequest, TooLarge.
     """
@@ -212,7 +212,7 @@ async def _watch(
                 await send_event(event)
     except TimeoutError:
         pass
-    except ApiError as error:  # kubectl expects an error that ends a watch as an event
+    except ApiError as error:  # kubectl expects the error that ends a watch as an event
         await send("ERROR", status_body(error))
     return response
 
@@ -258,7 +258,7 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
 
 
 def check_site(request: web.Request, pool: Pool) -> None:
-    """Refuse a pool that no partition of this site could ever start; other doubts become warnings. Raises Invalid."""
+    """Refuse a pool that no partition of this site could ever start; warn about less certain problems. Raises Invalid."""
     causes, request[WARNINGS] = request.app[SERVICES].check_allocation(pool)
     if causes:
         words = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
@@ -299,7 +299,7 @@ async def retry_write(
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Merge by RFC 7396: objects merge, null removes, any other value replaces."""
+    """Merge by RFC 7396: objects are merged, null removes a field, any other value replaces it."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}

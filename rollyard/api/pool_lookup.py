@@ -1,4 +1,4 @@
-"""Look-up of the pool that a request names; one that is being deleted does not count."""
+"""Look-up of the pool that a request names. A pool that is being deleted counts as missing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ K = TypeVar("K", bound=KindObject)
 
 
 async def inference_pool(services: Services, namespace: str, name: str) -> InferencePool:
-    """The InferencePool. Raises Invalid."""
+    """Return the InferencePool. Raises Invalid."""
     return await _named(services, InferencePool, namespace, name)
 
 
 async def rollout_pool(services: Services, namespace: str, name: str) -> RolloutPool:
-    """The RolloutPool. Raises Invalid."""
+    """Return the RolloutPool. Raises Invalid."""
     return await _named(services, RolloutPool, namespace, name)
 
 

@@ -1,7 +1,7 @@
 """`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and how many would be submitted.
 
-`POST` answers the same for the pool in the body, as a create or a replace would store it, but stores nothing. Dry
-runs and diffs use it. (With `dryRun=All` the API returns the object alone, as Kubernetes does.)
+`POST` answers the same for the pool in the body, and stores nothing. The pool is completed as for a create or replace.
+Dry runs and diffs use it. (With `dryRun=All` the API returns the object alone, as Kubernetes does.)
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _script_of_stored(request: web.Request) -> web.Response:
-    """Batch script of an allocation of this pool, and what would be submitted."""
+    """Batch script of an allocation of this pool, and the submits that would follow."""
     writable(request)
     pool = await request.app[SERVICES].store.get(object_key(request), POOL_KINDS)
     return await _submission(request, pool)
 
 
 async def _script_of_body(request: web.Request) -> web.Response:
-    """The same for the pool in the body, stored or not."""
+    """The same for the pool in the body, whether or not it is stored."""
     wanted = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:

@@ -1,4 +1,4 @@
-"""Query parameters: each route declares its own. Unknown ones and impossible values are refused."""
+"""Query parameters. Each route declares its own; unknown parameters and impossible values are refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ H = TypeVar("H", bound=Callable[..., object])
 MAX_INTEGER = 2**63 - 1
 """Largest integer in the database and in file offsets."""
 ANY = "*"
-"""Accepted name of a route that accepts every parameter and passes it on."""
+"""Declared name of a route that accepts every parameter and passes it on."""
 _ACCEPTED = "query_parameters"
 _TRUE, _FALSE = ("1", "t", "T", "true", "True", "TRUE"), ("0", "f", "F", "false", "False", "FALSE")
 
 
 def accepts(*names: str) -> Callable[[H], H]:
-    """Decorator of a handler; it declares the query parameters of the handler's route."""
+    """Decorator of a handler that declares the query parameters of the handler's route."""
 
     def named(handler: H) -> H:
         setattr(handler, _ACCEPTED, names)
@@ -41,7 +41,7 @@ def parameters(handler: object) -> tuple[str, ...]:
 
 @web.middleware
 async def known_parameters(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: 400 for an unknown parameter. The gateway's APIs are not ours and have their own parameters."""
+    """Middleware: 400 for an unknown parameter. The gateway's APIs are not checked: they have their providers' parameters."""
     if request.query and request.match_info.http_exception is None and not request.path.startswith(GATEWAY):
         _check(request)
     return await handler(request)
@@ -68,12 +68,12 @@ def _check(request: web.Request) -> None:
 
 
 def integer(request: web.Request, name: str, default: int, *, least: int = 0, most: int = MAX_INTEGER) -> int:
-    """An integer parameter. Raises BadRequest."""
+    """Return an integer parameter. Raises BadRequest."""
     return _integer(name, request.query.get(name, str(default)), least, most)
 
 
 def cursor(text: str, name: str) -> int:
-    """A position in the stream of ended rollouts. Raises BadRequest."""
+    """Return a position in the stream of ended rollouts. Raises BadRequest."""
     return _integer(name, text, 0, MAX_INTEGER)
 
 
@@ -84,7 +84,7 @@ def _integer(name: str, text: str, least: int = 0, most: int = MAX_INTEGER) -> i
 
 
 def seconds(request: web.Request, name: str, default: float) -> float:
-    """A time in seconds. Raises BadRequest."""
+    """Return a time in seconds. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -98,7 +98,7 @@ def seconds(request: web.Request, name: str, default: float) -> float:
 
 
 def flag(request: web.Request, name: str) -> bool:
-    """A boolean parameter. Raises BadRequest."""
+    """Return a boolean parameter. Raises BadRequest."""
     text = request.query.get(name, "false")
     _boolean(name, text)
     return text in _TRUE
@@ -136,7 +136,7 @@ def _no_continue(name: str, text: str) -> None:
 def _no_initial_events(name: str, text: str) -> None:
     _boolean(name, text)
     if text in _TRUE:
-        # With this text client-go falls back to a list and a watch.
+        # After this text client-go uses a list and a watch instead.
         raise Invalid(
             "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is "
             "enabled"
@@ -164,4 +164,4 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "timeoutSeconds": _integer,
     "watch": _boolean,
 }
-"""Parameters that Kubernetes clients send on any path below /apis and /api -> function that checks the value."""
+"""Parameter that Kubernetes clients send on any path below /apis and /api -> function that checks its value."""

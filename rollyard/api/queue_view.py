@@ -20,7 +20,7 @@ K = TypeVar("K", bound=KindObject)
 
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
-    """Queue of this pool as these queued records need it."""
+    """Return the part of this pool's queue that the reasons of these queued records depend on."""
     now = services.clock.time()
     pool = await _find(services, RolloutPool, namespace, name)
     if pool is None:

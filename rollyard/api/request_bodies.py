@@ -1,4 +1,4 @@
-"""Bodies of requests: read after the check of the token, within limits of time and size; long parsing runs in a thread."""
+"""Bodies of requests. They are read after the token is checked, within limits of time and size; long parsing uses a thread."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rollyard.core.http_body import encoding_of, inflate, send_continue
 
 T = TypeVar("T")
 IDLE_SECONDS = 30.0
-"""Seconds without a byte after which a body is given up; a slow body is accepted while bytes keep arriving."""
+"""Seconds without a byte after which reading ends with an error. A slow body is accepted while bytes keep arriving."""
 MAX_MESSAGE_BYTES = 256 << 10
-"""Size of messages of our own processes, and of requests with a few fields."""
+"""Greatest size of messages of our own processes, and of requests with a few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Values in one body, counted by commas and opening brackets, including those within texts. An empty list
+"""Greatest number of values in one body, counted by commas and opening brackets, also those within texts. An empty list
 takes two bytes in a body and eighty in memory, and while Python parses a body every other thread has to wait.
 """
-# Only one thread: with more of them the event loop would get the interpreter's lock less often.
+# Only one thread: with more threads the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 
 
@@ -78,16 +78,16 @@ def parse(data: bytearray) -> Any:
 
 
 def has_few_values(data: bytes | bytearray) -> bool:
-    """Whether it takes little time and memory to parse."""
+    """Whether parsing the data takes little time and memory."""
     return data.count(b",") + data.count(b"[") + data.count(b"{") <= MAX_VALUES
 
 
 def is_short(request: web.Request) -> bool:
-    """Whether its body takes less time to read and check than a thread takes to start."""
+    """Whether the body can be read and checked in less time than a thread takes to start."""
     size = request.content_length
     return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 
 
 async def run_in_parser_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` in the one thread for work that would block the loop, and return its result."""
+    """Run `work(*args)` in the one thread for work that would block the loop; return its result."""
     return await asyncio.get_running_loop().run_in_executor(_PARSER_THREAD, partial(work, *args))

@@ -50,7 +50,7 @@ def _namespace(request: web.Request) -> str:
 
 @accepts("namespace")
 async def _submit(request: web.Request) -> web.Response:
-    """Accept rollouts: one request, a list, or an object with `rollouts`. 202 when they are on disk."""
+    """Accept rollouts: one request, a list, or an object with `rollouts`. The answer 202 comes when they are on disk."""
     services, namespace = request.app[SERVICES], _namespace(request)
     requests = await read_requests(request)
     pools = await _check_pools(services, namespace, requests)
@@ -84,7 +84,7 @@ async def _check_pools(
 
 
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
-    """Check the versions in a request; they are known only for engines that Rollyard starts."""
+    """Check the weights versions in a request. They are known only for engines that Rollyard starts."""
     inference = pool.spec.inference[POLICY_ROLE]
     asked = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
@@ -120,7 +120,7 @@ def _check_tasks(requests: Sequence[RolloutRequest]) -> None:
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """All node agents of the pool, where that is certain: none is starting, draining, or to be replaced."""
+    """All node agents of the pool; none unless they are certain to be all, with none starting, draining or being replaced."""
     status, agents = pool.status, services.agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
@@ -165,7 +165,7 @@ async def _get(request: web.Request) -> web.Response:
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:
-    """JSON response, written in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
+    """Write a JSON response in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
     return web.Response(text=await asyncio.to_thread(json.dumps, body), content_type="application/json")
 
 
@@ -187,7 +187,7 @@ async def _counts(request: web.Request) -> web.Response:
         word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
         counts[word] += count
     live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
-    if query.get("group") is None:  # the holders' reports are fresher than the durable stage, but have no groups
+    if query.get("group") is None:  # node agents report stages earlier than the store has them, but not by group
         counts |= {stage.value: n for stage, n in live.items()}
     counts["reward_mean"] = await services.store.reward_mean(*scope)
     return web.json_response(counts)
@@ -195,7 +195,7 @@ async def _counts(request: web.Request) -> web.Response:
 
 @accepts("namespace", "pool", "group", "after", "trajectories")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Server-sent events, one a terminal record; resumes after the cursor in `after` or Last-Event-ID."""
+    """Server-sent events, one for each terminal record. They continue after the cursor in `after` or Last-Event-ID."""
     services, query = request.app[SERVICES], request.query
     after = integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):

@@ -1,4 +1,4 @@
-"""Sessions for external agents: opened and closed here, called below `/gateway`."""
+"""Sessions of external agents: opened and closed here, called below `/gateway`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def set_up(app: web.Application, services: Services) -> None:
 
 @accepts("namespace")
 async def _open(request: web.Request) -> web.Response:
-    """201 with a new session, 200 with the one that there is."""
+    """Answer 201 with a new session, or 200 with the one that exists."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     try:
         wanted = SessionRequest.model_validate(await request_bodies.read_message(request))
@@ -63,13 +63,13 @@ async def _open(request: web.Request) -> web.Response:
 
 
 def _opened_response(request: web.Request, found: ExternalSession, key: str) -> SessionOpened:
-    # with the host by which the caller has reached us
+    # with the host name that the caller used
     base = f"{request.url.origin()}{GATEWAY}s/{found.session.id}"
     return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
 
 
 async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> InferencePool:
-    """The pool for a session. Raises Invalid where it does not exist, is being deleted, or cannot meet the request."""
+    """Return the pool for a session. Raises Invalid if it is missing, is being deleted, or cannot serve the request."""
     pool = await inference_pool(services, namespace, wanted.pool)
     if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
         message = (
@@ -81,7 +81,7 @@ async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> I
 
 
 def _retry_advice(pool: InferencePool) -> str:
-    """Advice for a session that cannot be opened now."""
+    """Return advice for a session that cannot be opened now."""
     spec = pool.spec
     if spec.suspend:
         return "spec.suspend is true, so the pool starts none; resume it"
@@ -131,7 +131,7 @@ async def _record(request: web.Request, id: str) -> web.Response:
 
 
 def _id(request: web.Request) -> str:
-    """Id of the session in the path. Raises NotFound where the session is in another namespace."""
+    """Return the id of the session in the path. Raises NotFound if the session is in another namespace."""
     id, namespace = request.match_info["id"], request.query.get("namespace")
     if namespace is not None:
         own = request.app[SERVICES].sessions.get(id).pool.namespace
@@ -143,7 +143,7 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """The session of a model call: by its key, or by name for an admin's token. Raises GatewayError."""
+    """Return the session of a model call: by its key, or by its name if an admin's token is used. Raises GatewayError."""
     claims = _claims(services, request)
     mark_trusted(request)
     if claims.role is Role.ADMIN:

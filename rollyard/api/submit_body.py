@@ -1,8 +1,8 @@
-"""The body of a submit: parsed in a thread beside the event loop when it is small, in a child process when it is large.
+"""The body of a submit. A small body is parsed in a thread beside the event loop, a large one in a child process.
 
 Python parses JSON in one call and holds the interpreter's lock meanwhile. A body of 250 MB, half of it brackets, would
-stop everything else in the server for a minute, the renewal of leases too, and take 20 GB of memory. The child process
-has limits of memory and time; a body beyond them ends only this process.
+stop everything else in the server for a minute, also the renewal of leases, and take 20 GB of memory. The child process
+has limits of memory and time; a body beyond these limits ends only the child.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MAX_BYTES = 256 << 20
 SMALL_BYTES = 1 << 20
 LARGE_SECONDS = 60.0
 LARGE_MEMORY = 4 << 30
-"""Address space of the process; a parsed list of numbers takes ten times as much memory as its text."""
+"""Address space of the child process. A parsed list of numbers takes ten times as much memory as its text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
 _LARGE_SLOTS = web.AppKey("room", ByteBudget)
-"""Bytes of large bodies that the server holds at once, for all callers together."""
+"""Limit of the bytes of large bodies that the server holds at once, for all callers together."""
 
 
 def set_up(app: web.Application) -> None:

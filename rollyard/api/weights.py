@@ -1,7 +1,7 @@
 """`POST …/inferencepools/NAME/weights`: one durable operation on the pool, accepted when it is on disk. `GET` shows it.
 
-The pool's controller carries it out from the status alone. Both write the status with the resourceVersion that they
-have read, so neither overwrites the other's change.
+The pool's controller carries it out from the status alone. The route and the controller write the status with the
+resourceVersion that they read, so neither overwrites the other's change.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _get(request: web.Request) -> web.Response:
-    """Weights that the pool serves, with the last update."""
+    """Read the weights that the pool serves, with the last update."""
     return _respond(request, (await _pool(request)).status.weights, 200)
 
 
 async def _post(request: web.Request) -> web.Response:
-    """202 when this began an operation, 200 when there was nothing to begin."""
+    """Answer 202 when an operation has begun, and 200 when nothing has to be done."""
     try:
         update = WeightsUpdate.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
@@ -50,7 +50,7 @@ async def _post(request: web.Request) -> web.Response:
         except Conflict:
             if tries <= 0:
                 raise
-            continue  # the pool's controller, or another trainer, wrote in between
+            continue  # the pool's controller or another trainer has written the status meanwhile
         return _respond(request, weights, 202)
 
 

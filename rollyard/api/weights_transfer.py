@@ -2,7 +2,7 @@
 
 Calls pass through the server, so a trainer needs only the access with which it began the update. It never gets the
 addresses, certificates and tokens of the engines' proxies. Large tensors go to the engine directly, over NCCL or CUDA
-IPC; only those of the embedded engine stream through the server.
+IPC. Only tensors for the embedded engine stream through the server.
 """
 
 from __future__ import annotations

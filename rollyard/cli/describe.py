@@ -39,7 +39,7 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
         uids = {
             obj.metadata.uid,
             *(a.metadata.uid for a in owned),
-        }  # not by name: a deleted object may have had the same one
+        }  # not by name: a deleted object may have had the same name
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
         click.echo("\n".join(_lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))))
 
@@ -120,7 +120,7 @@ def _job(status: AllocationStatus) -> list[str]:
 
 
 def _exit_code(code: int | None) -> str:
-    """Format an exit code; above 128 with the name of its signal: a shell reports SIGKILL, signal 9, as 137."""
+    """Format an exit code. Above 128 add the signal's name: for signal 9, SIGKILL, a shell reports 137."""
     if code is None:
         return "<none>"
     try:

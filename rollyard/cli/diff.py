@@ -26,7 +26,7 @@ _OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizer
 
 
 def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
-    """Exit with 2 after an error in the command or its client: 1, as in other commands, means `different` here."""
+    """Exit with 2 after an error in the command or its client. Other commands use 1, which means `different` here."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:

@@ -106,7 +106,7 @@ def _steps(path: str) -> Iterator[Step]:
     if rest in ("", "."):
         return
     if rest[0] not in ".[":
-        rest = "." + rest  # kubectl accepts {metadata.name} as well
+        rest = "." + rest  # kubectl accepts {metadata.name} too
     at = 0
     while at < len(rest):
         match = _TOKEN.match(rest, at)
@@ -151,7 +151,7 @@ def _filter(text: str, path: str) -> Step:
         try:
             return any(compare(found, right) for found in _follow_steps(left, item))
         except TypeError:
-            return False  # a number and a text cannot be ordered
+            return False  # a number and a text have no order
 
     return lambda nodes: [i for i in _children(nodes, "*") if holds(i)]
 

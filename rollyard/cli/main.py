@@ -1,4 +1,4 @@
-"""The entry point: maps commands to modules. A command's module is imported on use, so that help is instant."""
+"""The entry point: maps commands to modules. A command's module is imported when the command is used, so help is fast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
     "wait": ("objects", "Wait until a condition holds, or an object is gone."),
     "weights": ("weights", "Show or change the weights that an InferencePool serves."),
 }
-"""Command -> module of this package, and its line in the help; the function in the module has the name of the command."""
+"""Command -> module of this package, and the command's line in the help. The module's function has the command's name."""
 
 
 class _Lazy(click.Group):

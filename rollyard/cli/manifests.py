@@ -1,7 +1,7 @@
 """Manifests from files, folders or standard input.
 
-A relative path in a manifest is relative to the manifest's file. On standard input each path must be absolute, as in
-all other clients of the API, because there is no file.
+A relative path in a manifest is relative to the manifest's file. On standard input there is no file, so each path must
+be absolute, as in all other clients of the API.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ENDINGS = {".yaml", ".yml", ".json"}
 
 
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
-    """Read every object, in order; `namespace` applies to objects without one.
+    """Read every object, in order; `namespace` applies to objects that name none.
 
-    Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, not text or empty.
+    Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, not text, or empty.
     """
     found: list[KindObject] = []
     for name in names:

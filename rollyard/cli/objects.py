@@ -23,7 +23,7 @@ from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 2.0
-"""Seconds after which a wait first prints its reason, and the least time until it prints the next one."""
+"""Seconds after which a wait first prints its reason, and the shortest time between two such lines."""
 _OF_POOLS = ("ready", "updated")
 
 
@@ -269,8 +269,8 @@ def _deleted(obj: KindObject | None) -> bool:
 def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
     """Return whether a condition has this status at the object's generation.
 
-    Raises NotFound for an object that is gone, NoProgress for a pool that cannot become Ready or Updated without a
-    change.
+    Raises NotFound for an object that is gone, NoProgress for a pool that needs a change before it can be Ready or
+    Updated.
     """
     if obj is None:
         raise NotFound("the object was deleted during the wait")
@@ -289,7 +289,7 @@ def _current_conditions(obj: KindObject | None) -> list[Condition]:
 
 
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
-    """Describe the awaited conditions: the false ones, or that the object has none of them."""
+    """Describe the awaited conditions that are false; say so if the object has none of them yet."""
     current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:

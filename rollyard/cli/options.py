@@ -22,16 +22,16 @@ Run = Callable[..., Coroutine[Any, Any, None]]
 RETRY_SECONDS = 4.0
 """Time for which a command waits for an unreachable server; a restart takes a second or two."""
 START_SECONDS = 20.0
-"""Time for which the first command of a script waits for a server that was started just before."""
+"""Time for which the first command of a script waits for a server that has just been started."""
 
 
 def with_client(command: Run) -> Callable[..., None]:
-    """Turn a command into one with --kubeconfig and --namespace, which gets a client as first argument."""
+    """Turn a function into a command with --kubeconfig and --namespace. The function gets a client as first argument."""
     return _with_client(command, starts=False)
 
 
 def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
-    """Do as `with_client` for a command that may follow `rollyard serve &`: it first waits until the server answers."""
+    """Do the same for a command that may follow `rollyard serve &`: it first waits until the server answers."""
     return _with_client(command, starts=True)
 
 
@@ -57,7 +57,7 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
 
 
 async def _wait_for_server(kubeconfig: Path | None) -> None:
-    """Wait for the server's first answer; read the kubeconfig again each time, because a new server writes it.
+    """Wait for the server's first answer. Read the kubeconfig again each time, because a new server writes it.
 
     Raises BadRequest, Unavailable after START_SECONDS.
     """
@@ -104,8 +104,7 @@ def kinds_of(word: str) -> list[type[KindObject]]:
 
 
 def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
-    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name: otherwise a command could silently do
-    nothing."""
+    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name: the command would silently do nothing."""
     if keys := kind_and_names(words, namespace)[1]:
         return keys
     raise click.UsageError("name an object: KIND NAME or KIND/NAME")

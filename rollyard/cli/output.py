@@ -51,7 +51,7 @@ class Table:
         self._widths: list[int] = []
 
     def lines(self, objects: Sequence[KindObject]) -> list[str]:
-        """Return the next rows, with the header before the first of them."""
+        """Return the next rows, with the header before the first row of all."""
         now, rows = datetime.now(UTC), list[list[str]]()
         if not self._widths:
             rows.append([*(["NAMESPACE"] if self._namespaces else []), *(c.name for c in self._columns)])
@@ -64,7 +64,7 @@ class Table:
 
 
 def widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[int]:
-    """Return the width of each column in characters; no column is narrower than in `least`."""
+    """Return the width of each column in characters; `least` has the narrowest widths."""
     found = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
     return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 

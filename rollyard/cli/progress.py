@@ -1,4 +1,4 @@
-"""Progress of rollouts until they end: counts for each state, and the reasons for waiting."""
+"""Progress of rollouts until they end: numbers for each state, and the reasons for waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
 class ProgressLine:
-    """A line that is updated on a terminal; elsewhere a new line for each change of the reason for waiting."""
+    """A line that is updated in place on a terminal. Elsewhere a new line is printed when the reason for waiting changes."""
 
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:
         self._client, self._namespace, self._pool = client, namespace, pool
@@ -66,9 +66,9 @@ class ProgressLine:
 
 
 def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
-    """Return (key of a reason, its sentence) for the most common reason; empty texts for none.
+    """Return (key of a reason, its sentence) for the most common reason; empty texts if there is none.
 
-    Sentences with the same key differ in their time, and in the position in the queue.
+    Sentences with the same key differ only in a time, or in the position in the queue.
     """
     by_word: dict[str, list[str]] = {}
     for text in waiting:
@@ -86,7 +86,7 @@ async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory
     while True:
         try:
             view, trajectory = await client.rollout(id, namespace, wait=0.3)
-        except Unavailable as error:  # the server is away for longer than a call waits
+        except Unavailable as error:  # the server is away for longer than a call retries
             missed += 1
             said = _print_state(said, f"rollout/{id}: {error}" if missed == 1 else said)
             continue

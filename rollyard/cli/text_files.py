@@ -24,9 +24,9 @@ def read_text(name: str) -> str:
 
 
 def _standard_input() -> bytes:
-    """Read all of it. Ctrl-C ends the read: asyncio's own handler only marks the task, which is blocked here."""
+    """Read all of it. Ctrl-C ends the read: with asyncio's handler Ctrl-C would only mark the task, which is blocked here."""
     before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # not callable where it is ignored, as in a shell's background
+    if callable(before):  # in the background of a shell the signal is ignored, and there is no handler to call
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""The tables of `rollyard top` as lines of text: pools, each with its endpoints below it."""
+"""The tables of `rollyard top` as lines of text: pools, with their endpoints below each."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OPTIONAL_COLUMNS = [
     "RUNNING",
     "WEIGHTS",
 ]
-"""Columns that are left out on a narrow terminal, in this order."""
+"""Columns to leave out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""The last column is cut to this number of characters before another column is left out."""
+"""The last column is cut to this number of characters before any column is left out."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
-"""Characters shown of a checksum: enough to distinguish two."""
+"""Number of characters of a checksum that are shown: enough to distinguish two."""
 UNKNOWN = "-"
 
 
@@ -44,10 +44,10 @@ class Line:
 
 
 def lines(top: TopView, height: int | None = None, width: int | None = None) -> list[Line]:
-    """Return the lines for these pools; none for no pools.
+    """Return the lines for these pools; none if there are no pools.
 
-    `height` and `width` are those of the terminal, in characters. Endpoints and columns that do not fit are left out;
-    a line tells how many endpoints these are, and which columns.
+    `height` and `width` are those of the terminal, in characters. Endpoints and columns that do not fit are left out. A
+    line names the columns that are left out, and the number of endpoints.
     """
     serving, running = top.inference_pools, top.rollout_pools
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
@@ -66,7 +66,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
 def _endpoint_rows(
     serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop], height: int | None
 ) -> int | None:
-    """Return the number of endpoint lines for each pool; None when all fit."""
+    """Return how many endpoint lines each pool may have; None if all fit."""
     rest = 1 + len(serving) + (2 + len(running) if running else 0)
     if height is None or rest + sum(len(pool.endpoints) for pool in serving) <= height:
         return None
@@ -89,7 +89,7 @@ def _inference_lines(
 
 
 def _most_relevant(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
-    """Return all endpoints, or the most relevant ones: first those that are not ready, then the busiest."""
+    """Return all endpoints if there is room, else the most relevant: those that are not ready, then the busiest."""
     if room is None or len(endpoints) <= room:
         return endpoints
     return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]
@@ -105,7 +105,7 @@ def _style_rows(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int
 
 
 def _fit_columns(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
-    """Return the rows with the columns that fit, and the names of the others."""
+    """Return the rows with the columns that fit, and the names of the columns that do not."""
     if width is None:
         return rows, []
     header, left_out = rows[0], list[str]()

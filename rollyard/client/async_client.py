@@ -37,7 +37,7 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
-"""Short, because requests are held up meanwhile."""
+"""Short, because requests of agents wait meanwhile."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
@@ -56,8 +56,8 @@ class AsyncClient:
     ) -> None:
         """Raises BadRequest when no server is known.
 
-        `warn`: called with the server's warnings, such as that a pool could not be checked, and when a call waits for
-        the server. `retry_seconds`: time for which a call waits for an unreachable server.
+        `warn`: called with the server's warnings (for example that a pool could not be checked), and when a call waits
+        for the server. `retry_seconds`: time for which a call waits for an unreachable server.
         """
         self.context = context or load_context(kubeconfig)
         self._http = ServerConnection(self.context, warn=warn, retry_seconds=retry_seconds)
@@ -71,7 +71,7 @@ class AsyncClient:
         await self._http.close()
 
     async def server_version(self) -> str:
-        """Return the server's version. Raises Unavailable when none answers."""
+        """Return the server's version. Raises Unavailable when no server answers."""
         return str((await self._http.json("GET", "/version"))["gitVersion"])
 
     # objects
@@ -89,7 +89,7 @@ class AsyncClient:
         return [parse_object(item) for item in body["items"]], body["metadata"]["resourceVersion"]
 
     async def apply(self, obj: KindObject, *, dry_run: bool = False) -> tuple[Change, KindObject]:
-        """Create the object, or update it; fields that an earlier apply set and this one omits are removed.
+        """Create or update the object. Fields that an earlier apply set, and this one omits, are removed.
 
         The earlier manifest is stored in kubectl's own annotation, so both tools can be used on one object.
         """
@@ -176,7 +176,7 @@ class AsyncClient:
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
-        """Begin an update, or join the same one; returns once it is on disk.
+        """Begin an update, or join it if it has begun; return once it is on disk.
 
         Raises Conflict for a version that already names other weights, Invalid when the engines cannot be updated,
         NotFound.
@@ -185,7 +185,7 @@ class AsyncClient:
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
 
     async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus:
-        """Wait until the update to this version is done, failed, or superseded by another. Has no limit of its own."""
+        """Wait until the update to this version is done, has failed, or is superseded by another. There is no time limit."""
         backoff = Backoff()
         while True:
             try:
@@ -206,16 +206,16 @@ class AsyncClient:
         update: WeightsUpdate,
         send: Callable[[Sequence[WeightsReceiver]], Awaitable[None]],
     ) -> WeightsStatus:
-        """Begin an update with `transfer` and move the weights into every waiting engine, until the update has ended.
+        """Begin an update with `transfer`, and move the weights into every waiting engine until the update has ended.
 
         `send` is called with the engines that wait together: all of a pool in modes Pause and Abort, a quarter in
-        Drain. An ApiError that it raises is logged and `send` is called again; an engine that never gets weights
-        this way reads the folder. Raises the errors of `update_weights`.
+        Drain. If it raises an ApiError, the error is logged and `send` is called again. An engine that never gets
+        weights this way reads the folder. Raises the errors of `update_weights`.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
             waiting = set(last.receivers)
-            sent &= waiting  # an engine that is listed again was restarted meanwhile
+            sent &= waiting  # an engine that is listed again has restarted meanwhile
             try:
                 if new := sorted(waiting - sent):
                     await send([WeightsReceiver(self._http, _weights_path(namespace, pool), id) for id in new])
@@ -262,7 +262,7 @@ class AsyncClient:
             except NotFound:
                 if position is None:
                     raise
-                return  # it ended and was removed while the server could not be reached
+                return  # the allocation ended and was removed while the server could not be reached
             await backoff.wait()
 
     # rollouts
@@ -287,7 +287,7 @@ class AsyncClient:
         )
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
-        """Wait until the rollout has ended, without a limit, also while the server cannot be reached. Raises NotFound.
+        """Wait until the rollout has ended, however long, also while the server cannot be reached. Raises NotFound.
 
         Set a limit around the call if you need one, such as `asyncio.timeout`.
         """
@@ -296,7 +296,7 @@ class AsyncClient:
             try:
                 _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
-                if str(error) != said:  # an hour without a server is one log line, not a thousand
+                if str(error) != said:  # one log line for the same error, however long it lasts
                     said = str(error)
                     log.warning("still waiting for rollout %s: %s", id, error)
                 await backoff.wait(error.retry_after or 0)
@@ -331,7 +331,7 @@ class AsyncClient:
         return counts
 
     async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
-        """Cancel a rollout, which is terminal at once; an ended one stays unchanged. Raises NotFound."""
+        """Cancel a rollout. It is terminal at once; a rollout that has ended stays unchanged. Raises NotFound."""
         return RolloutView.model_validate(
             await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
         )
@@ -362,11 +362,11 @@ class AsyncClient:
     async def open_session(
         self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0
     ) -> SessionOpened:
-        """Open a session; return its URL for model calls and its key. A request without an id gets one here.
+        """Open a session; return its URL for model calls and its key. If the request has no id, it gets one here.
 
-        `wait`: seconds to wait for an endpoint; a pool that has none yet needs minutes. The session counts as demand
-        meanwhile.
-        Raises Invalid, Conflict for an id of a different session, TooManyRequests, Unavailable without an endpoint.
+        `wait`: seconds to wait for an endpoint. A pool without an endpoint may need minutes; the session counts as
+        demand meanwhile. Raises Invalid, Conflict for an id of a different session, TooManyRequests, Unavailable
+        without an endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
         backoff, loop = Backoff(), asyncio.get_running_loop()
@@ -386,7 +386,7 @@ class AsyncClient:
         return SessionRecord.model_validate(await self._http.json("GET", f"/v1/sessions/{id}"))
 
     async def close_session(self, id: str) -> SessionRecord:
-        """Close the session, which refuses later calls; return the trajectory. Raises NotFound, Expired."""
+        """Close the session; return the trajectory. Later calls of the session are refused. Raises NotFound, Expired."""
         return SessionRecord.model_validate(await self._http.json("POST", f"/v1/sessions/{id}/close"))
 
     def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
@@ -395,7 +395,7 @@ class AsyncClient:
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield lines of any length: a trajectory exceeds the limit of aiohttp's own reader."""
+    """Yield lines of any length: a trajectory is longer than aiohttp's own line reader allows."""
     rest = b""
     async for chunk in answer.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

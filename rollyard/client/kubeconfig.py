@@ -18,21 +18,21 @@ VARIABLE = "ROLLYARD_KUBECONFIG"
 
 @dataclass(frozen=True)
 class Context:
-    """One server, one identity."""
+    """One server and one identity."""
 
     url: str
     ca_pem: str | None
     token: str
     namespace: str
     endpoint_file: Path | None
-    """`endpoint.json` beside the kubeconfig: newer than the URL in it after the server has moved."""
+    """`endpoint.json` beside the kubeconfig. After the server has moved, it is newer than the URL in the kubeconfig."""
 
     def current_url(self) -> str:
         if self.endpoint_file is not None:
             try:
                 return EndpointFile.model_validate_json(self.endpoint_file.read_bytes()).url
             except (OSError, ValueError):
-                pass  # no server has written it in this folder: use the kubeconfig alone
+                pass  # no server has written `endpoint.json` in this folder: use the kubeconfig alone
         return self.url
 
     def tls(self) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""Requests to the API: errors become exceptions, safe calls are retried, always at the server's current address."""
+"""Requests to the API. Errors become exceptions, safe calls are retried, and every call uses the server's current address."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class ServerConnection:
         repeat: bool = True,
         seconds: float = REQUEST_SECONDS,
     ) -> Any:
-        """Return the JSON answer. `repeat`: the call may safely be made twice, so it is repeated when the answer is
-        lost.
+        """Return the JSON answer. `repeat`: if the answer is lost, the call is repeated, because it may safely be made
+        twice.
 
-        `body`: bytes unchanged, anything else as JSON. `seconds`: limit of one attempt.
+        `body`: bytes are sent unchanged, anything else as JSON. `seconds`: limit of one attempt.
 
         Raises ApiError; Unavailable when the server stays away or overloaded.
         """
@@ -89,15 +89,15 @@ class ServerConnection:
     async def stream(
         self, path: str, query: Mapping[str, str], *, silence: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Return a long answer as a stream; it ends when the server moves, or is silent for `silence` seconds.
+        """Return a long answer as a stream. It ends when the server moves, or sends nothing for `silence` seconds.
 
-        Raises ApiError for an error status; ClientError or TimeoutError, here and from a read, when it breaks off.
+        Raises ApiError for an error status; ClientError or TimeoutError, here or at a read, when the stream breaks.
         """
         at = await self._url()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
             answer = await self._session.get(at + path, params=query, timeout=timeout)
-        # No time limit here: it would cancel the reader's own work between two reads.
+        # No time limit here: a limit would also cancel the work of the reader between two reads.
         async with answer, running(self._cut_when_moved(at, answer.close)):
             await self._check(answer)
             yield answer
@@ -132,7 +132,7 @@ class ServerConnection:
 
 
 def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:
-    if isinstance(body, bytes):  # in pieces: one large write would block the loop
+    if isinstance(body, bytes):  # sent in pieces: one large write would block the loop
         return aiohttp.payload.BytesIOPayload(BytesIO(body), content_type=content_type)
     return None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BlockingWeightsReceiver:
-    """A `WeightsReceiver` for programs without an event loop; may be called from several threads at once."""
+    """A `WeightsReceiver` for programs without an event loop. Several threads may call it at once."""
 
     receiver: WeightsReceiver
     loop: asyncio.AbstractEventLoop
@@ -91,7 +91,7 @@ class Client:
         return self._run(self._client.weights(namespace, pool))
 
     def update_weights(self, namespace: str, pool: str, update: WeightsUpdate, *, wait: bool = False) -> WeightsStatus:
-        """Begin an update; with `wait`, return when it has ended, whether it succeeded or not."""
+        """Begin an update. With `wait`, return when it has ended, whether it succeeded or not."""
         begun = self._run(self._client.update_weights(namespace, pool, update))
         return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
 

@@ -15,14 +15,14 @@ CALL_SECONDS = 600.0
 class WeightsReceiver:
     http: ServerConnection
     weights_path: str
-    """The `weights_path` of its pool."""
+    """Path of the pool's weights in the API."""
     id: str
     """namespace/allocation."""
 
     async def call(self, route: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Make one call of a transfer, such as `update_weights`, and return its JSON.
 
-        The routes and bodies are vLLM's; the embedded engine has them too, and also accepts bytes of safetensors.
+        The routes and bodies are vLLM's. The embedded engine has them too, and also accepts bytes of safetensors.
         Raises Conflict when the engine no longer waits, ApiError with the engine's message when it refuses.
         """
         path = f"{self.weights_path}/endpoints/{self.id.rpartition('/')[2]}/{route}"

@@ -1,7 +1,7 @@
-"""Objects that were created or deleted and whose events have not arrived yet.
+"""Objects that were created or deleted, and whose events have not arrived yet.
 
-An owner with open expectations is read from an old copy; acting on it would do the same thing twice. An expectation
-that is not met in time lapses: a missed event must not stop an owner for ever (Kubernetes,
+While an owner has open expectations, its local copy is old, and acting on the copy would repeat the change. An
+expectation lapses after some time: a missed event must not stop an owner for ever (Kubernetes,
 pkg/controller/controller_utils.go).
 """
 
@@ -38,7 +38,7 @@ class Expectations:
         entry.changes.add(change)
 
     def observed(self, owner: Hashable, change: Change) -> None:
-        """Close an expectation: the change's event arrived, or its call failed and no event will come."""
+        """Close an expectation: the change's event has arrived, or its call failed and no event will come."""
         entry = self._open.get(owner)
         if entry is None:
             return
@@ -47,7 +47,7 @@ class Expectations:
             del self._open[owner]
 
     def remaining(self, owner: Hashable) -> float:
-        """Seconds until the owner's open expectations lapse; 0 when there are none."""
+        """Return the seconds until the owner's open expectations lapse; 0 if there are none."""
         entry = self._open.get(owner)
         if entry is None:
             return 0.0

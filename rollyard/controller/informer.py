@@ -1,7 +1,7 @@
-"""A local copy of all objects of one kind, kept by list and watch; it calls handlers on each change.
+"""A local copy of all objects of one kind, kept by list and watch. It calls handlers on each change.
 
-The copy lags behind the store by a moment. This is safe: every write carries the resourceVersion of the object that
-the decision was based on, and after a create or delete the controllers wait until the copy shows it (`expectations`).
+The copy lags behind the store by a moment. This is safe for two reasons. Every write carries the resourceVersion on
+which the decision was based. After a create or delete, controllers wait until the copy shows it (`expectations`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Informer(Generic[T]):
         return list(self._objects.values())
 
     def of(self, owner: str) -> Sequence[T]:
-        """Objects that belong to `owner`. The time does not grow with the number of other objects."""
+        """Objects that belong to `owner`. The look-up takes no longer when there are many other objects."""
         return list(self._owned.get(owner, {}).values())
 
     async def run(self) -> None:
-        """Follow the store for ever: after a failure from the version read last, after a gap from a new list."""
+        """Follow the store for ever. After a failure continue from the version read last; after a gap begin with a new list."""
         since: str | None = None
         while True:
             try:

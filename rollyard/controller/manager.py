@@ -1,7 +1,7 @@
 """The manager runs controllers: informers put keys into queues, workers take them, one function handles all outcomes.
 
-A reconcile request is only a key. The reconciler reads everything, plans, acts and writes status; after a failure the
-key is queued again.
+A reconcile request is only a key. The reconciler reads everything, plans, acts, and writes the status. After a failure
+the key is queued again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ WORKERS = 4
 RESYNC_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 120.0
 TERMINAL = (BadRequest, Forbidden, Invalid, TooLarge)
-"""Errors of the request itself: the same request would fail the same way."""
+"""Errors of the request itself: the same request would fail in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing to do until something changes."""
+    """There is nothing to do until something changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueAfter:
-    """Nothing went wrong; reconcile once more after this time."""
+    """No error occurred; the key is to be reconciled once more after this time."""
 
     seconds: float
 
@@ -48,7 +48,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The attempt failed, and every further one would fail too, until somebody changes something."""
+    """The attempt failed, and so would every other one until somebody changes something."""
 
     error: RollyardError
 
@@ -62,13 +62,13 @@ class Reconciler(Protocol):
         ...
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """Write a condition for the user: there will be no retry."""
+        """Write a condition for the user, because there will be no retry."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One kind: its queue and its reconciler."""
+    """The queue and the reconciler of one kind."""
 
     kind: str
     reconciler: Reconciler
@@ -77,7 +77,7 @@ class Controller:
 
 
 class Manager:
-    """Owner of informers, workers, the resync ticker and other background tasks."""
+    """Owner of informers, workers, the periodic resync and other background tasks."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Manager:
         self._resync_seconds = resync_seconds
 
     def add(self, key: ObjectKey, after_seconds: float = 0.0) -> None:
-        """Queue a key for reconciling; a kind without a controller is no error."""
+        """Queue a key for reconciling. A key of a kind without a controller is ignored."""
         for controller in self._controllers:
             if controller.kind == key.kind:
                 controller.queue.add_after(key, after_seconds)

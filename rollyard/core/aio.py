@@ -1,13 +1,13 @@
 """Primitives for waiting and notifying on the event loop, shared by every process of Rollyard.
 
-They stand here once because asyncio has traps where a wait may end in two ways at the same turn of the loop:
+They avoid traps of asyncio, most of which occur when a wait may end in two ways in the same iteration of the loop:
 
-- `asyncio.wait_for` returns normally when its caller is cancelled at the turn at which the awaited thing comes
-  (github.com/python/cpython/issues/86296, mended in Python 3.12). A loop that is ended by cancelling it then goes on
-  for ever.
-- `asyncio.timeout` raises TimeoutError where its time is up at the turn at which the awaited thing comes: the event
-  is set, and the exception claims the opposite.
-- `asyncio.wait` ends no task: a task that it did not wait for runs on, also when its caller is cancelled.
+- `asyncio.wait_for` returns normally if its caller is cancelled in the iteration in which the awaited result arrives
+  (github.com/python/cpython/issues/86296, fixed in Python 3.12). The cancellation is lost, so a loop that is ended by
+  a cancellation runs for ever.
+- `asyncio.timeout` raises TimeoutError if its time is up in the iteration in which the awaited result arrives: the
+  event is set, but the exception denies it.
+- `asyncio.wait` ends no task: unfinished tasks run on, also when its caller is cancelled.
 - An `asyncio.Event` that is cleared after the work, and not before it, loses a `set` made during the work.
 """
 

@@ -1,4 +1,4 @@
-"""Limit on the bytes of callers' requests in memory: a request without room waits until an earlier call has ended."""
+"""Limit on the bytes of callers' requests in memory. A request without room waits until an earlier call has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 class ByteBudget:
     def __init__(self, most: int, within: ByteBudget | None = None) -> None:
-        """`most`: bytes at once; a single request may have more. `within`: an outer budget that must have room too."""
+        """`most`: bytes at once; a single request may exceed this. `within`: an outer budget that must have room too."""
         self._most = most
         self._within = within
         self._reserved = 0
@@ -18,7 +18,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserve so many bytes for the block; first come, first served."""
+        """Reserve this many bytes for the block, in the order of the calls."""
         async with AsyncExitStack() as stack:
             async with self._waiting:
                 while self._reserved and self._reserved + size > self._most:

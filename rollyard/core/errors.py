@@ -8,44 +8,44 @@ RollyardError
 │   ├── NotFound             404
 │   ├── MethodNotAllowed     405
 │   ├── RequestTimeout       408  the body stopped arriving
-│   ├── Conflict             409  written on an older version; read again and repeat
+│   ├── Conflict             409  the object has changed since it was read; read it again and repeat
 │   │   ├── AlreadyExists    409
 │   │   └── Fenced           409  the caller's lease or binding was given to another; it must stop
 │   ├── Expired              410  the resourceVersion or cursor is too old; list again
 │   ├── TooLarge             413
 │   ├── UnsupportedMediaType 415
-│   ├── Invalid              422  names each wrong field and what one can write instead
-│   │   └── TemplateUnusable 422  a model's tokenizer or chat template will not do, whatever the conversation
-│   ├── Incompatible         426  the caller's release and this one do not work together; update the one that it names
+│   ├── Invalid              422  names each wrong field and a correct value
+│   │   └── TemplateUnusable 422  a model's tokenizer or chat template cannot be used for any conversation
+│   ├── Incompatible         426  the caller's release and this one do not work together; the message names the one to update
 │   ├── TooManyRequests      429
 │   └── Unavailable          503  try again later (a full disk, a server that is stopping)
 │       └── Superseded       503  another server has the data folder now; this one must stop
 ├── SlurmError
 │   ├── SlurmUnreachable     no answer: nothing is known, so nothing may be concluded
-│   └── SubmitRefused        Slurm said no; its words are the message
-├── NodeFault                this node failed at it; another attempt may not: leads to a retry, then InfraFailed
+│   └── SubmitRefused        Slurm refused the submit; its words are the message
+├── NodeFault                this node failed, another attempt may succeed: leads to a retry, then InfraFailed
 │   └── StageTimeout         a stage's budget ran out for a reason that is not the agent's
-├── SandboxError             ours, never the agent's: leads to a retry, then InfraFailed
+├── SandboxError             a failure of ours, never of the agent: leads to a retry, then InfraFailed
 │   ├── SandboxStartFailed
-│   ├── SandboxLost          it died under a rollout
+│   ├── SandboxLost          the sandbox ended during a rollout
 │   └── ImageNotFound        no retry will help
 ├── EndpointError            a model server failed; the rollout goes on elsewhere
 │   ├── EndpointLost         connection, 5xx or time-out
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
-│       └── AnswerRefused    by us: an endpoint's answer that cannot be trained on
-├── NoEndpoint               none was ready for too long: the rollout is handed back, at no cost to it
-├── NoProgress               a pool does not come to what is waited for unless somebody changes something
+│       └── AnswerRefused    refused by us: the endpoint's answer cannot be trained on
+├── NoEndpoint               no endpoint was ready for too long: the rollout is handed back without a charge
+├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
 ├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
 ├── GatewayError             an error in the shape of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
 ├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed where nothing was sampled yet
 │   └── PromptTooLong        the endpoint reported it (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
     ├── NothingSampled       RUN ended without one sampled token: there is nothing to score
-    └── HandlerFailed        the task handler's code raised an exception of its own, or returned what it may not
+    └── HandlerFailed        the task handler's code raised another exception, or returned a wrong value
 
-Outside the tree are exceptions that no caller of their folder sees: the code beside them turns each into a result, a
-reason or an error of the tree. Their names, by folder:
+Outside the tree are exceptions that do not leave their folder: the folder's own code turns each into a result, a reason
+or an error of the tree. Their names, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, UpdateRefused, WrongWeights
@@ -86,7 +86,7 @@ class ApiError(RollyardError):
         super().__init__(message)
         self.causes = tuple(causes)
         self.retry_after = retry_after
-        """Seconds after which a repetition makes sense; None where it does not."""
+        """Seconds after which a repetition makes sense; None if it makes none."""
 
 
 class BadRequest(ApiError):
@@ -242,7 +242,7 @@ class ContextExceeded(RollyardError):
     def __init__(self, message: str, *, context: int | None = None) -> None:
         super().__init__(message)
         self.context = context
-        """Tokens that fit, answer included, where that is known."""
+        """Number of tokens that fit, answer included; None if unknown."""
 
 
 class TaskError(RollyardError):
@@ -258,9 +258,9 @@ class HandlerFailed(TaskError):
 
 
 def connection_failure_text(error: BaseException) -> str:
-    """Name and cause of a failed connection, on one line.
+    """Return name and cause of a failed connection on one line.
 
-    aiohttp writes the host, the port and the representation of its `ssl` argument into the text of a failed connection.
+    aiohttp's own text also has the host, the port and the representation of its `ssl` argument.
     """
     cause = getattr(error, "os_error", error)
     if isinstance(cause, OSError) and (cause.errno or 0) > 0 and not hasattr(cause, "reason"):

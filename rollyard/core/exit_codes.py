@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 REPLACED_EXIT = 3
-"""Another process has taken this one's place: a later server its data, a later job its allocation. It is not started again."""
+"""Another process has taken this one's place: a later server its data, a later job its allocation. It is not restarted."""
 
 
 def exit_code_text(code: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def apptainer_programs(cache: Path) -> list[tuple[str, str]]:
-    """(name, program) of each possible place, best first: $ROLLYARD_APPTAINER, PATH, our own private installation."""
+    """Return (name, program) of each possible place, best first: $ROLLYARD_APPTAINER, PATH, our own private installation."""
     found = [
         ("apptainer", os.environ.get("ROLLYARD_APPTAINER")),
         ("apptainer", shutil.which("apptainer")),

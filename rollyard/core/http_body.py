@@ -1,4 +1,4 @@
-"""Bodies that callers send: requested only when they are read, unpacked within a limit."""
+"""Bodies that callers send. A body is requested only when it is read, and unpacked within a limit."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from aiohttp import hdrs, web
 from rollyard.core.errors import BadRequest, TooLarge, UnsupportedMediaType
 
 _STEP = 1 << 20
-"""Bytes unpacked in one call."""
+"""Number of bytes unpacked in one call."""
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def continue_on_demand(_: web.Request) -> None:
-    """An `expect_handler` that sends nothing; `send_continue` sends `100 Continue`, unless the caller is refused."""
+    """An `expect_handler` that sends nothing. `send_continue` sends `100 Continue` later, unless the caller is refused."""
 
 
 async def send_continue(request: web.Request) -> None:
     """Send `100 Continue` to a caller that waits for it. Call it once, before the first read."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the response's headers are still to come
+        request.writer.output_size = 0  # not counted as the begin of a response
 
 
 def encoding_of(header: str | None) -> str | None:
-    """The one encoding that a Content-Encoding header names; None for plain bytes. Raises UnsupportedMediaType."""
+    """Return the one encoding that a Content-Encoding header names; None for plain bytes. Raises UnsupportedMediaType."""
     named = (header or "").strip().lower()
     if named in ("", "identity"):
         return None

@@ -13,7 +13,7 @@ SYSTEM_CACHE = Path("/var/cache/rollyard")
 def node_cache() -> Path:
     """This node's folder for files that many sandboxes share: ${ROLLYARD_CACHE:-~/.cache/rollyard}.
 
-    For root, where the sandboxes' account cannot reach that folder, it is /var/cache/rollyard.
+    For root it is /var/cache/rollyard if the sandboxes' account cannot reach that folder.
     """
     chosen = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
     if os.geteuid() != 0:

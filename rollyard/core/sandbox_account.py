@@ -1,8 +1,8 @@
-"""Account that sandboxes run as: never root.
+"""The account that sandboxes run as, which is never root.
 
-A sandbox started by root, user namespace or not, has root's uid towards the host: the kernel does not count its
+A sandbox that root starts, with or without a user namespace, has root's uid for the host: the kernel does not count its
 processes against a limit, and lets it write to /proc/sys. So root starts its sandboxes as `nobody`. That user must be
-able to reach the sandboxes' files, which decides where the node's cache lies.
+able to reach the sandboxes' files; the place of the node's cache depends on this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_reach(self, path: Path) -> bool:
-        """Whether this account may pass every folder above `path` and read all below it, judged by file modes."""
+        """Whether this account may enter every folder above `path` and read everything below it, judged by file modes."""
         if self.uid == os.geteuid():
             return os.access(path, os.R_OK)
         resolved = path.resolve()

@@ -46,7 +46,7 @@ class _JsonLines(logging.Formatter):
 
 
 def set_up_logging(level: str = "INFO") -> None:
-    """Set up logging at a process's entry point: everything to stderr, one JSON object a line."""
+    """Set up logging at a process's entry point: all of it to stderr, as one JSON object a line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Generator of each kind's CRD: structural schema, printer columns, subresources.
+"""Generates each kind's CRD: structural schema, printer columns, subresources.
 
 Run it with `python -m rollyard.crds_yaml.generate`.
 """
@@ -35,7 +35,7 @@ _AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"
 
 
 def crd(kind: type[KindObject]) -> dict[str, Any]:
-    """The CustomResourceDefinition (apiextensions.k8s.io/v1) of a kind."""
+    """Return the CustomResourceDefinition (apiextensions.k8s.io/v1) of a kind."""
     schema = kind.model_json_schema(by_alias=True)
     definitions = schema.get("$defs", {})
     parts = {name: structural(schema["properties"][name], definitions) for name in ("spec", "status")}
@@ -73,7 +73,7 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
 
 
 def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema without references and unions, which Kubernetes calls structural. `null` in a union becomes `nullable`."""
+    """Return the schema without references and unions, as Kubernetes requires (structural). A union with null is `nullable`."""
     if "$ref" in schema:
         target = definitions[schema["$ref"].rpartition("/")[2]]
         return structural({**target, **{k: v for k, v in schema.items() if k != "$ref"}}, definitions)

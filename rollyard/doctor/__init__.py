@@ -1,1 +1,1 @@
-"""Probes of a site: real actions, each with what to change where it fails."""
+"""Probes of a site: real actions, and for each failure a remedy."""

@@ -1,4 +1,4 @@
-"""Probes the folder meant for `serve --data`: whether the store works there, and whose clock stamps its files."""
+"""Probes the folder for `serve --data`: whether the store works there, and which machine's clock stamps its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding
 
 SKEW_SECONDS = 2.0
-"""Tolerated difference of clocks; beyond it a token may look expired or a lease too old by one of the clocks."""
+"""Tolerated difference of clocks. Beyond it, by one of the clocks a token may look expired, or a lease too old."""
 
 
 def data(folder: Path) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def _file_clock(folder: Path) -> Finding:
 
 
 def clocks(what: str, ahead: float, whose: str) -> Finding:
-    """Compare clocks. `ahead`: seconds by which that clock is ahead of this machine's."""
+    """Compare clocks. `ahead`: seconds by which the other clock is ahead of this machine's."""
     if abs(ahead) <= SKEW_SECONDS:
         return Finding("OK", what, f"within {max(0.1, abs(ahead)):.1f} s of this machine's")
     way = "ahead of" if ahead > 0 else "behind"

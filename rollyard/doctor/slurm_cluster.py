@@ -31,13 +31,13 @@ def cluster() -> Iterator[Finding]:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
     yield _describe_site(driver, site, seconds)
-    if config := _config():  # slurmrestd may be the only interface, without commands
+    if config := _config():  # a site may have slurmrestd only, without Slurm's commands
         yield from check_config(config)
     yield from _association_limits()
 
 
 async def _detect_driver() -> tuple[str, Site, float]:
-    """Return the driver, with the reasons against better ones; its site; the seconds for one reading of the queue."""
+    """Return the driver, with the reasons against better ones; its site; the seconds that one reading of the queue took."""
     driver, others = await slurm_driver()
     try:
         site, began = await driver.site(), time.monotonic()
@@ -110,7 +110,7 @@ def _config() -> dict[str, str]:
 
 
 def _run(command: tuple[str, ...]) -> str:
-    """Run a command; empty without an answer: these are hints, and required features were probed before."""
+    """Run a command; return nothing without an answer. These are hints; required features were probed before."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -20,7 +20,7 @@ _SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
     "kernel/apparmor_restrict_unprivileged_userns": ("1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 }
-"""Switches below /proc/sys: (the value that forbids user namespaces, the remedy for an administrator)."""
+"""Switch below /proc/sys -> (the value that forbids user namespaces, the remedy for an administrator)."""
 
 
 def probes(scratch: Path) -> list[tuple[str, Probe]]:
@@ -80,7 +80,7 @@ def sandbox() -> Finding:
 
 
 def cgroups() -> Finding:
-    """Check that the memory of all processes of a job is limited together: our own limit is for each process."""
+    """Check that the memory of all processes of a job is limited together. Rollyard's own limit is for each process."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         file = "memory/memory.limit_in_bytes" if controllers == "memory" else "memory.max"
